@@ -1,7 +1,7 @@
 """Checks that algorithm, model, data and loss fit each other, made before any training."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fed.clients.data import FederatedData
@@ -17,6 +17,7 @@ __all__ = [
     "check_labels",
     "check_model",
     "check_state",
+    "check_targets",
     "made_by",
     "own_copy",
 ]
@@ -131,14 +132,10 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
         The data; those on demand hold each client that is read to these classes.
 
     Raises:
-        InvalidData: if a label is negative or too large, in memory, in the test set or on the first client on demand;
+        InvalidData: if a label is negative or too large, in memory, in a test set or on the first client on demand;
             the message names whose it is. Or if data on demand have more classes than the model.
     """
-    clients = data.clients[:1] if data.is_on_demand else data.clients
-    held = [(f"client {client!r}", data.read(client)) for client in clients]
-    if data.test is not None:
-        held.append(("the test set", data.test))
-    for whose, (_, targets) in held:
+    for whose, targets in _targets(data):
         check_classes(targets, whose, classes, "for the model has as many outputs", are_labels=True)
     if not data.is_on_demand:
         return data
@@ -148,6 +145,34 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
             f"classes={data.classes}: give the model as many outputs as there are classes"
         )
     return data.labelled(classes)
+
+
+def check_targets(data: FederatedData, loss: Loss) -> None:
+    """Check that targets are such as a built-in loss takes.
+
+    Args:
+        data: whose targets.
+        loss: that says so.
+
+    Raises:
+        InvalidData: if some are not, in memory, in the test set or on the first client on demand.
+    """
+    fit, what = getattr(loss, "targets", (None, ""))
+    if fit is None:
+        return
+    for whose, targets in _targets(data):
+        if not fit(targets):
+            name = getattr(loss, "__name__", type(loss).__name__)
+            raise InvalidData(
+                f"targets of {whose} must be {what} for the loss {name}, got others: correct them, or use another loss"
+            )
+
+
+def _targets(data: FederatedData) -> Iterator[tuple[str, Tensor]]:
+    """The targets that are in memory, and whose they are; of clients on demand those of the first one."""
+    for client in data.clients[:1] if data.is_on_demand else data.clients:
+        yield f"client {client!r}", data.read(client)[1]
+    yield from ((whose, targets) for whose, (_, targets) in data.tests())
 
 
 def check_state(module: "nn.Module", precision: str) -> None:

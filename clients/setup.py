@@ -15,6 +15,7 @@ from fed.clients.checks import (
     check_labels,
     check_model,
     check_state,
+    check_targets,
     made_by,
     own_copy,
 )
@@ -27,7 +28,7 @@ from fed.clients.training.work_items import Recipe
 from fed.compression.codec import Codec
 from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
 from fed.compression.lossless import Zstd
-from fed.config.evaluation import ByClients, ByCoordinator
+from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
@@ -47,7 +48,7 @@ class Preparation:
     Attributes:
         streams: the run's.
         data: to train on: without what clients hold out, and held to the model's classes.
-        held_out: what clients score models on, where they do.
+        held_out: what clients score models on, where they do: their own test sets, or what they hold out.
         loss: that is minimised.
         metrics: of evaluation, by name.
         module: the first model.
@@ -87,6 +88,8 @@ class Preparation:
         evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
         if isinstance(evaluation, ByClients):
             self.data, self.held_out = held_out.for_each(self.data, evaluation.fraction, self.streams)
+        is_tested = isinstance(evaluation, ByCoordinator | ByBoth)
+        self.data = self.data.with_test_set() if is_tested else self.data
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
@@ -103,7 +106,7 @@ class Preparation:
             phases=self.phases,
             private=self.layout.private,
             read=self.data.read,
-            test=self.data.test if self.held_out is None else None,
+            test=self.data.test if is_tested else None,
             streams=self.streams,
             held_out=None if self.held_out is None else self.held_out.__getitem__,
         )
@@ -177,6 +180,7 @@ class Preparation:
             classes = check_model(tried, self.data, self.loss, self.metrics)
         if self.loss is cross_entropy:
             self.data = check_labels(self.data, classes)
+        check_targets(self.data, self.loss)
         check_state(module, experiment.local.precision)
         return module
 

@@ -25,7 +25,13 @@ from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.reports.population import described
 from fed.server.confusion import confusion_of
-from fed.server.evaluation import ClientScore, ScoringByCoordinator, scores_over_clients
+from fed.server.evaluation import (
+    ClientScore,
+    ScoringByCoordinator,
+    check_scored_by_both,
+    scores_of_both,
+    scores_over_clients,
+)
 from fed.server.federation import Coordinated, State
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -134,6 +140,8 @@ class Deployment:
         self._identities = identities
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
+        brings_test_set = self._data is not None and (self._data.test is not None or bool(self._data.client_tests))
+        check_scored_by_both(experiment, has_test_set=brings_test_set)
         evaluation = experiment.evaluation.make()
         # the share that clients hold out to score models; None: the coordinator scores them
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
@@ -259,12 +267,18 @@ class Deployment:
         recipe = prepared.recipe
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
 
+        def by_nodes() -> Scoring:
+            policy = federation.policy
+            limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
+            return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s), prepared.metrics)
+
         def begin_scoring() -> Scoring:
-            if self._held_out is not None:
-                policy = federation.policy
-                limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
-                return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s), prepared.metrics)
-            return ScoringByCoordinator(recipe, federation, executor).scores
+            if self._held_out is None:
+                return ScoringByCoordinator(recipe, federation, executor).scores
+            if recipe.test is None:
+                return by_nodes()
+            nodes, here = by_nodes(), ScoringByCoordinator(recipe, federation, executor, own=()).scores
+            return lambda: scores_of_both(here(), nodes())
 
         restore_memory = _free_memory(prepared.module)
         secure, fixed = self.experiment.secure_aggregation, federation.coordinator.message.fixed

@@ -11,6 +11,9 @@ from fed.clients.evaluation import Score
 from fed.clients.measures import Metrics, is_higher_better
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
+from fed.config.evaluation import ByBoth
+from fed.config.experiment import Experiment
+from fed.errors import InvalidData
 from fed.server.federation import Federation, State
 from fed.server.training_loop import Scores
 from fed.tensors import Tensor, torch
@@ -21,6 +24,8 @@ __all__ = [
     "ClientScore",
     "ScoringByClients",
     "ScoringByCoordinator",
+    "check_scored_by_both",
+    "scores_of_both",
     "scores_over_clients",
     "sizes_of_parts",
 ]
@@ -139,6 +144,30 @@ class ScoringByClients:
         cost = sum(len(self._held_out[client][1]) for client in clients) if in_memory else len(clients)
         label = f"the evaluation by {len(clients)} clients, the first of them {clients[0]!r}"
         return Item(EvaluateByClients(tuple(clients)), tensors, label, cost=cost, priority=_AFTER_TRAINING)
+
+
+def check_scored_by_both(experiment: Experiment, *, has_test_set: bool) -> None:
+    """Check that there is a test set for a coordinator that scores beside clients.
+
+    Raises:
+        InvalidData: if there is none.
+    """
+    if isinstance(experiment.evaluation.make(), ByBoth) and not has_test_set:
+        raise InvalidData(
+            "evaluation: both needs a test set for the coordinator beside those of clients, got data without one: "
+            "raise data.test_fraction, give data that bring one, or write evaluation: clients"
+        )
+
+
+def scores_of_both(by_coordinator: Scores, by_clients: Scores) -> Scores:
+    """A round's scores where both score: those of the test set from the coordinator, those of clients from clients.
+
+    Args:
+        by_coordinator: of the coordinator's scoring.
+        by_clients: of the clients' own.
+    """
+    over_clients = {name: value for name, value in by_clients.line.items() if name.startswith("client_")}
+    return Scores({**by_coordinator.line, **over_clients}, by_clients.clients)
 
 
 class ClientScore(NamedTuple):

@@ -17,7 +17,7 @@ from fed.server.evaluation import CLIENTS_AT_ONCE
 from fed.server.peer.message_sizes import exchanged_bytes
 from fed.server.rounds.synchronous import Synchronous
 from fed.simulations.ring import ring_bytes
-from fed.simulations.simulation import Simulation, begin_scoring
+from fed.simulations.simulation import Simulation, begin_scoring_by_coordinator
 
 __all__ = ["Expectation", "expect"]
 
@@ -140,13 +140,16 @@ def _sizes(data: FederatedData) -> dict[ClientId, int]:
 
 
 def _evaluation_s(simulation: Simulation) -> float:
+    by_clients_s = 0.0
     if simulation.held_out is not None:
-        return _evaluation_by_clients_s(simulation, simulation.held_out)
+        by_clients_s = _evaluation_by_clients_s(simulation, simulation.held_out)
+        if simulation.recipe.test is None:
+            return by_clients_s
     executor = InProcess(partial(Work, simulation.recipe))
     federation = simulation.federation(executor)
     began = time.perf_counter()
-    begin_scoring(simulation, federation, executor)()
-    return time.perf_counter() - began
+    begin_scoring_by_coordinator(simulation, federation, executor)()
+    return by_clients_s + time.perf_counter() - began
 
 
 def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:

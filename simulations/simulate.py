@@ -165,7 +165,7 @@ def _loop(
         simulation.experiment,
         federation,
         begin_scoring=lambda: begin_scoring(simulation, federation, executor),
-        has_scores=simulation.held_out is not None or simulation.data.test is not None,
+        has_scores=simulation.held_out is not None or simulation.recipe.test is not None,
         scores_meanwhile=executor.is_parallel,
         load_module=simulation.load_module,
         facts=facts,

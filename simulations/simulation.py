@@ -1,13 +1,14 @@
 """Simulation: all parts of a simulated run, made and checked against each other before the first round."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
-from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.data import ClientId, FederatedData, Pair, load
+from fed.clients.data.held_out import no_held_out_samples
 from fed.clients.measures import Metric, Metrics
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
@@ -19,7 +20,7 @@ from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
+from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, check_scored_by_both, scores_of_both
 from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.peer.message_sizes import sent_bytes
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from fed.server.fleet import Fleet
     from fed.topology import Topology
 
-__all__ = ["Simulation", "begin_scoring", "topology_of"]
+__all__ = ["Simulation", "begin_scoring", "begin_scoring_by_coordinator", "topology_of"]
 
 _MOST_HELD_BYTES = 2**30
 
@@ -74,6 +75,9 @@ class Simulation:
         self.policy.check(len(data_of_clients.clients))
         self.prepared = Preparation(experiment, data_of_clients, model, loss, metric)
         self.streams, self.data, self.held_out = self.prepared.streams, self.prepared.data, self.prepared.held_out
+        check_scored_by_both(experiment, has_test_set=self.prepared.recipe.test is not None)
+        if isinstance(self.held_out, dict) and not self.held_out:
+            raise no_held_out_samples(self.population)
         self.algorithm, self.layout = self.prepared.algorithm, self.prepared.layout
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
@@ -257,17 +261,39 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
         federation: whose models are scored.
         executor: begins at once where it has nothing better to do.
     """
-    honest = simulation.honest_peers
-    if simulation.held_out is not None:
-        held_out = simulation.held_out
-        if simulation.has_peers and simulation.attackers is not None:
-            held_out = {client: held_out[client] for client in honest}
-        return ScoringByClients(held_out, simulation.recipe.metrics, federation, executor).scores
-    if not simulation.has_peers or simulation.algorithm.primitive is None:
-        only_own = simulation.algorithm.primitive is None
-        return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).scores
-    own = simulation.experiment.evaluation.make().scored(honest, simulation.streams)
-    return ScoringByCoordinator(simulation.recipe, federation, executor, own=own).scores
+    held_out, recipe = simulation.held_out, simulation.recipe
+    if recipe.test is None and held_out is not None:
+        return _by_clients(simulation, held_out, federation, executor)
+    by_coordinator = begin_scoring_by_coordinator(simulation, federation, executor)
+    if held_out is None:
+        return by_coordinator
+    by_clients = _by_clients(simulation, held_out, federation, executor)
+    return lambda: scores_of_both(by_coordinator(), by_clients())
+
+
+def begin_scoring_by_coordinator(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:
+    """Score the federation's model on the test set, and the clients' own where they do not score them themselves.
+
+    Args:
+        simulation: with the test set.
+        federation: whose models are scored.
+        executor: begins at once where it has nothing better to do.
+    """
+    own: Sequence[ClientId] | None = None
+    only_own = simulation.algorithm.primitive is None
+    if simulation.held_out is not None and not only_own:
+        own = ()
+    elif simulation.has_peers and not only_own:
+        own = simulation.experiment.evaluation.make().scored(simulation.honest_peers, simulation.streams)
+    return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own, own=own).scores
+
+
+def _by_clients(
+    simulation: Simulation, held_out: Mapping[ClientId, Pair], federation: Federation, executor: Executor
+) -> Scoring:
+    if simulation.has_peers and simulation.attackers is not None:
+        held_out = {client: held_out[client] for client in simulation.honest_peers if client in held_out}
+    return ScoringByClients(held_out, simulation.recipe.metrics, federation, executor).scores
 
 
 def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:

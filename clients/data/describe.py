@@ -105,7 +105,7 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
         counts = cells_KC[row].tolist() if counts_KC.shape[1] > 1 else []
         shaded = [Text(_short(count) if count else "·", style=_shade(count, brightest)) for count in counts]
         table.add_row(Text(str(clients[row])), *shaded, _short(int(counts_KC[row].sum())))
-    facts = _facts(counts_KC, len(data.clients), len(rows), per_column)
+    facts = [*_facts(counts_KC, len(data.clients), len(rows), per_column), *_facts_of_tests(data)]
     return Group(table, *(Text(fact, style="dim") for fact in facts))
 
 
@@ -119,7 +119,7 @@ def _classes(data: FederatedData, held: list[Tensor]) -> int | None:
     # With a loss of the user's own, integers need not be labels.
     if held[0].ndim != 1 or is_real(held[0]) or any(int(targets.long().min()) < 0 for targets in held):
         return None
-    labels = [*held, *([data.test[1]] if data.test is not None else [])]
+    labels = [*held, *(targets for _, (_, targets) in data.tests())]
     classes = data.classes if data.classes is not None else 1 + max(int(targets.long().max()) for targets in labels)
     return classes if classes <= _MOST_CLASSES else None
 
@@ -135,6 +135,13 @@ def _facts(counts_KC: NDArray[np.int64], population: int, rows: int, per_column:
     if per_column > 1:
         facts.append(f"shown: {per_column} classes in a column, which is named by the first")
     return facts
+
+
+def _facts_of_tests(data: FederatedData) -> list[str]:
+    if not isinstance(data.client_tests, dict) or not data.client_tests:
+        return []
+    sizes_K = np.array([len(targets) for _, targets in data.client_tests.values()])
+    return [_spread(f"samples of the own test sets of {len(sizes_K)} of {len(data.clients)} clients", sizes_K)]
 
 
 def _spread(what: str, values_K: NDArray[np.int64]) -> str:

@@ -1,7 +1,8 @@
-"""Training data by client, and a test set."""
+"""Training data by client, a test set, and test sets of the clients' own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,23 @@ from fed.tensors import torch
 
 __all__ = ["FederatedData"]
 
+_MOST_READ = 1000  # test sets on demand that become one
+
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Training data by client, and a test set.
+    """Training data by client, a test set, and test sets of the clients' own.
 
     Args:
         train: client id → (inputs [n, ...], targets [n, ...]), n ≥ 1, of one type and shape over all clients. A dict
             is data in memory, and checked at once. Any other mapping, such as :class:`ClientsOnDemand`, is data on
             demand: its first client is read and checked now, every other when it is read.
-        test: (inputs [m, ...], targets [m, ...]), m ≥ 1, or None: then nothing is evaluated.
+        test: (inputs [m, ...], targets [m, ...]), m ≥ 1, on which the coordinator evaluates. None: the clients' own
+            test sets together, where there are some; otherwise it evaluates nothing.
         classes: how many classes there are; where it is None, one more than the largest integer label in memory.
         names: what features and classes are called; nodes that join are held to them.
+        client_tests: client id → its own test set, on which it evaluates where clients do; a client may lack one.
+            Beside data on demand it may be on demand too. None: clients hold out a share of what they train on.
 
     Raises:
         InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
@@ -46,6 +52,7 @@ class FederatedData:
     test: Pair | None = None
     classes: int | None = None
     names: Names = field(default_factory=Names)
+    client_tests: Mapping[Any, Pair] | None = None
     clients: Sequence[ClientId] = field(init=False, repr=False, compare=False)
     """The ids of all clients, in order."""
     _are_labels: bool = field(default=False, repr=False, kw_only=True)
@@ -64,8 +71,9 @@ class FederatedData:
         for client in clients[:1] if self.is_on_demand else clients:
             self._check(client, self.train[client])
         if self.test is not None:
-            check_pair(self.test, "the test set")
-            self._check_like_the_first(self.test, "the test set")
+            self._check_test(self.test, "the test set")
+        if self.client_tests is not None:
+            self._check_client_tests(self.client_tests)
 
     @property
     def is_on_demand(self) -> bool:
@@ -91,6 +99,38 @@ class FederatedData:
             self._check(client, pair)
         return pair
 
+    def read_test(self, client: ClientId) -> Pair:
+        """Own test set of a client, (inputs [E, ...], targets [E, ...]); one on demand is checked first.
+
+        Args:
+            client: one of ``client_tests``.
+
+        Raises:
+            InvalidData: if it is not what a test set may be.
+        """
+        assert self.client_tests is not None
+        pair = self.client_tests[client]
+        if not isinstance(self.client_tests, dict):
+            self._check_test(pair, _test_set_of(client))
+        return pair
+
+    def tests(self) -> Iterator[tuple[str, Pair]]:
+        """Test sets in memory, each with its name in a message."""
+        if self.test is not None:
+            yield "the test set", self.test
+        if isinstance(self.client_tests, dict):
+            yield from ((_test_set_of(client), pair) for client, pair in self.client_tests.items())
+
+    def with_test_set(self) -> "FederatedData":
+        """Same data with a test set where there is none: the clients' own, one after the other.
+
+        Of test sets on demand those of the first 1,000 clients are read.
+        """
+        if self.test is not None or not self.client_tests:
+            return self
+        most = None if isinstance(self.client_tests, dict) else _MOST_READ
+        return replace(self, test=_joined(map(self.read_test, islice(self.client_tests, most))))
+
     def size_of(self, client: ClientId) -> int:
         """Number of samples of a client; where the data on demand do not say it, the client is read for it."""
         if isinstance(self.train, dict):
@@ -114,7 +154,7 @@ class FederatedData:
                 "data on demand must say how many classes there are, for not all clients are read before the first "
                 "round, got classes=None: give FederatedData(…, classes=…)"
             )
-        held = [*self.train.values(), *([self.test] if self.test is not None else [])]
+        held = [*self.train.values(), *(pair for _, pair in self.tests())]
         return 1 + max(int(targets.long().max()) for _, targets in held)  # not all integers have a max
 
     def may_hold_negative_labels(self) -> bool:
@@ -136,9 +176,22 @@ class FederatedData:
         return replace(self, classes=classes if self.classes is None else self.classes, _are_labels=True)
 
     def pooled(self) -> "FederatedData":
-        """All training data in one place: one client, named ``all``, holds every sample."""
-        inputs, targets = zip(*(self.read(client) for client in self.clients), strict=True)
-        return FederatedData({"all": (torch.cat(inputs), torch.cat(targets))}, self.test, self.classes, self.names)
+        """All training data in one place: one client, named ``all``, holds every sample, and all clients' test sets."""
+        tests = {"all": _joined(map(self.read_test, self.client_tests))} if self.client_tests else self.client_tests
+        train = {"all": _joined(map(self.read, self.clients))}
+        return FederatedData(train, self.test, self.classes, self.names, tests)
+
+    def only(self, client: ClientId, name: ClientId) -> "FederatedData":
+        """One client's data, in memory, with its own test set where it has one; the common test set is left out.
+
+        Args:
+            client: one of ``clients``.
+            name: its id from now on.
+        """
+        tests = self.client_tests
+        if tests is not None:
+            tests = {name: self.read_test(client)} if client in tests else {}
+        return FederatedData({name: self.read(client)}, None, None, self.names, tests)
 
     def _said_size_of(self, client: ClientId) -> int | None:
         return self.train.size_of(client) if isinstance(self.train, ClientsOnDemand) else None
@@ -162,7 +215,38 @@ class FederatedData:
                 "correct one of them"
             )
 
+    def _check_client_tests(self, tests: Mapping[ClientId, Pair]) -> None:
+        if not isinstance(tests, Mapping):
+            raise InvalidData(
+                "client_tests must be a mapping from a client's id to its test set (inputs, targets), got "
+                f"{type(tests).__name__}: name the clients as in train"
+            )
+        if not self.is_on_demand and not isinstance(tests, dict):
+            tests = dict(tests)  # as data in memory are, so that labels can be counted
+            object.__setattr__(self, "client_tests", tests)
+        ids = list(tests) if isinstance(tests, dict) else list(islice(tests, 1))
+        for client in ids:
+            if client not in self.train:
+                raise InvalidData(
+                    f"client_tests must be of clients that train, got one of client {client!r}, which is none of "
+                    f"{len(self.clients)}: correct its id, or put these samples into test"
+                )
+            self._check_test(tests[client], _test_set_of(client))
+
+    def _check_test(self, pair: Pair, whose: str) -> None:
+        check_pair(pair, whose)
+        self._check_like_the_first(pair, whose)
+
     def _check_like_the_first(self, pair: Pair, whose: str) -> None:
         assert self._like is not None
         check_alike(pair, whose, self._like, f"client {self.clients[0]!r}")
         check_classes(pair[1], whose, self.classes, are_labels=self._are_labels)
+
+
+def _joined(pairs: Iterable[Pair]) -> Pair:
+    inputs, targets = zip(*pairs, strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def _test_set_of(client: ClientId) -> str:
+    return f"the test set of client {client!r}"

@@ -96,7 +96,8 @@ def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams | N
 def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[FederatedData, Mapping[Any, Pair]]:
     """Split every client's samples in two: one part to train on, and one on which it alone scores models.
 
-    The draw is independent of that of a test set. A client with one sample trains on it.
+    The draw is independent of that of a test set. A client with one sample trains on it. Where the data bring test sets
+    of clients' own, those are what clients hold out, and nothing is drawn.
 
     Args:
         data: in memory, or on demand: then a client is parted whenever it is read.
@@ -110,6 +111,9 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     Raises:
         InvalidData: if no client holds anything out, where that is known.
     """
+    if data.client_tests is not None:
+        is_in_memory = isinstance(data.client_tests, dict)
+        return data, data.client_tests if is_in_memory else ClientsOnDemand(tuple(data.client_tests), data.read_test)
     cut = _Cut(data, fraction, streams, "client test set")
     if data.is_on_demand:
         return replace(data, train=cut.train()), ClientsOnDemand(data.clients, cut.held_out)

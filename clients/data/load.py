@@ -4,6 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import inspect
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,9 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
 
     Clients that the source names (partitions ``natural`` and ``file``) keep their names, in order, and each gives the
     same share of its samples to the test set. Otherwise they are 0 … n − 1, and the test set is drawn from all samples
-    before anything is dealt, so that it does not depend on the partition. Data on demand are read client by client
-    where each client keeps its own; to be dealt anew, all of them are read at once.
+    before anything is dealt, so that it does not depend on the partition. Samples that the source marks for testing are
+    the test set, and those of a client that it names are that client's own test set as well. Data on demand are read
+    client by client where each client keeps its own; to be dealt anew, all of them are read at once.
 
     Args:
         section: ``data`` of an experiment.
@@ -46,7 +48,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # for a user's own source
         source = section.make(streams=streams)
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
-        if source.test is not None or section.test_fraction == 0:
+        if source.test is not None or source.client_tests is not None or section.test_fraction == 0:
             return source
         if source.is_on_demand:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
@@ -54,42 +56,61 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
     takes_clients = "clients" in inspect.signature(partition.target).parameters
     deal = _deal_to_numbers if takes_clients else _deal_to_names
-    holdings, test_indices = deal(samples, section, partition, streams)
+    dealt = deal(samples, section, partition, streams)
+    holdings = dealt.holdings
     if partition.overlap:
         holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
-    test = samples.test or (_pair(samples, test_indices) if len(test_indices) else None)
-    train = {client: _pair(samples, held) for client, held in holdings.items()}
-    return FederatedData(train, test, samples.classes, samples.names)
+    test = samples.test or (_pair(samples, dealt.test) if len(dealt.test) else None)
+    train, tests = ({client: _pair(samples, held) for client, held in part.items()} for part in (holdings, dealt.tests))
+    return FederatedData(train, test, samples.classes, samples.names, tests or None)
 
 
-def _deal_to_numbers(
-    samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams
-) -> tuple[Holdings, NDArray[np.int64]]:
+class _Dealt(NamedTuple):
+    """Indices of samples: those that each client trains on, those of the test set, and each client's own test set."""
+
+    holdings: Holdings
+    test: NDArray[np.int64]
+    tests: Holdings
+
+
+def _deal_to_numbers(samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams) -> _Dealt:
     """Hold out of all samples, then deal the others to clients 0 … n − 1."""
-    train, test = held_out.parted(np.arange(len(samples)), _fraction(samples, section), streams.generator("test set"))
+    train, marked = _to_train_and_test(samples)
+    train, test = held_out.parted(train, _fraction(samples, section), streams.generator("test set"))
     clients = section.clients or _CLIENTS
     if clients > len(train):
         raise InvalidData(
             f"data.clients must be at most the number of training samples, got clients={clients} and {len(train)} "
-            f"training samples ({len(test)} more are held out to test): lower data.clients, or give more data"
+            f"training samples ({len(test) + len(marked)} more are held out to test): lower data.clients, or give more "
+            "data"
         )
     holders_E = partition.make(samples=samples.take(train), clients=clients, generator=streams.generator("partition"))
     holdings = by_holder(_checked(holders_E, len(train), partition))
     _check_that_all_have_data(holdings, clients, partition)
-    return {client: train[held] for client, held in holdings.items()}, test
+    return _Dealt({client: train[held] for client, held in holdings.items()}, np.concatenate([test, marked]), {})
 
 
-def _deal_to_names(
-    samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams
-) -> tuple[Holdings, NDArray[np.int64]]:
-    """Let clients have what is theirs, then hold out of each."""
+def _deal_to_names(samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams) -> _Dealt:
+    """Let clients have what is theirs, then hold out of each, unless samples are marked for testing."""
     holders_E = partition.make(samples=samples, generator=streams.generator("partition"))
-    holdings = largest(by_holder(_checked(holders_E, len(samples), partition)), section.clients)
-    return held_out.of_each(holdings, _fraction(samples, section), streams)
+    train, marked = _to_train_and_test(samples)
+    holders_E = _checked(holders_E, len(samples), partition)
+    holdings = {client: train[held] for client, held in by_holder(holders_E[train]).items()}
+    holdings = largest(holdings, section.clients)
+    if samples.is_test is not None:
+        tests = {client: marked[held] for client, held in by_holder(holders_E[marked]).items() if client in holdings}
+        return _Dealt(holdings, marked, tests)
+    return _Dealt(*held_out.of_each(holdings, _fraction(samples, section), streams), {})
+
+
+def _to_train_and_test(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the samples that may be trained on, and of those that are marked for testing."""
+    is_test_E = np.zeros(len(samples), dtype=bool) if samples.is_test is None else samples.is_test
+    return np.flatnonzero(~is_test_E), np.flatnonzero(is_test_E)
 
 
 def _fraction(samples: Samples, section: DataSection) -> float:
-    return 0.0 if samples.test is not None else section.test_fraction
+    return section.test_fraction if samples.test is None and samples.is_test is None else 0.0
 
 
 def _checked(holders: object, samples: int, partition: PartitionSection) -> NDArray[np.generic]:
@@ -135,11 +156,16 @@ def _samples(source: object, kind: str) -> Samples:
     if isinstance(source, Samples):
         return source
     if isinstance(source, FederatedData):
-        inputs, targets = zip(*map(source.read, source.clients), strict=True)
+        tests = source.client_tests or {}
+        pairs = [*map(source.read, source.clients), *map(source.read_test, tests)]
+        inputs, targets = zip(*pairs, strict=True)
+        lengths = list(map(len, targets))
         # as objects: of numbers and names NumPy would make texts
-        holders = np.repeat(np.array(source.clients, dtype=object), list(map(len, targets)))
+        holders = np.repeat(np.array([*source.clients, *tests], dtype=object), lengths)
+        is_test = np.arange(len(lengths)).repeat(lengths) >= len(source.clients) if tests else None
+        columns = {"client": holders}
         return Samples(
-            torch.cat(inputs), torch.cat(targets), source.test, {"client": holders}, source.classes, source.names
+            torch.cat(inputs), torch.cat(targets), source.test, columns, source.classes, source.names, is_test
         )
     if isinstance(source, tuple | list) and len(source) == 2:
         inputs, targets = source

@@ -33,7 +33,7 @@ class Names(NamedTuple):
     """Names that a source gives to what samples hold, so that those of several places can be compared.
 
     Args:
-        columns: of the features in their order, then of the target; none where inputs are no table.
+        columns: of the features in their order, then of the targets in theirs; none where inputs are no table.
         labels: of the classes in their order; none where classes are mere numbers.
     """
 
@@ -47,12 +47,14 @@ class Samples:
 
     Args:
         inputs: [E, ...], of any floating type, or integers such as characters.
-        targets: [E, ...], integers.
+        targets: [E, ...], integers, or of any floating type where they are no labels.
         test: a test set of the source's own; without one a share of the samples is held out.
         columns: further values of each sample, [E] each, by name. ``client`` names its holder, for the partition
             ``natural``; ``file`` the file it came from, for ``file``; any other serves ``hash`` and ``rank``.
         classes: how many classes there are, where the labels seen may not show it.
         names: what features and classes are called.
+        is_test: [E], bool, true for samples that nobody trains on. They are the test set, unless ``test`` is given, and
+            where the partition names clients also their holders' own test sets. None: every sample may be trained on.
 
     Raises:
         InvalidData: if inputs, targets and columns differ in their number of samples.
@@ -70,10 +72,12 @@ class Samples:
     columns: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     classes: int | None = None
     names: Names = field(default_factory=Names)
+    is_test: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         shapes = {"targets": tuple(self.targets.shape[:1])}
         shapes |= {f"column {name}": tuple(np.shape(column)) for name, column in self.columns.items()}
+        shapes |= {} if self.is_test is None else {"is_test": tuple(np.shape(self.is_test))}
         for name, shape in shapes.items():
             if self.inputs.ndim == 0 or shape != (len(self.inputs),):
                 raise InvalidData(
@@ -88,7 +92,8 @@ class Samples:
         """Samples at these indices, in that order; the test set stays."""
         at = torch.from_numpy(indices_E)
         columns = {name: column[indices_E] for name, column in self.columns.items()}
-        return replace(self, inputs=self.inputs[at], targets=self.targets[at], columns=columns)
+        is_test = None if self.is_test is None else self.is_test[indices_E]
+        return replace(self, inputs=self.inputs[at], targets=self.targets[at], columns=columns, is_test=is_test)
 
 
 def is_real(tensor: Tensor) -> bool:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fed.clients.data import ClientId, Names, Pair, load
+from fed.clients.data import FederatedData, load
 from fed.clients.node.own_data import described, samples_of
 from fed.clients.node.training import STATE_LOST, NodeTraining
 from fed.config.compatibility import check_deployment
@@ -81,12 +81,12 @@ class FlowerNode:
     def __init__(self, experiment: Experiment, config: Mapping[str, Any]) -> None:
         self._experiment = experiment
         self._config = config
-        client, self._pair, self._names = self._own()
-        self.client = client_id_of(str(client))
+        self._data = self._own()
+        (self.client,) = self._data.clients
 
     def describe(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:
         """Say who this is, and what data it has."""
-        found = described(self._pair, self._names)
+        found = described(self._data)
         plan = pb.Plan(signature=found.signature)
         if "folder" not in self._config and self._training(plan, Path()).keeps_states:
             raise InvalidInput(
@@ -114,7 +114,7 @@ class FlowerNode:
             return pb.Response(scores=training.score(examination, path)), None
 
     def _training(self, plan: pb.Plan, folder: Path) -> NodeTraining:
-        return NodeTraining(self.client, self._pair, self._experiment, plan, folder)
+        return NodeTraining(self._data, self._experiment, plan, folder)
 
     def _folder_of(self, plan: pb.Plan) -> Path:
         """Folder of the client's states in a run."""
@@ -123,8 +123,8 @@ class FlowerNode:
         base = Path(str(self._config.get("folder", tempfile.gettempdir()))).expanduser()
         return base / plan.run / str(self.client)
 
-    def _own(self) -> tuple[ClientId, Pair, Names]:
-        """The node's id, its samples, and what they are called."""
+    def _own(self) -> FederatedData:
+        """The node's data, under its id."""
         if "data" in self._config:
             description = NodeData.load(str(self._config["data"]))
             client = self._config.get("client", description.client)
@@ -132,7 +132,7 @@ class FlowerNode:
                 raise InvalidInput(
                     "the node's data file names no client: give the node a name with --node-config 'client=\"ann\"'"
                 )
-            return client, *samples_of(description)
+            return samples_of(description, client_id_of(str(client)))
         if "partition-id" in self._config and self._experiment.data is not None:
             return self._partition(self._config["partition-id"], self._config.get("num-partitions"))
         raise InvalidInput(
@@ -140,7 +140,7 @@ class FlowerNode:
             "'partition-id=0 num-partitions=3' to hold a client's part of the experiment's own data"
         )
 
-    def _partition(self, number: Any, partitions: Any) -> tuple[ClientId, Pair, Names]:
+    def _partition(self, number: Any, partitions: Any) -> FederatedData:
         assert self._experiment.data is not None
         data = load(self._experiment.data, Streams(self._experiment.seed))
         count = len(data.clients)
@@ -150,7 +150,7 @@ class FlowerNode:
                 f"num-partitions={partitions}: set data.clients to the number of nodes"
             )
         client = data.clients[number]
-        return client, data.read(client), data.names
+        return data.only(client, client_id_of(str(client)))
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import hashlib
 from itertools import accumulate
 
 from fed import __version__
-from fed.clients.data import Names, Pair, load
+from fed.clients.data import ClientId, FederatedData, Names, Pair, load
 from fed.config.node_data import NodeData
 from fed.errors import InvalidData
 from fed.randomness import Streams
@@ -17,8 +17,16 @@ __all__ = ["described", "samples_of", "signature_of"]
 _MOST_BYTES = 1 << 15  # of names in a signature, so that a joining fits into a message
 
 
-def samples_of(description: NodeData) -> tuple[Pair, Names]:
-    """Read the node's own samples, and what they are called.
+def samples_of(description: NodeData, client: ClientId) -> FederatedData:
+    """Read the node's own samples, to train on and, where its source brings some, to test on.
+
+    Args:
+        description: of the data.
+        client: the node's id.
+
+    Returns:
+        Data of this one client. Where the source brings test sets of clients' own, but none of this client's,
+        ``client_tests`` is empty: then the client holds nothing out.
 
     Raises:
         InvalidData: if the source has no such client.
@@ -28,20 +36,20 @@ def samples_of(description: NodeData) -> tuple[Pair, Names]:
         alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
         section = description.data
         data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
-        return data.read(data.clients[0]), data.names
+        tests = None if data.test is None else {client: data.test}
+        return FederatedData({client: data.read(data.clients[0])}, names=data.names, client_tests=tests)
     data = load(description.data, streams)
     if description.client not in data.clients:
         some = ", ".join(map(repr, list(data.clients)[:3]))
         raise InvalidData(f"client must be one of the source's, such as {some}, got {description.client!r}")
-    return data.read(description.client), data.names
+    return data.only(description.client, client)
 
 
-def described(pair: Pair, names: Names) -> pb.Joining:
+def described(data: FederatedData) -> pb.Joining:
     """Make the message with which a node joins, but for its name."""
-    _, targets = pair
-    classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
-    signature = signature_of(pair, classes, names)
-    return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(targets), signature=signature)
+    pair = data.read(data.clients[0])
+    signature = signature_of(pair, data.number_of_classes() or 0, data.names)
+    return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(pair[1]), signature=signature)
 
 
 def signature_of(pair: Pair, classes: int, names: Names) -> pb.Signature:

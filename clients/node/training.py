@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fed.clients.client_states import ClientState, ClientStates, at_discount
-from fed.clients.data import ClientId, FederatedData, Pair
+from fed.clients.data import FederatedData
 from fed.clients.node.reference import KeptReference
 from fed.clients.node.sessions import model_digest
 from fed.clients.setup import Preparation
@@ -45,8 +45,7 @@ class NodeTraining:
     """One node's part of an experiment.
 
     Args:
-        client: its id.
-        pair: its samples.
+        data: of this one client.
         experiment: the parts that concern it.
         plan: the signature that models are made for, and the format of messages.
         folder: for what the client keeps between tasks.
@@ -56,11 +55,10 @@ class NodeTraining:
         InvalidPayload: if the server's model is another.
     """
 
-    def __init__(self, client: ClientId, pair: Pair, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
-        self._client = client
+    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
+        (self._client,) = data.clients
         self._folder = folder
-        data = FederatedData({client: pair}, None, plan.signature.classes or None)
-        self._prepared = Preparation(experiment, data)
+        self._prepared = Preparation(experiment, replace(data, classes=plan.signature.classes or None))
         own = self._prepared.message_format(1)
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         self._recipe = replace(self._prepared.recipe, format=self._message)
@@ -146,7 +144,7 @@ class NodeTraining:
         Raises:
             RunFailed: if the client's own is lost.
         """
-        if self._prepared.held_out is None:
+        if self._client not in (self._prepared.held_out or ()):
             return pb.Scores(id=examination.id)
         vector_V, integers_I = read(path, examination.payload)
         states, are_lost = self._states(examination)

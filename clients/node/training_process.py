@@ -117,7 +117,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
     end_with_parent()  # no task goes on after the node, which may have been started again and have the same folder
     # one thread gives the bits of a simulation
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    own = cache(lambda: samples_of(description))
+    own = cache(lambda: samples_of(description, client))
     training: Any = None
     while True:
         try:
@@ -126,10 +126,10 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             return
         try:
             if what == "describe":
-                answer: Any = described(*own())
+                answer: Any = described(own())
             elif what == "prepare":
                 experiment, plan = arguments
-                training = NodeTraining(client, own()[0], experiment, plan, folder)
+                training = NodeTraining(own(), experiment, plan, folder)
                 answer = training.spec(), training.fixed
             else:
                 answer = getattr(training, what)(*arguments)

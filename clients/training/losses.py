@@ -46,13 +46,23 @@ def huber(output: Tensor, target: Tensor, delta: PositiveFloat = 1.0) -> Tensor:
     return nn.functional.huber_loss(*alike(output, target), delta=delta)
 
 
-@declared(mean_over_samples=True, outputs=_values)
+def _are_shares(targets: Tensor) -> bool:
+    return bool(((targets >= 0) & (targets <= 1)).all())
+
+
+def _have_events(targets: Tensor) -> bool:
+    return targets.ndim != 2 or targets.shape[1] != 2 or bool(((targets[:, 1] == 0) | (targets[:, 1] == 1)).all())
+
+
+@declared(mean_over_samples=True, outputs=_values, targets=(_are_shares, "in [0, 1]"))
 def bce(output: Tensor, target: Tensor) -> Tensor:
     """Mean binary cross-entropy of scores [B] or [B, C] before the sigmoid; targets in [0, 1], several a sample too."""
     return nn.functional.binary_cross_entropy_with_logits(*alike(output, target))
 
 
-@declared(mean_over_samples=False, outputs=lambda targets: 1)
+@declared(
+    mean_over_samples=False, outputs=lambda targets: 1, targets=(_have_events, "(time, event) with events 0 or 1")
+)
 def cox(output: Tensor, target: Tensor) -> Tensor:
     r"""Cox's negative log partial likelihood of survival times, by Breslow where times are equal (Cox 1972).
 

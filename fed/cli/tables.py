@@ -80,7 +80,8 @@ def _in_words(dealt: "fed.FederatedData") -> str:
     clients = looked_at(dealt)
     is_whole = len(clients) == len(dealt.clients)
     trained_on = f"{sum(map(dealt.size_of, clients))} samples" if is_whole else "samples on demand"
-    tested_on = len(dealt.test[1]) if dealt.test is not None else "none"
+    test = dealt.with_test_set().test
+    tested_on = "none" if test is None else len(test[1])
     return f"{len(dealt.clients)} clients, {trained_on} to train on, {tested_on} to test on"
 
 

@@ -11,14 +11,15 @@ import dataclasses
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_type_hints
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, create_model, model_validator
+from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, ValidationError, core_schema
 
 from fed.config import docstrings
@@ -121,7 +122,11 @@ class Family(Generic[_Section]):
         about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
             about["__cls_kwargs__"] = {"extra": "allow"}
-        section = cast("type[_Section]", create_model(f"{kind} {self.name}", **{**about, **fields}))
+        try:
+            model = create_model(f"{kind} {self.name}", **{**about, **fields})
+        except PydanticSchemaGenerationError:  # a parameter that no file can hold, such as a tensor
+            model = create_model(f"{kind} {self.name}", **{**about, **dict(_of_known_types(fields))})
+        section = cast("type[_Section]", model)
         section.target = staticmethod(target)  # a function as it is would become a method
         section.family = self
         return section
@@ -287,6 +292,17 @@ def _fields(target: Callable[..., Any], given: Collection[str] = ()) -> dict[str
             default = {"default_factory": factories[name]}
         fields[name] = (annotations.get(name, Any), Field(**default, description=described.get(name)))
     return fields
+
+
+def _of_known_types(fields: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The same fields, whose annotations are anything where pydantic knows no such type."""
+    for name, (annotation, about) in fields.items():
+        try:
+            TypeAdapter(annotation)
+        except PydanticSchemaGenerationError:
+            yield name, (Any, about)
+        else:
+            yield name, (annotation, about)
 
 
 def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Evaluation: by the coordinator on a test set, or by the clients on their own samples."""
+"""Evaluation: by the coordinator on a test set, by the clients on their own samples, or both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 
-__all__ = ["ByClients", "ByCoordinator"]
+__all__ = ["ByBoth", "ByClients", "ByCoordinator"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,13 @@ class ByCoordinator(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class ByClients(Hyperparameters):
-    """Each client scores a model on a share of its own samples, and trains on the others.
+    """Each client scores a model on its own test set, where the data bring such, or on a share that it holds out.
 
     The model is the client's own where the algorithm lets clients keep whole ones, otherwise the coordinator's.
 
     Args:
-        fraction: of a client's samples to hold out, in (0, 1), to the nearest whole sample; one at least is trained on.
+        fraction: of a client's samples to hold out where the data bring no test sets of clients' own, in (0, 1), to the
+            nearest whole sample; one at least is trained on.
     """
 
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -56,3 +57,16 @@ class ByClients(Hyperparameters):
     def needs(self) -> Sequence[Term]:
         """Scores of each client."""
         return (Term(Feature.CLIENT_NUMBERS, "write evaluation: coordinator", "to weigh their scores"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByBoth(ByClients):
+    """The coordinator scores the global model, or the peers' mean, on the test set, and clients score too.
+
+    Args:
+        fraction: as of ``clients``.
+    """
+
+    def needs(self) -> Sequence[Term]:
+        """A global model, and scores of each client."""
+        return (Term(Feature.GLOBAL_MODEL, "write evaluation: clients"), *super().needs())

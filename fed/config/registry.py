@@ -294,7 +294,7 @@ ROUNDS = Family(
 EVALUATIONS = Family(
     "evaluation",
     Component,
-    _in("config.evaluation", coordinator="ByCoordinator", clients="ByClients"),
+    _in("config.evaluation", coordinator="ByCoordinator", clients="ByClients", both="ByBoth"),
     default="clients",
 )
 

@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
+from fed.server.evaluation import check_scored_by_both
 from fed.server.peer.gossip_peer import GossipPeer
 from fed.server.peer.real_peer import PeerSetup, RealPeer, messages_folder
 from fed.server.peer.replica_peer import ReplicaPeer
@@ -60,6 +62,7 @@ def take_part(
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     client = client_id_of(setup.name)
     prepared = Preparation(experiment, _data(experiment, own, client))
+    check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)
     kind = _kind_of_peer(experiment, prepared)
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
     with folder.held():
@@ -112,8 +115,8 @@ def _kind_of_peer(experiment: Experiment, prepared: Preparation) -> type[RealPee
 
 def _data(experiment: Experiment, own: NodeData, client: ClientId) -> FederatedData:
     """Samples of this peer, beside the experiment's test set."""
-    pair, _ = samples_of(own)
-    data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
-    if data is None:
-        return FederatedData({client: pair})
-    return FederatedData({client: pair}, data.test, data.number_of_classes())
+    alone = samples_of(own, client)
+    if experiment.data is None:
+        return alone
+    data = load(experiment.data, Streams(experiment.seed)).with_test_set()
+    return replace(alone, test=data.test, classes=data.number_of_classes())

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fed.clients.data import ClientId
+from fed.clients.data import ClientId, Pair
 from fed.clients.measures import directions
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
@@ -19,7 +19,7 @@ from fed.config.experiment import Experiment
 from fed.identity.credentials import PeerCredentials
 from fed.reports.population import described
 from fed.server.confusion import confusion_of
-from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
+from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
 from fed.server.federation import Federation, State
 from fed.server.peer.link import StreamPatience
 from fed.server.peer.member_service import MemberService
@@ -187,12 +187,19 @@ class RealPeer(ABC, Generic[_Service]):
         """
         prepared, held_out = self.prepared, self.prepared.held_out
 
+        def by_clients(held_out: Mapping[ClientId, Pair]) -> Scoring:
+            return ScoringByClients(held_out, prepared.metrics, self.federation, self.executor).scores
+
         def begin_scoring() -> Scoring:
             if self.is_behind:
                 return lambda: Scores({f"test_{name}": None for name in ("accuracy", "loss", *prepared.metrics)})
-            if held_out is not None:
-                return ScoringByClients(held_out, prepared.metrics, self.federation, self.executor).scores
-            return ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).scores
+            if held_out and prepared.recipe.test is None:
+                return by_clients(held_out)
+            on_test = ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).scores
+            if not held_out:
+                return on_test
+            on_own = by_clients(held_out)
+            return lambda: scores_of_both(on_test(), on_own())
 
         def load_module(state: State) -> "nn.Module":
             prepared.layout.unpack(*state, prepared.module)
@@ -202,7 +209,7 @@ class RealPeer(ABC, Generic[_Service]):
             self.experiment,
             self.federation,
             begin_scoring=begin_scoring,
-            has_scores=held_out is not None or prepared.recipe.test is not None,
+            has_scores=bool(held_out) or prepared.recipe.test is not None,
             scores_meanwhile=False,
             load_module=load_module,
             metrics=directions(prepared.metrics),

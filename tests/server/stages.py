@@ -257,7 +257,7 @@ class _Training(ThreadedTraining):
 
     def __init__(self, client: int, experiment: Experiment, folder: Path, gate: threading.Event | None) -> None:
         description = NodeData(data=experiment.dump()["data"], client=client, seed=experiment.seed)
-        super().__init__(client, *samples_of(description), folder)
+        super().__init__(samples_of(description, client), folder)
         self._gate = gate
 
     def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:

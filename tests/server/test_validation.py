@@ -16,7 +16,7 @@ def joining(folder: Path, name: str, content: str, **source: Any) -> Joining:
     kind = "text" if name.endswith(".txt") else "csv"
     (folder / name).write_text(content)
     data: Any = {"kind": kind, "path": str(folder / name), **source}
-    joining = described(*samples_of(NodeData(data=data)))
+    joining = described(samples_of(NodeData(data=data), 0))
     joining.name = name
     return joining
 

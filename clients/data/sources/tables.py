@@ -5,10 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import zipfile
 import zlib
-from collections.abc import Sequence
-from csv import Error as CSVError
-from csv import reader
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from pydantic import PositiveInt
 
 from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
+from fed.clients.data.sources.sheets import Sheet
 from fed.config.validation import nearest
 from fed.errors import InvalidData
 from fed.tensors import torch
@@ -27,28 +25,36 @@ __all__ = ["csv", "npz"]
 
 def csv(
     path: str,
-    label: str = "label",
+    label: str | None = None,
+    targets: str | list[str] | None = None,
     client: str | None = None,
+    split: str | None = None,
     metadata: list[str] | None = None,
     classes: PositiveInt | None = None,
 ) -> Samples:
-    """Table with a header: every column is a feature but the label's, the client's and those named as metadata.
+    """Table with a header: every column is a feature but those that the keys name.
 
     Each column, feature or not, serves the partitions ``hash``, ``range`` and ``rank`` under its name.
 
     Args:
         path: a file, or a folder of .csv files with one header, each a client of the partition ``file``; relative to
             the working directory.
-        label: the column of labels, integers from 0.
+        label: the column of class labels, integers from 0; ``label`` unless ``targets`` are given.
+        targets: in place of labels, a column of real targets, [E] in float32, or a list of columns, [E, T] in their
+            order, such as a survival's time and event.
         client: a column that names each row's client, for the partition ``natural``.
+        split: a column that says ``train`` or ``test``. Rows that say ``test`` are the test set, and where the
+            partition names clients also each client's own.
         metadata: columns that are no features; they may hold text.
         classes: how many classes there are; one more than the largest label unless given.
 
     Raises:
         InvalidData: if a column is missing, or a cell empty or no number; the message names row and column.
     """
-    named = {label: "label", **dict.fromkeys(metadata or [], "metadata"), **({client: "client"} if client else {})}
-    sheet = _read_sheet(files_of(path, ".csv"), named)
+    aims = _aims(path, label, targets, classes)
+    named = dict.fromkeys(aims, "label" if targets is None else "targets") | dict.fromkeys(metadata or [], "metadata")
+    named |= {name: key for key, name in (("client", client), ("split", split)) if name is not None}
+    sheet = Sheet.read(files_of(path, ".csv"), named)
     reals = {name: sheet.reals(name) for name in sheet.cells if name not in named}
     if not reals:
         raise InvalidData(f"{path}: must have a column beside {', '.join(named)} to be a feature, got none: add one")
@@ -56,20 +62,31 @@ def csv(
     if client:
         columns[client] = sheet.names(client)
     columns = _with_holders(columns, client, [file.stem for file, _ in sheet.places])
-    labels_E = _labels(sheet.numbers(label, np.int64, "be an integer"), path, label, classes)
-    inputs_EF = np.stack(list(reals.values()), axis=1)
-    inputs, targets = torch.from_numpy(inputs_EF), torch.from_numpy(labels_E)
-    return Samples(inputs, targets, None, {**columns, label: labels_E}, classes, Names((*reals, label)))
+    aimed_at: dict[str, NDArray[Any]] = {name: sheet.reals(name) for name in aims}
+    if targets is None:
+        aimed_at = {aims[0]: _labels(sheet.numbers(aims[0], np.int64, "be an integer"), path, aims[0], classes)}
+    targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(targets, list) else aimed_at[aims[0]]
+    return Samples(
+        torch.from_numpy(np.stack(list(reals.values()), axis=1)),
+        torch.from_numpy(targets_E),
+        None,
+        {**columns, **aimed_at},
+        classes,
+        Names((*reals, *aims)),
+        None if split is None else _is_test(sheet.column(split), path, split, sheet.wrong),
+    )
 
 
 def npz(
     path: str,
-    label: str = "label",
+    label: str | None = None,
+    targets: str | None = None,
     client: str | None = None,
+    split: str | None = None,
     inputs: str | None = None,
     classes: PositiveInt | None = None,
 ) -> Samples:
-    """Arrays that NumPy saved side by side, their first axis the samples: inputs, labels, and perhaps clients.
+    """Arrays that NumPy saved side by side, their first axis the samples: inputs, labels or targets, perhaps clients.
 
     Inputs become float32, unscaled. Other arrays of one value a sample serve the partitions ``hash``, ``range`` and
     ``rank`` under their names.
@@ -77,8 +94,11 @@ def npz(
     Args:
         path: a file, or a folder of .npz files with the same arrays, each a client of the partition ``file``; relative
             to the working directory.
-        label: the array of labels, integers from 0.
+        label: the array of class labels, integers from 0; ``label`` unless ``targets`` are given.
+        targets: in place of labels, the array of real targets, [E] or [E, T], which become float32.
         client: an array that names each sample's client, for the partition ``natural``.
+        split: an array of texts that say ``train`` or ``test``. Samples that say ``test`` are the test set, and where
+            the partition names clients also each client's own.
         inputs: the array of inputs; unless given, the one that is left.
         classes: how many classes there are; one more than the largest label unless given.
 
@@ -87,26 +107,85 @@ def npz(
     """
     files = files_of(path, ".npz")
     arrays, files_E = _arrays(files)
-    for key, name in (("label", label), ("client", client), ("inputs", inputs)):
+    (aim,) = _aims(path, label, targets, classes)
+    keys = {"label" if targets is None else "targets": aim, "client": client, "split": split}
+    for key, name in {**keys, "inputs": inputs}.items():
         if name is not None and name not in arrays:
             raise InvalidData(f"{files[0]}: data.{key} must name an array, got {name!r}{nearest(name, list(arrays))}")
-    left = [inputs] if inputs else [name for name in arrays if name not in (label, client)]
+    left = [inputs] if inputs else [name for name in arrays if name not in keys.values()]
     if len(left) != 1:
         found = ", ".join(left) or "none left"
         raise InvalidData(f"{files[0]}: data.inputs must name the one array of inputs, got {found}")
-    lengths = {name: len(array) for name, array in arrays.items() if name in (label, client, left[0])}
+    lengths = {name: len(array) for name, array in arrays.items() if name in (*keys.values(), left[0])}
     if len(set(lengths.values())) > 1:
         raise InvalidData(f"{files[0]}: arrays must be of one length, got {lengths}: give each sample one of each")
-    if arrays[label].dtype.kind not in "iu" or arrays[label].ndim != 1:
-        remedy = f"{label}.argmax(1)" if arrays[label].ndim == 2 else f"{label}.astype(int)"
-        raise InvalidData(
-            f"{files[0]}: array {label!r} must be one integer a sample, got {arrays[label].dtype} of shape "
-            f"{arrays[label].shape}: give class numbers, {remedy}"
-        )
-    labels_E = _labels(arrays[label].astype(np.int64), path, label, classes)
-    columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == labels_E.shape}
+    if targets is None:
+        targets_E = torch.from_numpy(_labels(_integers(arrays[aim], files[0], aim), path, aim, classes))
+    else:
+        targets_E = _targets(arrays[aim], files[0], aim)
+    is_test_E = None if split is None else _is_test(arrays[split], path, split)
+    shape = (len(targets_E),)
+    columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == shape}
     columns = _with_holders(columns, client, files_E)
-    return Samples(_reals(arrays[left[0]], files[0], left[0]), torch.from_numpy(labels_E), None, columns, classes)
+    inputs_E = _reals(arrays[left[0]], files[0], left[0])
+    inputs_E = inputs_E.unsqueeze(1) if inputs_E.ndim == 1 else inputs_E
+    return Samples(inputs_E, targets_E, None, columns, classes, is_test=is_test_E)
+
+
+def _aims(path: str, label: str | None, targets: str | list[str] | None, classes: int | None) -> list[str]:
+    """Names of what models are to predict: of class labels, or of real targets.
+
+    Raises:
+        InvalidData: if both are named, or targets more than once or with classes.
+    """
+    if targets is None:
+        return ["label" if label is None else label]
+    others = [f"data.{key}: {value}" for key, value in (("label", label), ("classes", classes)) if value is not None]
+    if others:
+        raise InvalidData(
+            f"{path}: data.targets names real targets, which have no classes, got {' and '.join(others)} beside it: "
+            "give the labels or the targets"
+        )
+    names = [targets] if isinstance(targets, str) else targets
+    if not names or len(set(names)) < len(names):
+        raise InvalidData(
+            f"{path}: data.targets must name a column or several, each once, got {names}: correct the list"
+        )
+    return names
+
+
+def _is_test(
+    said_E: Sequence[str] | NDArray[Any],
+    path: str,
+    split: str,
+    wrong: Callable[[str, int, str], InvalidData] | None = None,
+) -> NDArray[np.bool_]:
+    """Rows of the test set, as a column says.
+
+    Args:
+        said_E: ``train`` or ``test`` for each row.
+        path: of the source, for messages.
+        split: the column's name, likewise.
+        wrong: makes the message on a cell from the column's name, the row from 0, and what the cell must be.
+
+    Raises:
+        InvalidData: if a row says something else, or none is to train on or none to test on.
+    """
+    said = [str(one) for one in said_E]
+    others = [row for row, one in enumerate(said) if one not in ("train", "test")]
+    if others and wrong is not None:
+        raise wrong(split, others[0], "say train or test")
+    if others:
+        raise InvalidData(
+            f"{path}: array {split!r} must say train or test, got {said[others[0]]!r} in row {others[0] + 1}: save it "
+            "as such texts"
+        )
+    if len(set(said)) < 2:
+        raise InvalidData(
+            f"{path}: {split} must leave samples to train on and samples to test on, got {said[0]} in all "
+            f"{len(said)} rows: correct it, or leave out data.split, and data.test_fraction is held out"
+        )
+    return np.array([one == "test" for one in said])
 
 
 def _with_holders(
@@ -128,6 +207,25 @@ def _labels(labels_E: NDArray[np.int64], path: str, label: str, classes: int | N
     return labels_E
 
 
+def _integers(array: NDArray[np.generic], file: Path, name: str) -> NDArray[np.int64]:
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        remedy = f"{name}.argmax(1)" if array.ndim == 2 else f"{name}.astype(int)"
+        raise InvalidData(
+            f"{file}: array {name!r} must be one integer a sample, got {array.dtype} of shape {array.shape}: give "
+            f"class numbers, {remedy}, or name it with data.targets"
+        )
+    return array.astype(np.int64)
+
+
+def _targets(array: NDArray[np.generic], file: Path, name: str) -> "torch.Tensor":
+    if array.ndim > 2 or array.shape[1:] == (0,):
+        raise InvalidData(
+            f"{file}: array {name!r} must be one number or one row of numbers a sample, got shape {array.shape}: "
+            "reshape it to [E] or [E, T]"
+        )
+    return _reals(array, file, name)
+
+
 def _reals(array: NDArray[np.generic], file: Path, name: str) -> "torch.Tensor":
     if array.dtype.kind not in "fiub":
         raise InvalidData(f"{file}: array {name!r} must be real numbers, got {array.dtype}: save it as float32")
@@ -140,7 +238,7 @@ def _reals(array: NDArray[np.generic], file: Path, name: str) -> "torch.Tensor":
             f"{file}: array {name!r} must be finite in float32, got {array[place]} in row {place[0] + 1}, "
             f"index {place}: clean or drop that sample"
         )
-    return torch.from_numpy(values.reshape(-1, 1) if values.ndim == 1 else values)
+    return torch.from_numpy(values)
 
 
 def _arrays(files: list[Path]) -> tuple[dict[str, NDArray[np.generic]], list[str]]:
@@ -177,126 +275,3 @@ def _archive(file: Path) -> dict[str, NDArray[np.generic]]:
         shapes = {name: array.shape for name, array in arrays.items()}
         raise InvalidData(f"{file}: must hold arrays of at least one sample, got {shapes}: give it data")
     return arrays
-
-
-@dataclass(frozen=True)
-class _Sheet:
-    """Cells of files that share a header.
-
-    Args:
-        cells: column → the text of each row.
-        places: the file of each row, and its number there: 1 for the first below the header, empty lines left out.
-    """
-
-    cells: dict[str, tuple[str, ...]]
-    places: list[tuple[Path, int]]
-
-    def column(self, name: str) -> tuple[str, ...]:
-        """The text of a column, no cell of it empty."""
-        for row, cell in enumerate(self.cells[name]):
-            if not cell.strip():
-                raise self._wrong(name, row, "not be empty")
-        return self.cells[name]
-
-    def numbers(self, name: str, kind: type[Any], allowed: str) -> NDArray[Any]:
-        """A column of numbers.
-
-        Args:
-            name: the column's.
-            kind: of NumPy's types.
-            allowed: what each cell must be, for the message.
-        """
-        cells = self.column(name)
-        if (values := _numbers(cells, kind)) is not None:
-            return values
-        wrong = [row for row, cell in enumerate(cells) if _numbers([cell], kind) is None]
-        raise self._wrong(name, wrong[0], allowed, are_texts=kind is np.float64 and len(wrong) == len(cells))
-
-    def reals(self, name: str) -> NDArray[np.float32]:
-        """A column of numbers that float32 can hold."""
-        with np.errstate(over="ignore"):
-            # as above, what overflows is refused with its place
-            values = self.numbers(name, np.float64, "be a number").astype(np.float32)
-        if not np.isfinite(values).all():
-            raise self._wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
-        return values
-
-    def names(self, name: str) -> NDArray[np.generic]:
-        """A column of integers where every cell is one as Python would write it, else of texts."""
-        cells = self.column(name)
-        numbers = _numbers(cells, np.int64)
-        if numbers is None or tuple(map(str, numbers.tolist())) != cells:  # 7 and 007 may be two clients
-            return np.array(cells)
-        return numbers
-
-    def values(self, name: str) -> NDArray[np.generic]:
-        """A column of numbers where every cell is one, else of texts."""
-        numbers = _numbers(self.column(name), np.float64)
-        return np.array(self.column(name)) if numbers is None else numbers
-
-    def _wrong(self, name: str, row: int, allowed: str, *, are_texts: bool = False) -> InvalidData:
-        file, number = self.places[row]
-        remedy = "correct the cell, or remove the row"
-        if are_texts:
-            remedy = "a column of texts is no feature; name it in data.metadata or as data.client"
-        return InvalidData(
-            f"{file}: row {number}, column {name} must {allowed}, got {self.cells[name][row]!r}: {remedy}"
-        )
-
-
-def _read_sheet(files: list[Path], required: dict[str, str]) -> _Sheet:
-    """Read files that share a header.
-
-    Args:
-        files: at least one.
-        required: columns that must be there → the key of ``data`` that named them.
-
-    Raises:
-        InvalidData: if a file cannot be read, headers differ, a column is missing, or a row has cells too many or few.
-    """
-    sheets = {file: _rows(file) for file in files}
-    header = sheets[files[0]][0]
-    _check_header(header, files[0], required)
-    for file, (first, *below) in sheets.items():
-        if first != header:
-            raise InvalidData(f"{file}: must have the header of {files[0]}, {header}, got {first}: make them alike")
-        for number, row in enumerate(below, start=1):
-            if len(row) != len(header):
-                raise InvalidData(
-                    f"{file}: row {number} must have {len(header)} cells like the header, got {len(row)}: correct it"
-                )
-    rows = [row for sheet in sheets.values() for row in sheet[1:]]
-    if not rows:
-        raise InvalidData(f"{files[0]}: must have rows below the header, got none: give it data")
-    places = [(file, number) for file, sheet in sheets.items() for number in range(1, len(sheet))]
-    return _Sheet(dict(zip(header, zip(*rows, strict=True), strict=True)), places)
-
-
-def _rows(file: Path) -> list[list[str]]:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:  # spreadsheets write a byte order mark
-            rows = [row for row in reader(lines) if row]
-    except (OSError, UnicodeDecodeError, CSVError) as error:
-        raise InvalidData(f"{file}: cannot be read as comma-separated text in UTF-8 ({error}): convert it") from None
-    if not rows:
-        raise InvalidData(f"{file}: must begin with a header, got an empty file: give it data")
-    rows[0] = [name.strip() for name in rows[0]]
-    return rows
-
-
-def _check_header(header: list[str], file: Path, required: dict[str, str]) -> None:
-    twice = [name for name in header if header.count(name) > 1]
-    if twice:
-        raise InvalidData(f"{file}: the header must name each column once, got {twice[0]!r} again: rename one")
-    for name, key in required.items():
-        if name not in header:
-            raise InvalidData(f"{file}: data.{key} must name a column, got {name!r}{nearest(name, header)}")
-
-
-def _numbers(cells: Sequence[str], kind: type[Any]) -> NDArray[Any] | None:
-    """Cells as numbers of one of NumPy's types; None where one is no such number."""
-    try:
-        # a type of texts would give every cell the longest one's room
-        return np.array(cells, dtype=object).astype(kind)
-    except (ValueError, OverflowError):
-        return None

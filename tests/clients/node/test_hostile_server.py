@@ -16,6 +16,7 @@ import grpc
 import pytest
 import torch
 
+from fed.clients.data import FederatedData
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.plans import as_experiment
 from fed.clients.node.training import NodeTraining
@@ -266,7 +267,7 @@ def test_code_is_allowed_by_its_whole_name() -> None:
 def test_a_node_knows_what_a_task_brings(algorithm: str, tmp_path: Path) -> None:
     samples = torch.randn(20, 64), torch.arange(20) % 10
     experiment = Experiment(**KEYS, algorithm=algorithm)
-    spec = NodeTraining(0, samples, experiment, Plan(signature=SIGNATURE), tmp_path).spec()
+    spec = NodeTraining(FederatedData({0: samples}), experiment, Plan(signature=SIGNATURE), tmp_path).spec()
     assert spec.model[:2] == Training.spec.model
     brings = {"fedavg": 0, "scaffold": 1, "ditto": 0, "mimelite": 1, "afl": 1}[algorithm]
     assert len(spec.model) == 2 + brings, spec

@@ -14,7 +14,9 @@ def test_source_without_client_names_is_wholly_the_nodes_own(tmp_path: Path) -> 
     inputs, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 3
     np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)
     description = NodeData(data=cast(Any, {"kind": "npz", "path": str(tmp_path / "samples.npz")}))
-    (found, targets), _ = samples_of(description)
+    data = samples_of(description, "ann")
+    assert data.clients == ("ann",)
+    found, targets = data.read("ann")
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, inputs.tolist()))
     assert sorted(targets.tolist()) == sorted(labels.tolist())
     assert targets.dtype == torch.int64

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fed.clients.data import FederatedData
 from fed.clients.node.reference import KeptReference
 from fed.clients.node.training import NodeTraining
 from fed.clients.training.work_items import Train
@@ -39,7 +40,8 @@ class Node:
         inputs = torch.randn(20, 64, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
         plan = Plan(signature=Signature(input_shape=[64], input_dtype=dtype, classes=10))
         experiment = Experiment(**{"model": {"kind": "logistic"}, "local": {"lr": 0.1}, **keys})
-        self._training = NodeTraining(0, (inputs, torch.arange(20) % 10), experiment, plan, self.kept)
+        data = FederatedData({0: (inputs, torch.arange(20) % 10)})
+        self._training = NodeTraining(data, experiment, plan, self.kept)
         message = self._training._message
         self._tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in message.downlink]
 

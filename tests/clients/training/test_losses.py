@@ -3,6 +3,9 @@
 Shapes: B, samples of a batch; C, classes; T, positions of a sample.
 """
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
+from fed.clients.measures import is_mean_over_samples
+from fed.clients.training.losses import Loss, bce, cox, cross_entropy, huber, mse, of_each_sample, outputs_for
+from fed.errors import InvalidModel
 
 
 def scored(shape: tuple[int, ...], classes: int, seed: int = 0, scale: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -108,3 +113,90 @@ def test_a_loss_that_reads_numbers_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="data-dependent"):
         of_each_sample(hinge, torch.randn(3, 2), torch.randn(3, 2))
+
+
+def survival(count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Risks [B], and times and events [B, 2], with equal times among them."""
+    generator = torch.Generator().manual_seed(seed)
+    time = torch.randint(1, 6, (count,), generator=generator).double()
+    event = torch.randint(2, (count,), generator=generator).double()
+    return torch.randn(count, generator=generator, dtype=torch.float64), torch.stack([time, event], 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_cox_is_the_loop_over_samples_at_risk(count: int, seed: int) -> None:
+    risk, target = survival(count, seed)
+    expected = 0.0
+    for mine, (time, event) in zip(risk.tolist(), target.tolist(), strict=True):
+        others = zip(risk.tolist(), target.tolist(), strict=True)
+        at_risk = [math.exp(other) for other, (its, _) in others if its >= time]
+        expected -= event * (mine - math.log(sum(at_risk)))
+    assert float(cox(risk, target)) == pytest.approx(expected / count, abs=1e-13)
+    assert float(cox(risk[:, None], target)) == float(cox(risk, target))
+
+
+def test_cox_is_flambys_where_no_times_are_equal() -> None:
+    """Theirs, with the columns (event, time), by its definition: the events' mean over the batch."""
+    risk, target = survival(30)
+    target[:, 0] += torch.arange(30) / 100
+    order = torch.argsort(-target[:, 0])
+    scores, events = risk[order] - risk.max(), target[order, 1]
+    theirs = (-(scores - scores.exp().cumsum(0).log()) * events).mean()
+    assert float(cox(risk, target)) == pytest.approx(float(theirs), abs=1e-14)
+
+
+def test_cox_without_events_is_a_zero_that_has_a_gradient() -> None:
+    risk, target = survival(5)
+    target[:, 1] = 0
+    loss = cox(risk.requires_grad_(), target)
+    (gradient,) = torch.autograd.grad(loss, risk)
+    assert loss == 0
+    assert torch.equal(gradient, torch.zeros(5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_cox_has_the_gradient_of_its_differences(scale: float) -> None:
+    """Large risks overflow nowhere: exp(300) is no float32."""
+    risk, target = survival(12)
+    assert torch.autograd.gradcheck(lambda output: cox(output, target), scale * risk.requires_grad_())
+    loss = cox(scale * risk.float(), target.float())
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("shapes", [((6,), (6, 1)), ((6, 1), (6,)), ((6,), (6,)), ((6, 3), (6, 3))])
+@pytest.mark.parametrize(
+    ("loss", "theirs"),
+    [(mse, functional.mse_loss), (huber, functional.huber_loss), (bce, functional.binary_cross_entropy_with_logits)],
+)
+def test_losses_of_numbers_are_pytorchs_in_one_shape(loss: Loss, theirs: Loss, shapes: Any) -> None:
+    """A dimension of one number in either is no reason to spread one over the other."""
+    output, target = torch.randn(shapes[0]), torch.rand(shapes[1])
+    assert torch.equal(loss(output, target), theirs(output.reshape(target.shape), target))
+    assert is_mean_over_samples(loss)
+    torch.testing.assert_close(of_each_sample(loss, output, target), one_by_one(loss, output, target))
+    if loss is not bce:
+        counts = (10 * target).long()
+        assert torch.equal(loss(output, counts), loss(output, counts.float()))
+
+
+@pytest.mark.parametrize("loss", [mse, huber, bce, cox])
+def test_targets_of_another_shape_are_refused_in_a_sentence(loss: Loss) -> None:
+    with pytest.raises(InvalidModel, match=r"got shapes \(6, 10\) and \(6,\)"):
+        loss(torch.randn(6, 10), torch.zeros(6))
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets", "outputs"),
+    [
+        (cross_entropy, torch.zeros(4).long(), 7),
+        (mse, torch.zeros(4), 1),
+        (mse, torch.zeros(4).long(), 1),
+        (bce, torch.zeros(4, 3).long(), 3),
+        (cox, torch.zeros(4, 2), 1),
+        (functional.l1_loss, torch.zeros(4, 5), 5),
+        (functional.l1_loss, torch.zeros(4).long(), 7),
+    ],
+)
+def test_a_model_has_as_many_outputs_as_the_loss_needs(loss: Loss, targets: Tensor, outputs: int) -> None:
+    assert outputs_for(loss, targets, lambda: 7) == outputs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fed.clients.data import FederatedData, Names, Pair
+from fed.clients.data import FederatedData, Pair
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import described
 from fed.clients.node.sessions import SecureNode
@@ -35,8 +35,8 @@ class ThreadedTraining:
         worked: what was done for them, trials among it.
     """
 
-    def __init__(self, client: int | str, pair: Pair, names: Names, folder: Path) -> None:
-        self._client, self._pair, self._names, self._folder = client, pair, names, folder
+    def __init__(self, data: FederatedData, folder: Path) -> None:
+        self._data, self._folder = data, folder
         self.training: NodeTraining | None = None
         self._plan = Plan()
         self.spec = TaskSpec()
@@ -46,7 +46,7 @@ class ThreadedTraining:
         self.worked: list[Train] = []
 
     def describe(self) -> Joining:
-        return described(self._pair, self._names)
+        return described(self._data)
 
     def prepare(self, experiment: Experiment, plan: Plan) -> None:
         if self.training is None or self._plan.format != plan.format:
@@ -57,7 +57,7 @@ class ThreadedTraining:
 
     def made_anew(self) -> NodeTraining:
         """As a process that has done nothing yet."""
-        return NodeTraining(self._client, self._pair, self._experiment, self._plan, self._folder)
+        return NodeTraining(self._data, self._experiment, self._plan, self._folder)
 
     def _noting(self, work: Any) -> Any:
         def note(train: Train, tensors: Sequence[Tensor]) -> Any:
@@ -84,7 +84,7 @@ class ThreadedNode:
     Args:
         port: of the server, on this machine.
         client: whom it stands for.
-        pair: its samples.
+        samples: its own; with a test set as data of this one client.
         folder: of its own.
         allowed: code that it accepts.
         secure: its sessions; None: it hides nothing.
@@ -94,12 +94,13 @@ class ThreadedNode:
         self,
         port: int,
         client: int | str,
-        pair: Pair,
+        samples: Pair | FederatedData,
         folder: Path,
         allowed: Sequence[str] = (),
         secure: SecureNode | None = None,
     ) -> None:
-        self.training = ThreadedTraining(client, pair, Names(), folder / "kept")
+        data = samples if isinstance(samples, FederatedData) else FederatedData({client: samples})
+        self.training = ThreadedTraining(data, folder / "kept")
         training: Any = self.training
         where = f"127.0.0.1:{port}", None, str(client), client
         self.node = EdgeNode(*where, training, folder / "files", allowed, secure=secure, patience=PATIENCE)
@@ -115,5 +116,6 @@ class ThreadedNode:
 def nodes_of(data: FederatedData, port: int, folder: Path, allowed: Sequence[str] = ()) -> list[ThreadedNode]:
     """A node for each of the clients."""
     return [
-        ThreadedNode(port, client, data.read(client), folder / f"node-{client}", allowed) for client in data.clients
+        ThreadedNode(port, client, data.only(client, client), folder / f"node-{client}", allowed)
+        for client in data.clients
     ]
