@@ -55,8 +55,9 @@ def unlike(result: ComparisonResult) -> str:
             f"{_sequence(theirs)}. Write metrics in the base to score all alike."
         )
     worst = metric.of_clients("worst_decile")
-    by_clients = [row["name"] for row in measured if row.get(worst) is not None]
-    by_coordinator = [row["name"] for row in measured if row.get(worst) is None]
+    scored = {name: variant.evaluation.kind for name, variant in result.comparison.variants().items()}
+    by_clients = [row["name"] for row in measured if row.get(worst) is not None and scored[row["name"]] != "both"]
+    by_coordinator = [row["name"] for row in measured if row["name"] not in by_clients]
     if not by_clients or not by_coordinator:
         return ""
     return (

@@ -101,6 +101,14 @@ def test_variants_of_other_metrics_are_not_compared() -> None:
     )
 
 
+def test_scores_of_one_test_set_compare_whoever_else_scores() -> None:
+    own: dict[str, Any] = {"client_mae_worst_decile": 0.9}
+    runs = {"A": [errors(0.3)], "B": [errors(0.2, **own)]}
+    assert finding(result_of(runs)).startswith("Scores do not compare: clients score B ")
+    result = result_of(runs, base={"evaluation": {"kind": "both"}})
+    assert finding(result).startswith("B ends with the lowest test MAE")
+
+
 def test_without_a_metric_the_loss_decides() -> None:
     runs = {"A": [errors(0.5, metrics={})], "B": [errors(0.3, metrics={})]}
     result = result_of(runs, target=0.1)
