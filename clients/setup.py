@@ -32,6 +32,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
+from fed.storage.model_files import ModelInputs
 from fed.tensors import nn, torch
 from fed.wire.format import Format
 
@@ -48,6 +49,7 @@ class Preparation:
         streams: the run's.
         data: to train on: without what clients hold out, and held to the model's classes.
         held_out: what clients score models on, where they do.
+        inputs: what the experiment's model is made with; None where another was given.
         module: the first model.
         algorithm: the experiment's.
         phases: what local training consists of.
@@ -78,6 +80,7 @@ class Preparation:
     ) -> None:
         self.streams = Streams(experiment.seed)
         self.data = data
+        self.inputs: ModelInputs | None = None
         self.module = self._first_module(experiment, model, loss)
         self.held_out: Mapping[ClientId, Pair] | None = None
         evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
@@ -183,12 +186,9 @@ class Preparation:
         if section is None:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
         inputs, _ = self.data.read(self.data.clients[0])
-        module: nn.Module = section.make(
-            input_shape=tuple(inputs.shape[1:]), classes=max(1, self.data.number_of_classes() or 1)
-        )
-        is_users_own = section.kind.startswith("python:")
-        # a matrix product of two types raises
-        return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
+        classes, dtype = max(1, self.data.number_of_classes() or 1), str(inputs.dtype).removeprefix("torch.")
+        self.inputs = ModelInputs(tuple(inputs.shape[1:]), classes, dtype)
+        return self.inputs.make(section)
 
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
         """Phases of a client's training, and the layout with the parts that it does not share."""

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fed.clients.fingerprint import code_sha256, model_sha256
+from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput
 from fed.layout import Layout
@@ -11,7 +13,7 @@ from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
 
-__all__ = ["check_given_parts", "newest_checkpoint", "run_fingerprint"]
+__all__ = ["check_given_parts", "kept_parts", "newest_checkpoint", "run_fingerprint"]
 
 _MAY_DIFFER = {"name", "checkpoints", "simulation.workers"}
 _log = logging.getLogger(__name__)
@@ -37,8 +39,25 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
         )
 
 
+def kept_parts(prepared: Preparation, data: str | None) -> dict[str, Any]:
+    """What a run's folder keeps of its data and its code: ``sha256`` of each part, and the model's ``inputs``.
+
+    Args:
+        prepared: the run's.
+        data: the SHA-256 of the samples that this process has; None where it has none.
+    """
+    recipe = prepared.recipe
+    code = {"loss": recipe.loss, "metric": recipe.metric}
+    hashes = {name: code_sha256(part) for name, part in code.items() if part is not None}
+    parts = {"data": data, "model": model_sha256(prepared.module), **hashes}
+    return {
+        "inputs": prepared.inputs._asdict() if prepared.inputs else {},
+        "sha256": {name: value for name, value in parts.items() if value is not None},
+    }
+
+
 def newest_checkpoint(
-    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any]
+    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any], parts: Mapping[str, Any]
 ) -> tuple[int, Tree] | None:
     """The newest whole checkpoint whose rounds all have metrics; None where the run begins again.
 
@@ -49,11 +68,12 @@ def newest_checkpoint(
         fingerprint: of the run, by :func:`run_fingerprint`.
         folder: of the run to resume.
         objects: section → object of the experiment, where no file can name it.
+        parts: of the run, by :func:`kept_parts`.
 
     Raises:
         InvalidExperiment: if the run began with another experiment, other clients or another model.
-        InvalidInput: if it began on nodes and is to be simulated, or the other way round, or its metrics cannot be
-            read.
+        InvalidInput: if it began on nodes and is to be simulated, or the other way round, or with other data or code,
+            or its metrics cannot be read.
         InvalidCheckpoint: if no checkpoint fits, and the metrics of rounds would be lost.
     """
     begun = folder.experiment(objects)
@@ -62,11 +82,13 @@ def newest_checkpoint(
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
     if kept is None:
         _check_may_begin_again(begun.checkpoints.every, rounds, folder)
+        _check_parts(parts["sha256"], folder)
         return None
     written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
     _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
     _check_alike(fingerprint["experiment"], written_by["experiment"], where)
     _check_alike(fingerprint["shapes"], written_by["shapes"], where)
+    _check_parts(parts["sha256"], folder)
     return kept
 
 
@@ -112,6 +134,20 @@ def _check_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -
             raise InvalidExperiment(
                 f"a run is resumed as it began, but {key} is {flat_begun.get(key)} in {where}, got "
                 f"{flat_now.get(key)}: take that back, or run the experiment anew in another folder"
+            )
+
+
+def _check_parts(now: Mapping[str, str], folder: RunFolder) -> None:
+    """Refuse to go on with other data or code than the run began with."""
+    begun = folder.parts("sha256")
+    if not begun:
+        _log.warning("%s does not say which data and code it began with, so that these are not checked", folder.path)
+    for name in begun:
+        if now.get(name) != begun[name]:
+            raise InvalidInput(
+                f"a run is resumed with the {name} that it began with, but the SHA-256 of the {name} is "
+                f"{begun[name][:12]}… in {folder.path / 'environment.json'}, got {(now.get(name) or 'none')[:12]}…: "
+                "take that change back, or run the experiment anew in another folder"
             )
 
 

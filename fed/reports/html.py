@@ -19,7 +19,8 @@ from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns
 from fed.storage.atomic_files import write_atomically
-from fed.storage.run_folder import Run, RunFolder, environment, written_to
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder, environment, written_to
 from fed.storage.run_reader import RunState, json_of, metrics_lines, summary_of, totals
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def write_run_report(folder: Path) -> Path:
     experiment, metrics = kept.experiment(), [line for line, _ in metrics_lines(folder)]
     summary = summary_of(folder) or {"status": RunState.UNFINISHED, **totals(experiment, metrics)}
     found = json_of(folder / "environment.json") or environment()
-    found.pop("given", None)
+    for name in ("given", "inputs", "sha256"):
+        found.pop(name, None)
     partition, graph = population.read(json_of(folder / "population.json") or population.described(None))
     page = run_report(Recorded(experiment, metrics, summary), partition, graph, found)
     with written_to(folder):

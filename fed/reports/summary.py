@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fed.config.comparison import Comparison
+from fed.errors import located
+from fed.storage.comparison_reader import contents_of, run_folders
+from fed.storage.run_reader import metrics_lines
 
 __all__ = ["ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
 
@@ -40,6 +43,28 @@ class ComparisonResult:
     runs: Runs
     status: str = "finished"
     directory: Path | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "ComparisonResult":
+        """The result of the comparison in a folder, with the curves of its runs.
+
+        A number of the metrics that was not finite is None.
+
+        Args:
+            folder: of the comparison.
+
+        Raises:
+            InvalidInput: if there is no comparison that has ended, or it cannot be read.
+        """
+        folder = Path(folder)
+        contents = contents_of(folder)
+        with located(folder / "comparison.json"):
+            comparison = Comparison(**contents["comparison"])
+        runs: Runs = {name: {} for name in contents["runs"]}
+        for name, seed, place in run_folders(folder, contents):
+            metrics = [line for line, _ in metrics_lines(place)]
+            runs[name][seed] = {"metrics": metrics, "summary": contents["runs"][name][str(seed)]}
+        return cls(comparison, contents["rows"], runs, contents["status"], folder)
 
 
 def row_of(

@@ -125,16 +125,17 @@ def kept_run(path: Path) -> KeptRun:
     )
 
 
-def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+def metrics_lines(path: Path, name: str = "metrics.jsonl") -> list[tuple[dict[str, Any], bytes]]:
     """The whole lines of a run's metrics, each as a mapping and as bytes. A last line cut short by a crash is left out.
 
     Args:
-        path: the run's folder. Without ``metrics.jsonl`` there are no lines.
+        path: the run's folder. Without the file there are no lines.
+        name: of the file, or of another one with lines of rounds.
 
     Raises:
         InvalidInput: if the file cannot be read, or another line is not a round's.
     """
-    file = path / "metrics.jsonl"
+    file = path / name
     lines = (_content(file) or b"").split(b"\n")[:-1]  # the part after the last end of a line is cut short
     found = []
     for number, line in enumerate(lines, 1):
@@ -143,7 +144,7 @@ def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
             found.append((measured, line + b"\n"))
         elif number < len(lines):  # a crash tears the last line alone
             raise InvalidInput(
-                f"{file}: line {number} must be a round's metrics, got {line[:40]!r}: restore the file, or run the "
+                f"{file}: line {number} must be a round's {file.stem}, got {line[:40]!r}: restore the file, or run the "
                 "experiment again with --overwrite"
             )
     return found

@@ -17,7 +17,7 @@ import fed
 from fed.errors import InvalidData, InvalidInput, OutputExists
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import table
-from fed.simulations.compare import slugs
+from fed.storage.comparison_reader import slugs
 
 pytestmark = pytest.mark.xdist_group("compare")  # so that the fixture of many runs is made once
 ROOT = Path(__file__).resolve().parents[2]
