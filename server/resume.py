@@ -1,7 +1,7 @@
 """Checks that a run to resume is the one that was begun, and finds the newest checkpoint that fits it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fed.clients.fingerprint import code_sha256, model_sha256
@@ -76,19 +76,20 @@ def newest_checkpoint(
             or its metrics cannot be read.
         InvalidCheckpoint: if no checkpoint fits, and the metrics of rounds would be lost.
     """
-    begun = folder.experiment(objects)
-    _check_alike(fingerprint["experiment"], begun.dump(), str(folder.path / "experiment.yaml"))
+    experiment, begun, file = fingerprint["experiment"], folder.experiment(objects), folder.path / "experiment.yaml"
+    # batching, where it is not given, follows from the model, which comes first
+    _check_alike(experiment, begun.dump(), str(file), {*_MAY_DIFFER, "simulation"})
     rounds = folder.recorded_rounds()
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
     if kept is None:
         _check_may_begin_again(begun.checkpoints.every, rounds, folder)
-        _check_parts(parts["sha256"], folder)
-        return None
-    written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
-    _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
-    _check_alike(fingerprint["experiment"], written_by["experiment"], where)
-    _check_alike(fingerprint["shapes"], written_by["shapes"], where)
+    else:
+        written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
+        _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
+        _check_alike(experiment, written_by["experiment"], where, {*_MAY_DIFFER, "simulation"})
+        _check_alike(fingerprint["shapes"], written_by["shapes"], where)
     _check_parts(parts["sha256"], folder)
+    _check_alike(experiment, begun.dump(), str(file))
     return kept
 
 
@@ -126,10 +127,12 @@ def _check_place(clients: int | None, clients_begun: int | None, folder: RunFold
         raise InvalidInput(f"{folder.path} is {what}: resume it by fed {command} --resume {folder.path}")
 
 
-def _check_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:
+def _check_alike(
+    now: Mapping[str, Any], begun: Mapping[str, Any], where: str, may_differ: Collection[str] = _MAY_DIFFER
+) -> None:
     flat_now, flat_begun = _flat(now), _flat(begun)
     for key in {**flat_begun, **flat_now}:
-        is_free = any(key == name or key.startswith(f"{name}.") for name in _MAY_DIFFER)
+        is_free = any(key == name or key.startswith(f"{name}.") for name in may_differ)
         if not is_free and flat_now.get(key) != flat_begun.get(key):
             raise InvalidExperiment(
                 f"a run is resumed as it began, but {key} is {flat_begun.get(key)} in {where}, got "

@@ -177,7 +177,6 @@ def test_every_built_in_kind_resolves() -> None:
         ),
         ("from fed.cli.main import main; main(['keys', '--help'])", {"cryptography", "grpc"}),
         ("from fed.cli.main import main; main(['runs'])", {"torch", "numpy", "matplotlib", "networkx"}),
-        ("from fed.cli.main import main; main(['export', 'none', '--to', 'a.csv'])", {"torch", "pyarrow", "pandas"}),
         (
             "from fed.cli.main import main; main(['show', 'examples/secure.yaml'])",
             {"torch", "grpc", "matplotlib", "networkx", "scipy"},
