@@ -47,7 +47,7 @@ class Block(nn.Module):
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
     """Load a user's module from a source, each time as a process does that is started anew."""
-    names = []
+    names: list[str] = []
 
     def loaded(source: str = SOURCE, name: str = "users_own_code") -> ModuleType:
         folder = tmp_path / str(len(names))
@@ -161,7 +161,7 @@ def test_any_change_of_data_changes_their_hash() -> None:
     others = [
         fed.FederatedData({**data.train, "c4": (moved, pair[1])}, data.test, 3),
         fed.FederatedData({**data.train, "c4": (pair[0], pair[1].flip(0))}, data.test, 3),
-        fed.FederatedData(dict(reversed(data.train.items())), data.test, 3),
+        fed.FederatedData(dict(reversed([*data.train.items()])), data.test, 3),
         fed.FederatedData(data.train, (data.test[0], 2 - data.test[1]), 3),
         fed.FederatedData(data.train, None, 3),
         fed.FederatedData(
