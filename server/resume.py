@@ -40,7 +40,7 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
 
 
 def kept_parts(prepared: Preparation, data: str | None) -> dict[str, Any]:
-    """What a run's folder keeps of its data and its code: ``sha256`` of each part, and the model's ``inputs``.
+    """Hashes of a run's data and code for its folder, as ``sha256``, and the ``inputs`` that its model is made with.
 
     Args:
         prepared: the run's.

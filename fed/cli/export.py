@@ -97,9 +97,10 @@ def _parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     Raises:
         InvalidInput: if pyarrow is not installed.
     """
+    from importlib import import_module
+
     try:
-        import pyarrow
-        from pyarrow import parquet
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # an extra
     except ModuleNotFoundError:
         raise InvalidInput('Parquet needs pyarrow, which is not installed: pip install "fed[parquet]"') from None
 

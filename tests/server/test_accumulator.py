@@ -71,7 +71,7 @@ def test_several_rounds_are_one_in_which_each_reply_counts_alike() -> None:
     assert joined([nobody]) == nobody._replace(participation=Participation((9,), (), (), (9,)))
 
 
-def test_a_line_of_participation_is_in_order_and_without_empty_lists() -> None:
+def test_participation_line_is_in_order_without_empty_lists() -> None:
     who = Participation([np.int64(9), "ann", 2], ["ann", np.int64(9)], failed=[2])
     assert to_json(who.line(3)) == '{"round":3,"asked":[2,9,"ann"],"replied":[9,"ann"],"failed":[2]}'
     assert Participation().line(1) == {"round": 1, "asked": []}
