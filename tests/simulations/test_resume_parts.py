@@ -76,9 +76,7 @@ def test_the_same_parts_made_again_are_taken(begun: Path, tmp_path: Path) -> Non
     assert all(map(torch.equal, run.model.state_dict().values(), whole.model.state_dict().values()))
 
 
-def test_a_folder_of_an_earlier_version_is_resumed_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_older_folder_is_resumed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = ONE.override({"data.clients": 5})
     with pytest.raises(InterruptedError):
         fed.simulate(one, output=tmp_path / "run", observer=Watcher(broken_off))
