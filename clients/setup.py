@@ -33,6 +33,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
+from fed.storage.model_files import ModelInputs
 from fed.tensors import nn, torch
 from fed.wire.format import Format
 
@@ -51,6 +52,7 @@ class Preparation:
         held_out: what clients score models on, where they do: their own test sets, or what they hold out.
         loss: that is minimised.
         metrics: of evaluation, by name.
+        inputs: what the experiment's model is made with; None where another was given.
         module: the first model.
         algorithm: the experiment's.
         phases: what local training consists of.
@@ -83,6 +85,7 @@ class Preparation:
         self.streams = Streams(experiment.seed)
         self.data = data
         self.loss, self.metrics = loss_of(experiment, loss), metrics_of(experiment, loss, metric)
+        self.inputs: ModelInputs | None = None
         self.module = self._first_module(experiment, model)
         self.held_out: Mapping[ClientId, Pair] | None = None
         evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
@@ -190,10 +193,8 @@ class Preparation:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
         inputs, targets = self.data.read(self.data.clients[0])
         outputs = outputs_for(self.loss, targets, self.data.number_of_classes)
-        module: nn.Module = section.make(input_shape=tuple(inputs.shape[1:]), classes=outputs)
-        is_users_own = section.kind.startswith("python:")
-        # a matrix product of two types raises
-        return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
+        self.inputs = ModelInputs(tuple(inputs.shape[1:]), outputs, str(inputs.dtype).removeprefix("torch."))
+        return self.inputs.make(section)
 
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
         """Phases of a client's training, and the layout with the parts that it does not share."""

@@ -30,21 +30,23 @@ if TYPE_CHECKING:
     from fed.clients.data import FederatedData as FederatedData
     from fed.config.comparison import Comparison as Comparison
     from fed.config.experiment import Experiment as Experiment
+    from fed.reports.summary import ComparisonResult as ComparisonResult
     from fed.server.deploy import serve as serve
     from fed.server.parameter_store import ParameterStore as ParameterStore
     from fed.simulations.compare import compare as compare
     from fed.simulations.simulate import simulate as simulate
-    from fed.storage.run_folder import Run as Run
+    from fed.storage.run import Run as Run
 
 _HOME_OF = {
     "Aggregator": "fed.aggregators.base",
     "ClientsOnDemand": "fed.clients.data",
     "Comparison": "fed.config.comparison",
+    "ComparisonResult": "fed.reports.summary",
     "Experiment": "fed.config.experiment",
     "FederatedData": "fed.clients.data",
     "ParameterStore": "fed.server.parameter_store",
     "PeerRule": "fed.aggregators.peer_rule",
-    "Run": "fed.storage.run_folder",
+    "Run": "fed.storage.run",
     "compare": "fed.simulations.compare",
     "serve": "fed.server.deploy",
     "simulate": "fed.simulations.simulate",

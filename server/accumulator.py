@@ -7,8 +7,10 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fed.clients.data.holdings import in_order
 from fed.reduction import WeightedMean
 from fed.tensors import Tensor, torch
 from fed.wire.messages import Answer, Task
@@ -16,12 +18,33 @@ from fed.wire.messages import Answer, Task
 if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import SumOfClients
 
-__all__ = ["RoundStats", "Staleness", "UpdateAccumulator", "joined", "mean_loss"]
+__all__ = ["Participation", "RoundStats", "Staleness", "UpdateAccumulator", "joined", "mean_loss"]
 
 _log = logging.getLogger(__name__)
 
 Staleness = Callable[[int], float | None]
 """How many versions old an update's start is → the factor that the update is counted with; None: not at all."""
+
+
+class Participation(NamedTuple):
+    """The clients of a round, by what became of their tasks; one that had several tasks occurs as often.
+
+    Args:
+        asked: clients that tasks were sent to.
+        replied: clients whose updates count.
+        late: clients whose updates came too late to count.
+        failed: clients whose tasks failed, or whose answers were refused.
+    """
+
+    asked: Sequence[int | str] = ()
+    replied: Sequence[int | str] = ()
+    late: Sequence[int | str] = ()
+    failed: Sequence[int | str] = ()
+
+    def line(self, number: int) -> dict[str, Any]:
+        """A round's line of ``participation.jsonl``: ids in order, without empty lists but ``asked``."""
+        clients = {name: in_order(ids) for name, ids in self._asdict().items() if ids or name == "asked"}
+        return {"round": number, **clients}
 
 
 class RoundStats(NamedTuple):
@@ -39,6 +62,7 @@ class RoundStats(NamedTuple):
         clipped_share: of all coordinates that were added under secure aggregation, those that were clipped.
         capped_weights: of the clients in that sum, those whose weight was capped.
         diverged: of the tasks that failed, those whose numbers were not finite; None where such a client ends the run.
+        participation: the clients that are counted here.
     """
 
     selected: int
@@ -52,11 +76,13 @@ class RoundStats(NamedTuple):
     clipped_share: float | None = None
     capped_weights: int | None = None
     diverged: int | None = None
+    participation: Participation = Participation()
 
     def measured(self) -> dict[str, Any]:
         """The counts as a part of the round's metrics; without what is not measured."""
-        hidden = "clipped_share", "capped_weights", "diverged"
-        return {name: value for name, value in self._asdict().items() if name not in hidden or value is not None}
+        values, hidden = self._asdict(), ("clipped_share", "capped_weights", "diverged")
+        del values["participation"]
+        return {name: value for name, value in values.items() if name not in hidden or value is not None}
 
 
 def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
@@ -65,12 +91,14 @@ def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
         name: sum(getattr(one, name) for one in rounds_stats)
         for name in ("selected", "replied", "late", "failed", "bytes_up", "bytes_down")
     }
+    lists = zip(*(one.participation for one in rounds_stats), strict=True)
+    who = Participation(*(tuple(chain.from_iterable(ids)) for ids in lists))
     replied = [one for one in rounds_stats if one.train_loss is not None]
     if len(replied) == 1:
-        return replied[0]._replace(**counts)
+        return replied[0]._replace(**counts, participation=who)
     loss = mean_loss([(one.train_loss or 0.0, one.replied) for one in replied])
     staleness = sum(one.staleness_mean * one.replied for one in replied) / max(counts["replied"], 1)
-    return RoundStats(**counts, train_loss=loss, staleness_mean=staleness)
+    return RoundStats(**counts, train_loss=loss, staleness_mean=staleness, participation=who)
 
 
 def mean_loss(losses: Sequence[tuple[float, int]]) -> float | None:
@@ -88,7 +116,7 @@ class UpdateAccumulator:
 
     Attributes:
         integers_I: the largest of the integers of updates that count.
-        selected, replied, late, failed: tasks that were sent, and what became of them.
+        asked, replied, late, failed: the clients of tasks that were sent, and of what became of them, one a task.
         bytes_up, bytes_down: what was moved for them.
         counted: task → the factor that its update was counted with.
         staleness: of each update that counts, how many versions old its start was.
@@ -116,7 +144,10 @@ class UpdateAccumulator:
         drops_diverged: bool = False,
     ) -> None:
         self.integers_I = integers_I
-        self.selected = self.replied = self.late = self.failed = 0
+        self.asked: list[int | str] = []
+        self.replied: list[int | str] = []
+        self.late: list[int | str] = []
+        self.failed: list[int | str] = []
         self.bytes_up = self.bytes_down = 0
         self.counted: dict[int, float] = {}
         self.staleness: list[int] = []
@@ -150,7 +181,7 @@ class UpdateAccumulator:
             if open_tasks.pop(answer.tasks[0], None) is not None:
                 level = logging.WARNING if answer.diverged else logging.INFO
                 _log.log(level, "round %d: client %r failed: %s", answer.round, answer.clients[0], answer.problem)
-                self.failed += 1
+                self.failed.append(answer.clients[0])
             return
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
@@ -163,13 +194,13 @@ class UpdateAccumulator:
             self.hidden = answer.hidden
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
             self.staleness += [0] * len(tasks)
-            self.replied += len(tasks)
+            self.replied += answer.clients
             return
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
         staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
         if factor is None:
-            self.late += len(tasks)
+            self.late += answer.clients
             return
         self._add(answer, tasks[0], factor)
         self.samples_of |= zip(answer.clients, answer.samples, strict=True)
@@ -178,7 +209,7 @@ class UpdateAccumulator:
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
-        self.replied += len(tasks)
+        self.replied += answer.clients
 
     @property
     def weight(self) -> int | Fraction:
@@ -203,10 +234,10 @@ class UpdateAccumulator:
         """The counts of the round."""
         hidden = self.hidden
         return RoundStats(
-            selected=self.selected,
-            replied=self.replied,
-            late=self.late,
-            failed=self.failed,
+            selected=len(self.asked),
+            replied=len(self.replied),
+            late=len(self.late),
+            failed=len(self.failed),
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             train_loss=hidden.train_loss if hidden else mean_loss(self.losses),
@@ -214,6 +245,7 @@ class UpdateAccumulator:
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
             capped_weights=hidden.capped if hidden else None,
             diverged=len(self.diverged) if self._drops_diverged else None,
+            participation=Participation(self.asked, self.replied, self.late, self.failed),
         )
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:

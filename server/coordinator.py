@@ -140,7 +140,7 @@ class Coordinator:
         ]
         self._tasks += len(tasks)
         self.open.update((task.id, task) for task in tasks)
-        accumulator.selected += len(tasks)
+        accumulator.asked += clients
         sizes: dict[object, int] = {}
         for task in tasks:
             if (content := task.content) not in sizes:
@@ -194,8 +194,8 @@ class Coordinator:
         """
         self.fleet.cancel(list(self.open))
         self.collect(accumulator, until=self.fleet.clock)
-        accumulator.late += len(self.open) if are_late else 0
-        accumulator.failed += 0 if are_late else len(self.open)
+        unanswered = accumulator.late if are_late else accumulator.failed
+        unanswered += [task.client for task in self.open.values()]
         self.open.clear()
 
     def step(
@@ -211,7 +211,7 @@ class Coordinator:
         """
         self.losses |= accumulator.loss_of
         counted: dict[int, float] = {}
-        if accumulator.replied and self._suffice(accumulator.replied, quorum, number):
+        if accumulator.replied and self._suffice(len(accumulator.replied), quorum, number):
             self._apply(accumulator, number, share)
             self.version += 1
             counted = accumulator.counted
@@ -292,7 +292,7 @@ class Coordinator:
         read_M, parts = self.message.read(mean_update_M, self.streams, number), len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
         mean = (read_M,) if is_one else read_M.split_with_sizes(self.message.sizes)
-        clients, stream = accumulator.replied if share is None else members, partial(self._stream, number)
+        clients, stream = len(accumulator.replied) if share is None else members, partial(self._stream, number)
         state = self.aggregator.apply(state, Reduced(mean[:parts], clients, population, stream))
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Score
+from fed.clients.fingerprint import pair_sha256
 from fed.clients.measures import Metrics, directions, loss_of
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
@@ -37,12 +38,13 @@ from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.real_fleet import RealFleet
-from fed.server.resume import newest_checkpoint, run_fingerprint
+from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
-from fed.storage.run_folder import Run, RunFolder
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder
 from fed.tensors import Tensor, nn, torch
 from fed.wire.format import Format
 from fed.wire.protocol_pb2 import Joining, Plan, Signature
@@ -195,10 +197,12 @@ class Deployment:
         prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
         algorithm = prepared.algorithm
         fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
-        kept = newest_checkpoint(fingerprint, folder, self.experiment.objects()) if resume else None
+        test = prepared.recipe.test
+        parts = kept_parts(prepared, None if test is None else pair_sha256(test))
+        kept = newest_checkpoint(fingerprint, folder, self.experiment.objects(), parts) if resume else None
         policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
         if kept is None:
-            folder.begin(self.experiment)
+            folder.begin(self.experiment, parts=parts)
         else:
             fleet.restore(kept[1]["federation"]["fleet"])  # before nodes are waited for: the run's members are known
         if kept is not None and asks_place:

@@ -1,9 +1,11 @@
 """Checks that a run to resume is the one that was begun, and finds the newest checkpoint that fits it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fed.clients.fingerprint import code_sha256, model_sha256
+from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput
 from fed.layout import Layout
@@ -11,7 +13,7 @@ from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
 
-__all__ = ["check_given_parts", "newest_checkpoint", "run_fingerprint"]
+__all__ = ["check_given_parts", "kept_parts", "newest_checkpoint", "run_fingerprint"]
 
 _MAY_DIFFER = {"name", "checkpoints", "simulation.workers"}
 _log = logging.getLogger(__name__)
@@ -37,8 +39,24 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
         )
 
 
+def kept_parts(prepared: Preparation, data: str | None) -> dict[str, Any]:
+    """Hashes of a run's data and code for its folder, as ``sha256``, and the ``inputs`` that its model is made with.
+
+    Args:
+        prepared: the run's.
+        data: the SHA-256 of the samples that this process has; None where it has none.
+    """
+    recipe = prepared.recipe
+    code = {"loss": code_sha256(recipe.loss), "metrics": code_sha256(recipe.metrics)}
+    parts = {"data": data, "model": model_sha256(prepared.module), **code}
+    return {
+        "inputs": prepared.inputs._asdict() if prepared.inputs else {},
+        "sha256": {name: value for name, value in parts.items() if value is not None},
+    }
+
+
 def newest_checkpoint(
-    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any]
+    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any], parts: Mapping[str, Any]
 ) -> tuple[int, Tree] | None:
     """The newest whole checkpoint whose rounds all have metrics; None where the run begins again.
 
@@ -49,24 +67,28 @@ def newest_checkpoint(
         fingerprint: of the run, by :func:`run_fingerprint`.
         folder: of the run to resume.
         objects: section → object of the experiment, where no file can name it.
+        parts: of the run, by :func:`kept_parts`.
 
     Raises:
         InvalidExperiment: if the run began with another experiment, other clients or another model.
-        InvalidInput: if it began on nodes and is to be simulated, or the other way round, or its metrics cannot be
-            read.
+        InvalidInput: if it began on nodes and is to be simulated, or the other way round, or with other data or code,
+            or its metrics cannot be read.
         InvalidCheckpoint: if no checkpoint fits, and the metrics of rounds would be lost.
     """
-    begun = folder.experiment(objects)
-    _check_alike(fingerprint["experiment"], begun.dump(), str(folder.path / "experiment.yaml"))
+    experiment, begun, file = fingerprint["experiment"], folder.experiment(objects), folder.path / "experiment.yaml"
+    # batching, where it is not given, follows from the model, which comes first
+    _check_alike(experiment, begun.dump(), str(file), {*_MAY_DIFFER, "simulation"})
     rounds = folder.recorded_rounds()
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
     if kept is None:
         _check_may_begin_again(begun.checkpoints.every, rounds, folder)
-        return None
-    written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
-    _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
-    _check_alike(fingerprint["experiment"], written_by["experiment"], where)
-    _check_alike(fingerprint["shapes"], written_by["shapes"], where)
+    else:
+        written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
+        _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
+        _check_alike(experiment, written_by["experiment"], where, {*_MAY_DIFFER, "simulation"})
+        _check_alike(fingerprint["shapes"], written_by["shapes"], where)
+    _check_parts(parts["sha256"], folder)
+    _check_alike(experiment, begun.dump(), str(file))
     return kept
 
 
@@ -104,14 +126,30 @@ def _check_place(clients: int | None, clients_begun: int | None, folder: RunFold
         raise InvalidInput(f"{folder.path} is {what}: resume it by fed {command} --resume {folder.path}")
 
 
-def _check_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:
+def _check_alike(
+    now: Mapping[str, Any], begun: Mapping[str, Any], where: str, may_differ: Collection[str] = _MAY_DIFFER
+) -> None:
     flat_now, flat_begun = _flat(now), _flat(begun)
     for key in {**flat_begun, **flat_now}:
-        is_free = any(key == name or key.startswith(f"{name}.") for name in _MAY_DIFFER)
+        is_free = any(key == name or key.startswith(f"{name}.") for name in may_differ)
         if not is_free and flat_now.get(key) != flat_begun.get(key):
             raise InvalidExperiment(
                 f"a run is resumed as it began, but {key} is {flat_begun.get(key)} in {where}, got "
                 f"{flat_now.get(key)}: take that back, or run the experiment anew in another folder"
+            )
+
+
+def _check_parts(now: Mapping[str, str], folder: RunFolder) -> None:
+    """Refuse to go on with other data or code than the run began with."""
+    begun = folder.parts("sha256")
+    if not begun:
+        _log.warning("%s does not say which data and code it began with, so that these are not checked", folder.path)
+    for name in begun:
+        if now.get(name) != begun[name]:
+            raise InvalidInput(
+                f"a run is resumed with the {name} that it began with, but the SHA-256 of the {name} is "
+                f"{begun[name][:12]}… in {folder.path / 'environment.json'}, got {(now.get(name) or 'none')[:12]}…: "
+                "take that change back, or run the experiment anew in another folder"
             )
 
 

@@ -14,7 +14,8 @@ from fed.reports.population import Confusion
 from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
 from fed.storage.checkpoints import Checkpoints, Tree
-from fed.storage.run_folder import Run, RunFolder
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import totals
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class TrainingLoop:
         begin_scoring: begins to score the federation's models as they are now; told if no round comes after it.
         has_scores: True where there are samples to score them on.
         scores_meanwhile: True where the scoring continues during the next round.
+        keeps_models: True where the clients' own models are here, and belong to the run's results.
         load_module: a model's state → a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
         facts: called at the end for what the summary says beside the measurements.
@@ -77,6 +79,7 @@ class TrainingLoop:
     begin_scoring: Callable[[bool], Scoring]
     has_scores: bool
     scores_meanwhile: bool
+    keeps_models: bool = False
     load_module: "Callable[[State], nn.Module]"
     metrics: Mapping[str, str]
     facts: Callable[[], Mapping[str, Any]]
@@ -201,19 +204,22 @@ class TrainingLoop:
         self._states = pending.states
         self._metrics.append(line)
         if self.folder is not None:
-            # first, so that a round with a line of metrics has its clients' too
-            self.folder.append_clients([{"round": line["round"], **row} for row in scores.clients])
+            # first, so that a round with metrics has all its lines
+            number = line["round"]
+            self.folder.append(pending.stats.participation.line(number), name="participation.jsonl")
+            self.folder.append(*({"round": number, **row} for row in scores.clients), name="clients.jsonl")
             self.folder.append(line)
         if self.after_round is not None:
             self.after_round(line)
 
     def _finish(self, status: str, reason: str | None) -> Run:
         model = self.load_module(self._states[0])
-        models = {client: self.load_module(state) for client, state in self._states[1].items()}
+        own = self._states[1] if self.keeps_models else {}
+        models = {client: self.load_module(state) for client, state in own.items()}
         directory = self.folder.path if self.folder else None
         run = Run(self.experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self.folder is not None:
-            self.folder.keep(model)
+            self.folder.keep(model, models)
             self.folder.finish(run.summary, self.population(self._confusion))
         return run
 

@@ -2,9 +2,8 @@
 
 import csv
 import io
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ from fed.reports.summary import ComparisonResult, Runs, has_finished, row_of
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
 from fed.simulations.simulation import topology_of
 from fed.storage.atomic_files import held, write_atomically
+from fed.storage.comparison_reader import slugs
 from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json, written_to
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from fed.tensors import nn
 
-__all__ = ["ComparisonFolder", "compare", "slugs"]
+__all__ = ["ComparisonFolder", "compare"]
 
 _PARTITIONS = 4
 """How many partitions of variants whose data differ a report draws."""
@@ -272,20 +272,3 @@ def _csv(result: ComparisonResult) -> str:
     writer.writeheader()
     writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"]))} for row in result.rows)
     return text.getvalue()
-
-
-def slugs(names: Iterable[str]) -> dict[str, str]:
-    """A folder's name for each variant's: lower case, short, without what separates or hides folders, and distinct.
-
-    Example:
-        >>> slugs(["D-PSGD, ring", "d-psgd ring", "../é"])
-        {'D-PSGD, ring': 'd-psgd-ring', 'd-psgd ring': 'd-psgd-ring-2', '../é': 'variant'}
-    """
-    chosen: dict[str, str] = {}
-    for name in names:
-        plain = re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-.=")[:60] or "variant"
-        number = 1
-        while (slug := plain if number == 1 else f"{plain}-{number}") in chosen.values():
-            number += 1
-        chosen[name] = slug
-    return chosen

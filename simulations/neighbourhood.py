@@ -88,7 +88,7 @@ class SimulatedNeighbourhood:
         self._number, self._exchange = number, 0
         self.weights = self._whole = self._topology.weights(number) if self._topology else None
         if self._all_take_part:
-            return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
+            return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members))
         self._await_peer(number)
         attendance = self._attendance(number)
         self._rows_S = attendance.rows_S.numpy()
@@ -219,7 +219,7 @@ class SimulatedNeighbourhood:
     def _attendance(self, number: int) -> Attendance:
         """Decide for each peer that is there, before any of them trains."""
         degrees_N = self._whole.degrees_N.tolist() if self._whole else [0] * len(self.members)
-        rows_S, steps_S, failed = [], [], 0
+        rows_S, steps_S, failed = [], [], []
         for row, degree in enumerate(degrees_N):
             is_there, until_s, _ = self._spell(row)
             if not is_there:
@@ -231,7 +231,7 @@ class SimulatedNeighbourhood:
             ends_s = self._ready_s_N[row] + takes_s * (1.0 if breaks_at is None else breaks_at)
             if breaks_at is not None or ends_s > until_s:
                 self._ready_s_N[row] = min(ends_s, until_s)
-                failed += 1
+                failed.append(self.members[row])
             else:
                 rows_S.append(row)
                 steps_S.append(steps)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
+from fed.clients.fingerprint import data_sha256
 from fed.clients.measures import Metric, Metrics, directions
 from fed.clients.training.executor import Executor
 from fed.clients.training.losses import Loss
@@ -18,12 +19,13 @@ from fed.errors import InvalidExperiment, InvalidInput
 from fed.reports.population import Confusion, described
 from fed.server.confusion import confusion_of
 from fed.server.federation import State
-from fed.server.resume import check_given_parts, newest_checkpoint, run_fingerprint
+from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.estimate import Expectation, expect
 from fed.simulations.executors.choice import hired, leave_rerun
 from fed.simulations.simulation import Simulation, begin_scoring
-from fed.storage.run_folder import Run, RunFolder
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder
 from fed.tensors import nn, torch
 
 __all__ = ["Observer", "simulate"]
@@ -80,7 +82,7 @@ def simulate(
 
     Raises:
         InvalidInput: if experiment, data, model and loss do not fit each other, the folder holds something, or the
-            run to resume is another experiment's.
+            run to resume is another experiment's, or began with other data or code.
         RunFailed: if the folder cannot be written to any more; the run can be resumed from its newest checkpoint.
         Diverged: if a loss or a model is no longer finite. The folder then holds the last good model and all metrics
             until then, as after an interruption.
@@ -107,14 +109,17 @@ def simulate(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         folder = _folder(output, overwrite, resume)
-        parts = {"data": data, "model": model, "loss": loss, "metric": metric}
-        given = [name for name, part in parts.items() if part is not None]
+        given_parts = {"data": data, "model": model, "loss": loss, "metric": metric}
+        given = [name for name, part in given_parts.items() if part is not None]
         if folder is not None and resume:
             check_given_parts(given, folder)
         simulation = Simulation(experiment, data, model, loss, metric)
         _log.info("training: %s", simulation.batching)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
-        kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if folder is not None and resume else None
+        parts, kept = dict[str, Any](), None
+        if folder is not None:
+            parts = kept_parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
+            kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
         expectation = expect(simulation) if observer is not None else None
         if folder is not None:
             stack.enter_context(folder.held())
@@ -123,7 +128,7 @@ def simulate(
         if kept is not None:
             loop.restore(*kept)
         elif folder is not None:
-            folder.begin(simulation.experiment, given)
+            folder.begin(simulation.experiment, given, parts)
         if observer is not None and expectation is not None:
             observer.begin(expectation)
         return loop.run()
@@ -167,6 +172,7 @@ def _loop(
         begin_scoring=lambda is_last: begin_scoring(simulation, federation, executor, is_last=is_last),
         has_scores=simulation.held_out is not None or simulation.recipe.test is not None,
         scores_meanwhile=executor.is_parallel,
+        keeps_models=True,
         load_module=simulation.load_module,
         facts=facts,
         metrics=directions(simulation.recipe.metrics),

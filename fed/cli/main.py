@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import fed
-from fed.cli import algorithms, codecs, documents, keys, nodes, peers, runs, tables, topology
+from fed.cli import algorithms, codecs, documents, export, keys, nodes, peers, runs, tables, topology
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
 from fed.errors import FedError
@@ -64,6 +64,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "show": documents.show,
     "data": tables.data,
     "runs": kept_runs.runs,
+    "export": export.export,
     "algorithms": algorithms.algorithms,
     "codecs": codecs.codecs,
     "topology": topology.topology,

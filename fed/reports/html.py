@@ -24,8 +24,9 @@ from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns
 from fed.scores import LOSS, NamedMetric, metrics_of
 from fed.storage.atomic_files import write_atomically
-from fed.storage.run_folder import Run, RunFolder, environment, written_to
-from fed.storage.run_reader import RunState, json_of, metrics_lines, summary_of, totals
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder, environment, written_to
+from fed.storage.run_reader import json_of, metrics_lines, summary_so_far
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -111,10 +112,10 @@ def write_run_report(folder: Path) -> Path:
     """
     kept = RunFolder.existing(folder)
     experiment, metrics = kept.experiment(), [line for line, _ in metrics_lines(folder)]
-    directions = {metric.called: metric.best for metric in experiment.metrics or ()}
-    summary = summary_of(folder) or {"status": RunState.UNFINISHED, **totals(experiment, metrics, directions)}
+    summary = summary_so_far(folder, experiment, metrics)
     found = json_of(folder / "environment.json") or environment()
-    found.pop("given", None)
+    for name in ("given", "inputs", "sha256"):
+        found.pop(name, None)
     drawn = population.read(json_of(folder / "population.json") or population.described(None))
     page = run_report(Recorded(experiment, metrics, summary), *drawn, found, last_client_scores(folder))
     with written_to(folder):

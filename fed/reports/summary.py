@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fed.config.comparison import Comparison
+from fed.errors import located
 from fed.scores import LOSS, NamedMetric, metrics_of_all
+from fed.storage.comparison_reader import contents_of, run_folders
+from fed.storage.run_reader import metrics_lines
 
 __all__ = ["FIGURES", "ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
 
@@ -50,6 +53,28 @@ class ComparisonResult:
         return metrics_of_all(
             run["summary"] for by_seed in self.runs.values() for run in by_seed.values() if has_finished(run)
         )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "ComparisonResult":
+        """The result of the comparison in a folder, with the curves of its runs.
+
+        A number of the metrics that was not finite is None.
+
+        Args:
+            folder: of the comparison.
+
+        Raises:
+            InvalidInput: if there is no comparison that has ended, or it cannot be read.
+        """
+        folder = Path(folder)
+        contents = contents_of(folder)
+        with located(folder / "comparison.json"):
+            comparison = Comparison(**contents["comparison"])
+        runs: Runs = {name: {} for name in contents["runs"]}
+        for name, seed, place in run_folders(folder, contents):
+            metrics = [line for line, _ in metrics_lines(place)]
+            runs[name][seed] = {"metrics": metrics, "summary": contents["runs"][name][str(seed)]}
+        return cls(comparison, contents["rows"], runs, contents["status"], folder)
 
 
 def row_of(

@@ -1,4 +1,4 @@
-"""Results of a run, in memory and in its folder: metrics by round, a summary, the model."""
+"""Folder of a run, as it is written: metrics by round, who took part, a summary, the models."""
 
 import errno
 import json
@@ -9,14 +9,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pydantic_core
-from safetensors.torch import save
 
 from fed import __version__
 from fed.config import yaml
@@ -24,34 +23,13 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
 from fed.storage.atomic_files import LOCK, held, unfinished, write_atomically
 from fed.storage.checkpoint_files import remove_all
-from fed.storage.run_reader import is_run, lines_of, metrics_lines, state_of
-from fed.tensors import Tensor, nn, torch
+from fed.storage.model_files import write_model, write_models
+from fed.storage.run_reader import is_run, json_of, metrics_lines, state_of
+from fed.tensors import nn, torch
 
-__all__ = ["Run", "RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
+__all__ = ["RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
-
-    Args:
-        experiment: with every default resolved.
-        metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning. Bytes, counts
-            and losses are the round's own. A value that a round did not measure is None.
-        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status.
-        model: the trained module.
-        models: where clients keep models of their own, client id → module; empty otherwise.
-        directory: the run's folder, or None.
-    """
-
-    experiment: Experiment
-    metrics: list[dict[str, Any]]
-    summary: dict[str, Any]
-    model: "nn.Module"
-    models: "Mapping[int | str, nn.Module]" = field(default_factory=dict)
-    directory: Path | None = None
 
 
 class RunFolder:
@@ -66,13 +44,14 @@ class RunFolder:
         InvalidInput: if the folder cannot be made.
     """
 
+    LINES = ("metrics.jsonl", "participation.jsonl", "clients.jsonl")
+    """The files with lines of rounds."""
     FILES = (
-        *("experiment.yaml", "environment.json", "metrics.jsonl", "clients.jsonl"),
-        *("summary.json", "model.safetensors", "population.json", "report.html"),
+        *("experiment.yaml", "environment.json", *LINES),
+        *("summary.json", "model.safetensors", "population.json", "models.safetensors", "report.html"),
     )
-    """The files of a run, of which ``fed report`` draws the last; there may be ``checkpoints/`` too."""
-
-    _LINES = ("metrics.jsonl", "clients.jsonl")  # those with lines of rounds
+    """The files of a run. There is ``models.safetensors`` where clients keep models, and ``report.html`` once ``fed
+    report`` has drawn it; there may be ``checkpoints/`` too."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
@@ -110,7 +89,9 @@ class RunFolder:
         """The folder beside it of a server's files on their way, which is gone once its nodes are dismissed."""
         return self.path.with_name(f".{self.path.name}.spool")
 
-    def begin(self, experiment: Experiment, given: Sequence[str] = ()) -> None:
+    def begin(
+        self, experiment: Experiment, given: Sequence[str] = (), parts: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         """Write the files that precede the first round, in place of an earlier run's files.
 
         The file that marks a run's folder comes first, so that an interruption leaves a folder that can be overwritten.
@@ -118,17 +99,19 @@ class RunFolder:
         Args:
             experiment: to run.
             given: the names of the parts given in Python beside it.
+            parts: what ``environment.json`` keeps of the run's data and code.
 
         Raises:
             InvalidInput: if the folder cannot be made.
         """
-        found = {**environment(), "given": list(given)}
+        found = {**environment(), "given": list(given), **parts}
         with written_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             clear_run(self.path)
             write_atomically(self.path / "environment.json", to_json(found, indent=2).encode())
             write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
-            write_atomically(self.path / "metrics.jsonl", b"")
+            for name in self.LINES:
+                write_atomically(self.path / name, b"")
 
     def experiment(self, objects: Mapping[str, Any] = MappingProxyType({})) -> Experiment:
         """The experiment that was run.
@@ -162,6 +145,15 @@ class RunFolder:
             ) from None
         return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
+    def parts(self, name: str) -> dict[str, Any]:
+        """One of the parts that the run began with, ``inputs`` or ``sha256``; empty in a folder of an earlier version.
+
+        Raises:
+            InvalidInput: if the file that says so cannot be read.
+        """
+        part = (json_of(self.path / "environment.json") or {}).get(name)
+        return part if isinstance(part, dict) else {}
+
     def recorded_rounds(self) -> int:
         """The number of rounds, from the first on, whose lines of the metrics are whole; 0 without metrics.
 
@@ -186,45 +178,37 @@ class RunFolder:
             InvalidInput: if the metrics cannot be read; the folder is then as it was.
             RunFailed: if the folder cannot be written to.
         """
-        lines = {name: _until(after, lines_of(self.path / name)) for name in self._LINES}
+        kept = {
+            name: [line for line in metrics_lines(self.path, name) if line[0]["round"] <= after] for name in self.LINES
+        }
         with self._written_on():
             ended = (self.path / name for name in ("summary.json", "population.json", "report.html"))
             for path in (*unfinished(self.path, self.FILES), *ended):
                 path.unlink(missing_ok=True)
-            for name, kept in lines.items():
-                if name == "metrics.jsonl" or (self.path / name).exists():
-                    write_atomically(self.path / name, b"".join(text for _, text in kept))
-        return [line for line, _ in lines["metrics.jsonl"]]
+            for name, lines in kept.items():
+                write_atomically(self.path / name, b"".join(text for _, text in lines))
+        return [line for line, _ in kept["metrics.jsonl"]]
 
     def sync(self) -> None:
-        """Wait until the disk has all lines of the rounds, so that a checkpoint never outlives the lines before it.
+        """Wait until the disk has all lines of rounds, so that a checkpoint never outlives the lines before it.
 
         Raises:
             RunFailed: if the disk fails.
         """
-        with self._written_on():
-            for path in filter(Path.exists, map(self.path.joinpath, self._LINES)):
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())  # of the file, though this descriptor only reads it
+        for name in self.LINES:
+            with self._written_on(), (self.path / name).open("rb") as file:
+                os.fsync(file.fileno())  # of the file, though this descriptor only reads it
 
-    def append(self, line: Mapping[str, Any]) -> None:
-        """Add a round's line to ``metrics.jsonl``, in one write: the whole line or nothing.
+    def append(self, *lines: Mapping[str, Any], name: str = "metrics.jsonl") -> None:
+        """Add a round's lines to a file, in one write: all of them or nothing.
 
-        Raises:
-            RunFailed: if there is no room.
-        """
-        self._append("metrics.jsonl", [line])
-
-    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add the scores of a round's clients to ``clients.jsonl``, in one write: all of them or nothing.
+        Args:
+            lines: each with its round.
+            name: of the file, one of ``LINES``.
 
         Raises:
             RunFailed: if there is no room.
         """
-        if rows:
-            self._append("clients.jsonl", rows)
-
-    def _append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         content = "".join(f"{to_json(line)}\n" for line in lines).encode()
         # unbuffered: one call of the system
         with self._written_on(), (self.path / name).open("ab", buffering=0) as file:
@@ -234,16 +218,20 @@ class RunFolder:
                 file.truncate(size_bytes)  # else the next line would continue this piece, and be unreadable with it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def keep(self, model: "nn.Module") -> None:
-        """Write the model's tensors. Other values of its state are left out.
+    def keep(self, model: "nn.Module", models: "Mapping[int | str, nn.Module]" = MappingProxyType({})) -> None:
+        """Write the tensors of the models. Other values of their states are left out.
+
+        Args:
+            model: the run's.
+            models: client → its own model, where clients keep some.
 
         Raises:
-            RunFailed: if there is no room; an earlier model is unchanged.
+            RunFailed: if there is no room; an earlier file is unchanged.
         """
-        tensors = {name: part for name, part in model.state_dict().items() if isinstance(part, Tensor)}
-        state = {name: part.contiguous().clone() for name, part in tensors.items()}  # tied weights occur twice
         with self._written_on():
-            write_atomically(self.path / "model.safetensors", save(state))
+            write_model(self.path / "model.safetensors", model)
+            if models:
+                write_models(self.path / "models.safetensors", models)
 
     def finish(self, summary: Mapping[str, Any], population: Mapping[str, Any]) -> None:
         """Write the summary, last: a folder with a summary has all other files but the report.
@@ -263,10 +251,6 @@ class RunFolder:
         """Turn a refusal of the system during a run into RunFailed."""
         remedy = "make room there that this process may write to, then resume the run"
         return os_errors_as(RunFailed, f"{self.path} cannot be written to any more, what it holds is kept", remedy)
-
-
-def _until(round_number: int, lines: Sequence[tuple[dict[str, Any], bytes]]) -> list[tuple[dict[str, Any], bytes]]:
-    return [line for line in lines if line[0]["round"] <= round_number]
 
 
 def clear_run(folder: Path) -> None:
@@ -310,7 +294,12 @@ def written_to(folder: Path) -> AbstractContextManager[None]:
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON with null in place of NaN and infinity, which other readers refuse."""
-    return pydantic_core.to_json(value, indent=indent, inf_nan_mode="null").decode()
+    return pydantic_core.to_json(value, indent=indent, inf_nan_mode="null", fallback=_number).decode()
+
+
+def _number(value: Any) -> Any:
+    """A NumPy number, such as a client's id, as a plain one."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def environment() -> dict[str, Any]:

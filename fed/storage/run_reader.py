@@ -24,11 +24,11 @@ __all__ = [
     "is_run",
     "json_of",
     "kept_run",
-    "lines_of",
     "metrics_lines",
     "runs_below",
     "state_of",
     "summary_of",
+    "summary_so_far",
     "totals",
 ]
 
@@ -130,24 +130,17 @@ def kept_run(path: Path) -> KeptRun:
     )
 
 
-def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+def metrics_lines(path: Path, name: str = "metrics.jsonl") -> list[tuple[dict[str, Any], bytes]]:
     """The whole lines of a run's metrics, each as a mapping and as bytes. A last line cut short by a crash is left out.
 
     Args:
-        path: the run's folder. Without ``metrics.jsonl`` there are no lines.
+        path: the run's folder. Without the file there are no lines.
+        name: of the file, or of another one with lines of rounds.
 
     Raises:
         InvalidInput: if the file cannot be read, or another line is not a round's.
     """
-    return lines_of(path / "metrics.jsonl")
-
-
-def lines_of(file: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """The whole lines of one of a run's files of lines, as :func:`metrics_lines` gives those of the metrics.
-
-    Raises:
-        InvalidInput: if the file cannot be read, or a line before the last is not a round's.
-    """
+    file = path / name
     lines = (_content(file) or b"").split(b"\n")[:-1]  # the part after the last end of a line is cut short
     found = []
     for number, line in enumerate(lines, 1):
@@ -156,7 +149,7 @@ def lines_of(file: Path) -> list[tuple[dict[str, Any], bytes]]:
             found.append((measured, line + b"\n"))
         elif number < len(lines):  # a crash tears the last line alone
             raise InvalidInput(
-                f"{file}: line {number} must be a round's metrics, got {line[:40]!r}: restore the file, or run the "
+                f"{file}: line {number} must be a round's {file.stem}, got {line[:40]!r}: restore the file, or run the "
                 "experiment again with --overwrite"
             )
     return found
@@ -206,6 +199,21 @@ def summary_of(path: Path) -> dict[str, Any] | None:
         InvalidInput: if it cannot be read.
     """
     return json_of(path / "summary.json")
+
+
+def summary_so_far(path: Path, experiment: "Experiment", metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary of the run in a folder; of one that has none yet, what its metrics say.
+
+    Args:
+        path: the run's folder.
+        experiment: of the run.
+        metrics: a line a round.
+
+    Raises:
+        InvalidInput: if it cannot be read.
+    """
+    directions = {metric.called: metric.best for metric in experiment.metrics or ()}
+    return summary_of(path) or {"status": str(RunState.UNFINISHED), **totals(experiment, metrics, directions)}
 
 
 def json_of(file: Path) -> dict[str, Any] | None:

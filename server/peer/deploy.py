@@ -10,6 +10,7 @@ from typing import Any
 from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.fingerprint import data_sha256
 from fed.clients.node.own_data import samples_of
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
@@ -20,8 +21,9 @@ from fed.server.evaluation import check_scored_by_both
 from fed.server.peer.gossip_peer import GossipPeer
 from fed.server.peer.real_peer import PeerSetup, RealPeer, messages_folder
 from fed.server.peer.replica_peer import ReplicaPeer
-from fed.server.resume import newest_checkpoint, run_fingerprint
-from fed.storage.run_folder import Run, RunFolder
+from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder
 from fed.wire.messages import client_id_of
 
 __all__ = ["PeerSetup", "take_part"]
@@ -66,12 +68,13 @@ def take_part(
     kind = _kind_of_peer(experiment, prepared)
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
     with folder.held():
-        kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if resume else None
+        parts = kept_parts(prepared, data_sha256(prepared.data, prepared.held_out))
+        kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
         if not resume:
             shutil.rmtree(messages_folder(output), ignore_errors=True)
         peer = kind(experiment, prepared, client, setup, output, is_resumed=kept is not None)
         if kept is None:
-            folder.begin(experiment)
+            folder.begin(experiment, parts=parts)
         peer.resume(kept)
         is_over = False
         try:

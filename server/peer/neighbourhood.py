@@ -35,12 +35,12 @@ class Attendance(NamedTuple):
     Args:
         rows_S: the places of those that take part, ascending.
         steps_S: how many optimizer steps each takes where it is cut off in them; None: all.
-        failed: how many others broke down, or went away too soon.
+        failed: the others that broke down, or went away too soon.
     """
 
     rows_S: Tensor
     steps_S: list[int | None]
-    failed: int
+    failed: Sequence[int | str] = ()
 
 
 class EncodedRows(NamedTuple):

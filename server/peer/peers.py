@@ -15,7 +15,7 @@ from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, label_of
 from fed.errors import Diverged
 from fed.layout import Layout
-from fed.server.accumulator import RoundStats, mean_loss
+from fed.server.accumulator import Participation, RoundStats, mean_loss
 from fed.server.peer.neighbourhood import (
     Attendance,
     Exchanges,
@@ -151,14 +151,17 @@ class Peers:
         self.neighbourhood.end()
         if len(self.neighbourhood.members) == 1:
             self.copied = number, self.copy()  # together: another thread gives it to those that join
+        replied = [self.neighbourhood.members[row] for row in attendance.rows_S.tolist()]
+        asked = [*replied, *attendance.failed]
         return RoundStats(
-            selected=count + attendance.failed,
+            selected=len(asked),
             replied=count,
             late=len(self.neighbourhood.left_out),
-            failed=attendance.failed,
+            failed=len(attendance.failed),
             bytes_up=self.neighbourhood.bytes_sent,
             bytes_down=self.neighbourhood.bytes_received,
             train_loss=train_loss,
+            participation=Participation(asked, replied, [*self.neighbourhood.left_out], attendance.failed),
         )
 
     def _step(self, number: int, attendance: Attendance) -> float | None:

@@ -138,8 +138,8 @@ class RealNeighbourhood:
             self._catch_up(number, standing)
         if number < self.skips_to:
             self.neighbours = frozenset()
-            return Attendance(torch.empty(0, dtype=torch.int64), [], 0)
-        return Attendance(torch.zeros(1, dtype=torch.int64), [None], 0)
+            return Attendance(torch.empty(0, dtype=torch.int64), [])
+        return Attendance(torch.zeros(1, dtype=torch.int64), [None])
 
     def train(self, samples_seen_S: Sequence[int]) -> None:
         """Do nothing: real time passes by itself."""

@@ -81,10 +81,10 @@ class _Unsynchronised(WithoutCohorts):
         The round ends with fewer updates where clients keep states and all available ones have answered.
         """
         accumulator, begins_s = coordinator.new_accumulator(mixes=self.mixes), coordinator.fleet.clock
-        while accumulator.replied < self.updates:
+        while len(accumulator.replied) < self.updates:
             fail_if_stalled(coordinator, number, begins_s)
             free = self.asked_of(len(coordinator.fleet.registered())) - len(coordinator.open)
-            if clients := self.draw(coordinator, number, free, accumulator.selected):
+            if clients := self.draw(coordinator, number, free, len(accumulator.asked)):
                 coordinator.dispatch(accumulator, number, clients, cohort=self.updates)
             if not coordinator.open:
                 if coordinator.keeps_states and accumulator.loss_of and not coordinator.fleet.available():

@@ -109,7 +109,7 @@ def _shares(coordinator: "Coordinator") -> "Callable[[UpdateAccumulator], float]
             return 0.0
         members = coordinator.fleet.registered()
         if not coordinator.message.weighs_samples:
-            return accumulator.replied / len(members)
+            return len(accumulator.replied) / len(members)
         return sum(samples for _, samples in accumulator.losses) / held_by(tuple(members))
 
     return share_of

@@ -246,10 +246,10 @@ class Synchronous(Rounds):
         if self.backup_after_s is not None:
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
-            slow = len(coordinator.open) if accumulator.replied < enough else 0
-            backups = self.draw(coordinator, number, slow, accumulator.selected)
+            slow = len(coordinator.open) if len(accumulator.replied) < enough else 0
+            backups = self.draw(coordinator, number, slow, len(accumulator.asked))
             self._ask(coordinator, accumulator, number, backups, until)
-        missing = None if enough is None else enough - accumulator.replied
+        missing = None if enough is None else enough - len(accumulator.replied)
         coordinator.collect(accumulator, until=until, enough=missing)
         quorum = math.ceil(self.quorum * min(cohort, len(chosen)))
         self._reach_quorum(coordinator, accumulator, number, quorum)
@@ -268,7 +268,7 @@ class Synchronous(Rounds):
         # backups have what is left of the deadline
         left_s = None if math.isinf(until) else max(until - coordinator.fleet.clock, 0.0)
         cohort = self.cohort_of(len(coordinator.fleet.registered()))
-        is_cohort = not accumulator.selected and self.over_selection == 1
+        is_cohort = not accumulator.asked and self.over_selection == 1
         coordinator.dispatch(
             accumulator,
             number,
@@ -287,16 +287,16 @@ class Synchronous(Rounds):
         the verdict on what they have sent.
         """
         begins_s = coordinator.fleet.clock
-        while accumulator.replied < quorum:
+        while len(accumulator.replied) < quorum:
             fail_if_stalled(coordinator, number, begins_s)
-            missing = quorum - accumulator.replied
-            _log.info("round %d waits for its quorum: %d of %d have replied", number, accumulator.replied, quorum)
+            missing = quorum - len(accumulator.replied)
+            _log.info("round %d waits for its quorum: %d of %d have replied", number, len(accumulator.replied), quorum)
             lacking = missing - len(coordinator.open)
             if lacking > 0:
                 _wait_a_day(coordinator, number, lacking)
                 if not coordinator.fleet.available() and not coordinator.open:
                     return
-                clients = self.draw(coordinator, number, lacking, accumulator.selected)
+                clients = self.draw(coordinator, number, lacking, len(accumulator.asked))
                 self._ask(coordinator, accumulator, number, clients)
             coordinator.collect(accumulator, enough=missing)
 

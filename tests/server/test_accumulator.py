@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
+from fed.server.accumulator import Participation, RoundStats, UpdateAccumulator, joined
+from fed.storage.run_folder import to_json
 from fed.wire.messages import Answer, GlobalModel, Task
 
 INTEGERS_I = torch.zeros(0, dtype=torch.int64)
@@ -59,11 +62,21 @@ def test_grouped_clients_count_singly_in_age_and_lateness() -> None:
 
 
 def test_several_rounds_are_one_in_which_each_reply_counts_alike() -> None:
-    few, many = RoundStats(3, 1, 1, 1, 10, 20, 8.0, 4.0), RoundStats(5, 3, 0, 0, 30, 40, 4.0, 0.0)
-    nobody = RoundStats(1, 0, 0, 1, 0, 5, None)
-    assert joined([few, many, nobody]) == RoundStats(9, 4, 1, 2, 40, 65, 5.0, 1.0)
-    assert joined([many, nobody]) == RoundStats(6, 3, 0, 1, 30, 45, 4.0, 0.0)
-    assert joined([nobody]) == nobody
+    few = RoundStats(3, 1, 1, 1, 10, 20, 8.0, 4.0, participation=Participation([1, 2, 3], [1], [2], [3]))
+    many = RoundStats(5, 3, 0, 0, 30, 40, 4.0, 0.0, participation=Participation([4, 5, 6, 7, 2], [4, 2, 6]))
+    nobody = RoundStats(1, 0, 0, 1, 0, 5, None, participation=Participation([9], failed=[9]))
+    all_of_them = Participation((1, 2, 3, 4, 5, 6, 7, 2, 9), (1, 4, 2, 6), (2,), (3, 9))
+    assert joined([few, many, nobody]) == RoundStats(9, 4, 1, 2, 40, 65, 5.0, 1.0, participation=all_of_them)
+    of_two = Participation((4, 5, 6, 7, 2, 9), (4, 2, 6), (), (9,))
+    assert joined([many, nobody]) == RoundStats(6, 3, 0, 1, 30, 45, 4.0, 0.0, participation=of_two)
+    assert joined([nobody]) == nobody._replace(participation=Participation((9,), (), (), (9,)))
+
+
+def test_participation_line_is_in_order_without_empty_lists() -> None:
+    nine: Any = np.int64(9)  # as a user's data may number a client
+    who = Participation([nine, "ann", 2], ["ann", nine], failed=[2])
+    assert to_json(who.line(3)) == '{"round":3,"asked":[2,9,"ann"],"replied":[9,"ann"],"failed":[2]}'
+    assert Participation().line(1) == {"round": 1, "asked": []}
 
 
 def test_an_infinite_loss_stays_infinite_when_rounds_are_joined() -> None:

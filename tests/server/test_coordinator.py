@@ -129,6 +129,7 @@ def test_what_must_not_count_changes_nothing_and_is_counted(bad: Script) -> None
     stats = one_round(moves, 1, [0, 1])
     assert torch.equal(moves.model()[0], torch.ones(3))
     assert (stats.selected, stats.replied, stats.failed) == (2, 1, 1)
+    assert stats.participation == ([0, 1], [0], [], [1])
     assert fleet.verdicts == [{0: 1.0}]
 
 

@@ -15,7 +15,7 @@ from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.server.deploy import serve
 from fed.server.grpc.service import Patience
-from fed.storage.run_folder import Run
+from fed.storage.run import Run
 from tests.server.deployed import free_port, wait_for
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
@@ -77,6 +77,8 @@ class Stage:
     def hold_to_simulation(self, run: Run) -> None:
         """The late one has changed nothing, and goes home with the others."""
         assert_same(run, fed.simulate(self.experiment))
+        assert_same(fed.Run.load(self._folder / "run"), run)
+        assert [(line["asked"], line["replied"]) for line in run.participation] == 4 * [([0, 1, 2], [0, 1, 2])]
         assert run.summary["clients"] == CLIENTS
         assert [line["selected"] for line in run.metrics] == [CLIENTS] * len(run.metrics)
         for node in self.nodes:

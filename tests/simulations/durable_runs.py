@@ -96,7 +96,20 @@ def left_in(folder: Path) -> dict[str, Any]:
     assert walls == sorted(walls), "the time counts from the beginning"
     assert summary.pop("wall_s") >= walls[-1]
     summary.pop("uplink_pays_below_bytes_per_s", None)
-    return {"metrics": lines, "summary": summary, "model": (folder / "model.safetensors").read_bytes()}
+    participation = _participation(folder, lines)
+    models = {path.name: path.read_bytes() for path in folder.glob("model*.safetensors")}
+    return {"metrics": lines, "participation": participation, "summary": summary, "models": models}
+
+
+def _participation(folder: Path, metrics: list[dict[str, Any]]) -> bytes:
+    """Who took part in each round: as many clients as the round's metrics count."""
+    content = (folder / "participation.jsonl").read_bytes()
+    who = [json.loads(line) for line in content.splitlines()]
+    assert [line["round"] for line in who] == [line["round"] for line in metrics]
+    for line, counts in zip(who, metrics, strict=True):
+        for ids, count in {"asked": "selected", "replied": "replied", "late": "late", "failed": "failed"}.items():
+            assert len(line.get(ids, [])) == counts[count], (line["round"], ids)
+    return content
 
 
 def _flip(path: Path) -> None:

@@ -14,10 +14,12 @@ from rich.console import Console
 from torch import nn
 
 import fed
+from fed.cli.main import main
 from fed.errors import InvalidData, InvalidInput, OutputExists
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import table
-from fed.simulations.compare import slugs
+from fed.storage.comparison_reader import slugs
+from fed.storage.run_folder import to_json
 
 pytestmark = pytest.mark.xdist_group("compare")  # so that the fixture of many runs is made once
 ROOT = Path(__file__).resolve().parents[2]
@@ -224,6 +226,41 @@ def test_without_output_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert fed.compare(comparison()).directory is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_comparison_comes_back_from_its_folder_with_curves(both: Both, tmp_path: Path) -> None:
+    result = both.side_by_side
+    assert result.directory is not None
+    again = fed.ComparisonResult.load(result.directory)
+    assert again.comparison.dump() == result.comparison.dump()
+    assert (again.status, again.directory) == (result.status, result.directory)
+    assert again.rows == json.loads(to_json(result.rows)), "NaN is None"
+    assert {name: [*runs] for name, runs in again.runs.items()} == {name: [*runs] for name, runs in result.runs.items()}
+    for name, runs in result.runs.items():
+        for seed, run in runs.items():
+            assert again.runs[name][seed] == json.loads(to_json(run))
+    with pytest.raises(
+        InvalidInput, match=r"must hold a comparison that has ended, got no comparison\.json: fed compare"
+    ):
+        fed.ComparisonResult.load(tmp_path)
+
+
+def test_exported_comparison_has_each_runs_rows_by_variant_and_seed(both: Both, tmp_path: Path) -> None:
+    assert both.side_by_side.directory is not None
+    for what in ("metrics", "participation"):
+        file = tmp_path / f"{what}.csv"
+        assert main(["export", str(both.side_by_side.directory), "--to", str(file), "--what", what]) == 0
+        with file.open(newline="", encoding="utf-8") as lines:
+            rows = [*csv.DictReader(lines)]
+        assert list(rows[0])[:3] == ["variant", "seed", "round"]
+        for name, runs in both.side_by_side.runs.items():
+            for seed, run in runs.items():
+                own = [row for row in rows if (row["variant"], row["seed"]) == (name, str(seed))]
+                if what == "metrics":
+                    assert [int(row["bytes_up"]) for row in own] == [line["bytes_up"] for line in run["metrics"]]
+                else:
+                    replied = [row for row in own if row["event"] == "replied"]
+                    assert len(replied) == sum(line["replied"] for line in run["metrics"])
 
 
 def test_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:

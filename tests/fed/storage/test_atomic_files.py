@@ -45,10 +45,10 @@ def test_content_is_synced_before_its_name(tmp_path: Path, steps: list[str]) -> 
 
 @linux
 def test_lines_of_metrics_reach_the_disk_when_asked_for(tmp_path: Path, steps: list[str]) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    (tmp_path / "environment.json").touch()
+    for name in ("environment.json", *RunFolder.LINES):
+        (tmp_path / name).touch()
     RunFolder.existing(tmp_path).sync()
-    assert steps == ["metrics.jsonl"]
+    assert steps == ["metrics.jsonl", "participation.jsonl"]
 
 
 def test_file_has_its_mode_from_the_first_byte_on(tmp_path: Path) -> None:

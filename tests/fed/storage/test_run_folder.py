@@ -73,7 +73,7 @@ def test_overwriting_replaces_a_run_and_leaves_other_files(folder: RunFolder) ->
     folder.keep(nn.Linear(1, 1))
     folder.finish({"status": "finished"}, {"partition": None})
     (folder.path / "report.html").write_text("<p>old</p>")
-    assert names(folder.path) == set(RunFolder.FILES) - {"clients.jsonl"}
+    assert names(folder.path) == set(RunFolder.FILES) - {"models.safetensors"}
     (folder.path / "notes.txt").write_text("mine")
     (folder.path / "data").mkdir()
     folder.checkpoints.mkdir()
@@ -81,7 +81,7 @@ def test_overwriting_replaces_a_run_and_leaves_other_files(folder: RunFolder) ->
     again = RunFolder(folder.path, overwrite=True)
     assert len(lines(folder)) == 1, "until the new run begins, the old one stays"
     again.begin(Experiment())
-    begun = {"experiment.yaml", "environment.json", "metrics.jsonl"}
+    begun = {"experiment.yaml", "environment.json", *RunFolder.LINES}
     assert names(folder.path) == {*begun, "notes.txt", "data"}, "nothing old beside a new run"
     assert (folder.path / "notes.txt").read_text() == "mine"
     assert lines(again) == []
@@ -101,7 +101,7 @@ def test_experiment_and_environment_are_written_at_the_beginning(tmp_path: Path)
     experiment = Experiment(name="Überblick", rounds={"count": 3})
     folder = RunFolder(tmp_path)
     folder.begin(experiment)
-    assert names(tmp_path) == {"experiment.yaml", "environment.json", "metrics.jsonl"}
+    assert names(tmp_path) == {"experiment.yaml", "environment.json", *RunFolder.LINES}
     assert Experiment.load(tmp_path / "experiment.yaml") == experiment
     assert yaml.load(tmp_path / "experiment.yaml") == experiment.dump(), "every default resolved"
     held = json.loads((tmp_path / "environment.json").read_text())
@@ -177,14 +177,18 @@ def test_where_there_is_a_summary_all_else_is_there(folder: RunFolder) -> None:
     folder.finish({"status": "finished", "final_test_loss": math.inf}, {"graph": "ü"})
     assert json.loads((folder.path / "summary.json").read_text()) == {"status": "finished", "final_test_loss": None}
     assert json.loads((folder.path / "population.json").read_text(encoding="utf-8")) == {"graph": "ü"}
-    assert names(folder.path) == set(RunFolder.FILES) - {"clients.jsonl", "report.html"}
+    assert names(folder.path) == set(RunFolder.FILES) - {"models.safetensors", "report.html"}
 
 
 # Resuming
 
 
+WHILE_IT_RUNS = {"experiment.yaml", "environment.json", *RunFolder.LINES, "model.safetensors"}
+
+
 def run_of(folder: RunFolder, rounds: int) -> bytes:
     for number in range(1, rounds + 1):
+        folder.append({"round": number, "asked": [7, "ann"]}, name="participation.jsonl")
         folder.append({**LINE, "round": number})
     return (folder.path / "metrics.jsonl").read_bytes()
 
@@ -198,12 +202,9 @@ def test_resumed_run_has_its_earlier_lines_and_no_summary(folder: RunFolder, aft
     again = RunFolder.existing(folder.path)
     assert again.resume(after) == [{**LINE, "round": number, "train_loss": None} for number in range(1, after + 1)]
     assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:after])
-    assert names(folder.path) == set(RunFolder.FILES) - {
-        "clients.jsonl",
-        "summary.json",
-        "population.json",
-        "report.html",
-    }
+    asked = [f'{{"round":{number},"asked":[7,"ann"]}}\n' for number in range(1, after + 1)]
+    assert (folder.path / "participation.jsonl").read_text() == "".join(asked)
+    assert names(folder.path) == WHILE_IT_RUNS
     assert state_of(folder.path) == "unfinished"
 
 

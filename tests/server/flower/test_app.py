@@ -21,7 +21,7 @@ from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists
 from fed.server.flower.app import server_app, write_app
-from fed.storage.run_folder import Run
+from fed.storage.run import Run
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.protocol_pb2 import Request, Response
 from tests.flower_stand_ins import Federation, Message, ServerApp, install, partitions

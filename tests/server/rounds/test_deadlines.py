@@ -12,7 +12,7 @@ from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.server.deploy import serve
 from fed.server.grpc.service import Patience
-from fed.storage.run_folder import Run
+from fed.storage.run import Run
 from fed.wire.protocol_pb2 import Answer, Assignment, Failed
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 

@@ -1,0 +1,179 @@
+"""Fingerprint of what a run trains with: the SHA-256 of its data, and of its model's, loss's and metrics' code.
+
+Code is the source of a function or a class, or its bytecode where there is no source, with the values that closures,
+defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name.
+"""
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Set
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from fed.clients.data import ClientId, FederatedData, Pair
+from fed.layout import Layout
+from fed.storage.serialization import bytes_of
+from fed.tensors import Tensor, nn
+
+__all__ = ["code_sha256", "data_sha256", "model_sha256", "pair_sha256"]
+
+_BY_NAME = {"fed", "torch", "builtins"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
+
+
+def data_sha256(data: FederatedData, held_out: Mapping[ClientId, Pair] | None = None) -> str:
+    """The SHA-256 of all clients' ids and samples and of the test set; of data on demand, of the first client's alone.
+
+    Args:
+        data: of the run.
+        held_out: client → samples that it does not train on.
+    """
+    digest, ids = hashlib.sha256(), data.clients
+    digest.update(repr(ids if isinstance(ids, range) else [*ids]).encode())
+    for client in ids[:1] if data.is_on_demand else ids:
+        apart = [parts[client] for parts in (held_out, data.client_tests) if parts and client in parts]
+        for pair in (data.train[client], *apart):
+            _add_tensors(digest.update, pair)
+    _add_tensors(digest.update, data.test or ())
+    return digest.hexdigest()
+
+
+def pair_sha256(pair: Iterable[Tensor]) -> str:
+    """The SHA-256 of samples.
+
+    Args:
+        pair: (inputs, targets).
+    """
+    digest = hashlib.sha256()
+    _add_tensors(digest.update, pair)
+    return digest.hexdigest()
+
+
+def model_sha256(module: "nn.Module") -> str:
+    """The SHA-256 of a module's structure and of its classes' code, whatever its parameters.
+
+    Args:
+        module: the model.
+    """
+    digest, layout = hashlib.sha256(), Layout.of(module)
+    digest.update(_ADDRESS.sub("", repr(module)).encode())
+    for part in (*layout.trained, *layout.averaged, *layout.integers):
+        digest.update(f"{part.name} {tuple(part.shape)}".encode())
+    code = _Code(digest.update)
+    code.add(str(layout.dtype))
+    for kind in dict.fromkeys(type(inner) for inner in module.modules()):
+        code.add(kind)
+    return digest.hexdigest()
+
+
+def code_sha256(measures: Callable[..., Any] | Mapping[str, Callable[..., Any]]) -> str:
+    """The SHA-256 of the code of a function or an object, or of several by name, and of the values that they hold.
+
+    Args:
+        measures: a loss, or metrics.
+
+    Example:
+        >>> from functools import partial
+        >>> square = partial(pow, exp=2)
+        >>> code_sha256(square) == code_sha256(partial(pow, exp=2)), code_sha256(square) == code_sha256(pow)
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    _Code(digest.update).add(measures)
+    return digest.hexdigest()
+
+
+def _add_tensors(update: Callable[[Any], None], tensors: Iterable[Tensor]) -> None:
+    for part in tensors:
+        update(f"{part.dtype} {tuple(part.shape)}".encode())
+        update(bytes_of(part))
+
+
+class _Code:
+    """Walk over values and code.
+
+    Args:
+        update: takes bytes.
+    """
+
+    def __init__(self, update: Callable[[Any], None]) -> None:
+        self._update = update
+        self._within: set[int] = set()  # what is being added: a closure may hold its own function
+
+    def add(self, thing: Any) -> None:
+        """Add a value, a function or a class."""
+        if isinstance(thing, _PLAIN):
+            self._write(f"{type(thing).__name__} {thing!r}")
+        elif id(thing) not in self._within:
+            self._within.add(id(thing))
+            self._add_whole(thing)
+            self._within.remove(id(thing))
+
+    def _add_whole(self, thing: Any) -> None:
+        match thing:
+            case Tensor():
+                _add_tensors(self._update, [thing])
+            case np.ndarray():
+                self._write(f"{thing.dtype} {thing.shape}")
+                self._update(np.ascontiguousarray(thing).tobytes())
+            case Mapping():
+                self._add_all(part for item in thing.items() for part in item)
+            case list() | tuple():
+                self._add_all(thing)
+            case Set():
+                self._add_all(sorted(map(repr, thing)))
+            case partial():
+                self._add_all((thing.func, thing.args, thing.keywords))
+            case MethodType():
+                self._add_all((thing.__func__, thing.__self__))
+            case FunctionType():
+                self._add_function(thing)
+            case type():
+                self._add_class(thing)
+            case CodeType():
+                self._add_all((thing.co_code, thing.co_names, thing.co_consts))
+            case ModuleType():
+                self._write(thing.__name__)
+            case _:
+                self._add_all((getattr(thing, "__qualname__", ""), type(thing), object.__getstate__(thing)))
+
+    def _add_all(self, things: Any) -> None:
+        parts = [*things]
+        self._write(str(len(parts)))
+        for part in parts:
+            self.add(part)
+
+    def _add_function(self, function: FunctionType) -> None:
+        self._add_source(function, function.__code__)
+        cells = []
+        for cell in function.__closure__ or ():
+            try:
+                cells.append(cell.cell_contents)
+            except ValueError:  # it is still empty
+                continue
+        self._add_all((cells, function.__defaults__, function.__kwdefaults__))
+
+    def _add_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            methods = [part for part in vars(base).values() if isinstance(part, FunctionType)]
+            self._add_source(base, [method.__code__ for method in methods])
+
+    def _add_source(self, thing: Any, code: Any) -> None:
+        """The name of code that belongs to a version of a package, else its source, else its bytecode."""
+        module = thing.__module__ or ""
+        if module.partition(".")[0] in _BY_NAME:
+            self._write(f"{module}:{thing.__qualname__}")
+            return
+        try:
+            # of the code itself: of a function it would be that of what it wraps
+            self._write(inspect.getsource(code if isinstance(thing, FunctionType) else thing))
+        except (OSError, TypeError, SyntaxError):  # it was typed in, or its file is gone or another one
+            self.add(code)
+
+    def _write(self, text: str) -> None:
+        self._update(f"{len(text)} {text}".encode(errors="surrogatepass"))

@@ -1,0 +1,121 @@
+"""``fed export``: what a run or a comparison has left, as one table for other programs."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fed.errors import InvalidInput, OutputExists
+
+__all__ = ["export"]
+
+
+class _Table(StrEnum):
+    """Tables of a run."""
+
+    METRICS = "metrics"
+    CLIENTS = "clients"
+    PARTICIPATION = "participation"
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of a comparison.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file to write: FILE.csv or FILE.parquet.")],
+    what: Annotated[
+        _Table,
+        typer.Option(
+            help="metrics: a row a round. clients: a row for each client and evaluated round. participation: a row for "
+            "each round, client and event (asked, replied, late, failed)."
+        ),
+    ] = _Table.METRICS,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a file that is there.")] = False,
+) -> None:
+    """Write a table of a run as CSV or Parquet; of a comparison with the columns variant and seed.
+
+    Args:
+        folder: of a run, or of a comparison.
+        to: the file.
+        what: the table.
+        overwrite: replace a file that is there.
+    """
+    from fed.errors import os_errors_as
+
+    formats = {".csv": _csv, ".parquet": _parquet}
+    if to.suffix not in formats:
+        raise InvalidInput(f"--to must end in .csv or .parquet, got {to}: choose one of them")
+    if to.exists() and not overwrite:
+        raise OutputExists(f"{to} exists: choose another --to, or pass --overwrite")
+    columns = _columns(folder, what)
+    if not columns or not next(iter(columns.values())):
+        raise InvalidInput(f"{folder} must hold {what} to export, got none: see --what, and fed runs for what there is")
+    with os_errors_as(InvalidInput, f"{to} cannot be written", "choose another --to"):
+        formats[to.suffix](to, columns)
+    typer.echo(to)
+
+
+def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
+    """Columns of a run's table, or of those of a comparison's runs one below the other."""
+    from fed.storage.comparison_reader import contents_of, run_folders
+    from fed.storage.run_reader import is_run
+    from fed.storage.run_tables import columns_of
+
+    if is_run(folder):
+        return columns_of(folder, what)
+    if not (folder / "comparison.json").is_file():
+        raise InvalidInput(f"{folder} must hold a run or a comparison that has ended, got none: see fed runs")
+    columns: dict[str, list[Any]] = {"variant": [], "seed": []}
+    for name, seed, place in run_folders(folder, contents_of(folder)):
+        own = columns_of(place, what)
+        before, rows = len(columns["seed"]), len(next(iter(own.values()), []))
+        own |= {"variant": [name] * rows, "seed": [seed] * rows}
+        for key in {**columns, **own}:
+            columns.setdefault(key, [None] * before).extend(own.get(key, [None] * rows))
+    return columns
+
+
+def _csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write RFC 4180, but for ends of lines: nothing where there is no value, and JSON for what is nested."""
+    import io
+
+    from fed.storage.atomic_files import replaced
+
+    with replaced(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows(zip(*(map(_flat, column) for column in columns.values()), strict=True))
+        text.detach()  # it is written, and closed by its owner
+
+
+def _parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Write Parquet; a column that mixes numbers and text is text.
+
+    Raises:
+        InvalidInput: if pyarrow is not installed.
+    """
+    from importlib import import_module
+
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # an extra
+    except ModuleNotFoundError:
+        raise InvalidInput('Parquet needs pyarrow, which is not installed: pip install "fed[parquet]"') from None
+
+    from fed.storage.atomic_files import replaced
+
+    table = pyarrow.table({name: _alike([*map(_flat, column)]) for name, column in columns.items()})
+    with replaced(path) as file:
+        parquet.write_table(table, file)
+
+
+def _flat(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    if any(isinstance(value, str) for value in values):
+        return [None if value is None else str(value) for value in values]
+    return values

@@ -1,0 +1,151 @@
+"""Run: its results in memory, as it ended or as its folder tells them."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from fed.config.experiment import Experiment
+from fed.errors import InvalidInput
+from fed.randomness import seeded_torch
+from fed.storage.model_files import ModelInputs, read_model, read_models
+from fed.storage.run_folder import RunFolder
+from fed.storage.run_reader import metrics_lines, summary_so_far
+from fed.storage.run_tables import arrays, columns_of, participation_of, rows_of
+from fed.tensors import nn, torch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, finished or as far as it came.
+
+    Args:
+        experiment: with every default resolved.
+        metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning. Bytes, counts
+            and losses are the round's own. A value that a round did not measure is None.
+        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status.
+        model: the trained module.
+        models: where clients keep models of their own, client id → module; empty otherwise.
+        directory: the run's folder, or None.
+    """
+
+    experiment: Experiment
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+    model: "nn.Module" = field(repr=False)
+    models: "Mapping[int | str, nn.Module]" = field(default_factory=dict, repr=False)
+    directory: Path | None = None
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        model: "Callable[[], nn.Module] | nn.Module | None" = None,
+        objects: Mapping[str, Any] = MappingProxyType({}),
+    ) -> "Run":
+        """The run in a folder, as :func:`fed.simulate` returned it; of one under way, what there is.
+
+        Its models are read when they are first asked for, and each takes the memory of one. A number of the metrics
+        that was not finite is None.
+
+        Args:
+            folder: of the run.
+            model: the factory of modules, or the module, that the run was given in Python.
+            objects: section → the object that it was given in Python, where no file can name it.
+
+        Raises:
+            InvalidInput: if there is no run, or it cannot be read.
+
+        Example:
+            >>> import fed
+            >>> experiment = fed.Experiment(rounds={"count": 1, "cohort": 2}, data={"clients": 10})
+            >>> run = fed.simulate(experiment, output="runs/one")
+            >>> fed.Run.load("runs/one").metrics == run.metrics
+            True
+        """
+        return _Kept(Path(folder), model, objects)
+
+    @property
+    def participation(self) -> list[dict[str, Any]]:
+        """The clients of each round as the run's folder has them; empty without a folder.
+
+        A mapping holds ``round`` and the lists ``asked``, ``replied``, ``late`` and ``failed`` of ids.
+        """
+        return [] if self.directory is None else participation_of(self.directory)
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """The scores of each client in each evaluated round, as ``clients.jsonl`` of the run's folder has them."""
+        return [] if self.directory is None else rows_of(self.directory, "clients")
+
+    def table(self, what: str = "metrics") -> "dict[str, np.ndarray]":
+        """Columns of equal length, as ``pandas.DataFrame`` takes them: of a run with a folder.
+
+        Numbers are int64, or float64 with NaN where there is none; all else are objects.
+
+        Args:
+            what: ``metrics``, a row a round; ``clients``, a row for each client and evaluated round; or
+                ``participation``, a row for each round, client and ``event``: asked, replied, late or failed.
+
+        Raises:
+            InvalidInput: if the run has no folder, or there is no such table.
+        """
+        if self.directory is None:
+            raise InvalidInput("table needs a run with a folder, got one without: give fed.simulate(…, output=…)")
+        return arrays(columns_of(self.directory, what))
+
+
+class _Kept(Run):
+    """A run as its folder tells it."""
+
+    directory: Path
+    _kept: RunFolder
+    _factory: "Callable[[], nn.Module] | nn.Module | None"
+
+    def __init__(
+        self, folder: Path, factory: "Callable[[], nn.Module] | nn.Module | None", objects: Mapping[str, Any]
+    ) -> None:
+        kept = RunFolder.existing(folder)
+        experiment, metrics = kept.experiment(objects), [line for line, _ in metrics_lines(folder)]
+        summary = summary_so_far(folder, experiment, metrics)
+        values = {"experiment": experiment, "metrics": metrics, "summary": summary, "directory": folder}
+        for name, value in {**values, "_kept": kept, "_factory": factory}.items():
+            object.__setattr__(self, name, value)  # it is frozen
+
+    @cached_property
+    def model(self) -> "nn.Module":
+        """The trained module."""
+        path = self.directory / "model.safetensors"
+        if not path.exists():
+            raise InvalidInput(f"{path} must hold the run's model, got no such file: a run writes it at its end")
+        return read_model(path, self._made())
+
+    @cached_property
+    def models(self) -> "Mapping[int | str, nn.Module]":
+        """Client → its own module."""
+        return read_models(self.directory / "models.safetensors", self._made)
+
+    def _made(self) -> "nn.Module":
+        """A module of the run's shape."""
+        with seeded_torch(0, torch.device("cpu")):  # so that the global generator stays as it is
+            if isinstance(self._factory, nn.Module):
+                return copy.deepcopy(self._factory)
+            if self._factory is not None:
+                return self._factory()
+            section, inputs = self.experiment.model, self._kept.parts("inputs")
+            if section is None or not inputs:
+                why = "was given in Python" if section is None else "is of an earlier version"
+                raise InvalidInput(
+                    f"the model of {self.directory} {why}, and cannot be rebuilt from its folder alone: give "
+                    "fed.Run.load(…, model=…) what makes it"
+                )
+            return ModelInputs(**inputs).make(section)
