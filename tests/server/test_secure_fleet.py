@@ -1,10 +1,12 @@
 """A fleet under secure aggregation waits for as many clients as a session needs, and gives one answer a round."""
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fed.errors import InvalidPayload
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
@@ -36,10 +38,15 @@ class Answering(ScriptedFleet):
     def __init__(self, clients: range) -> None:
         super().__init__(clients)
         self.cancelled: list[int] = []
+        self.sent: list[weakref.ref[Tensor]] = []
 
     def collect(self, *_: Any) -> Iterator[Answer]:
         tasks = self._taken()
-        yield from (Answer((task.id,), 1, (task.client,), size_bytes=100) for task in tasks[:-2])
+        for task in tasks[:-2]:
+            message = torch.zeros(6, dtype=torch.int32)
+            self.sent.append(weakref.ref(message))
+            yield Answer((task.id,), 1, (task.client,), message, size_bytes=100)
+            del message
         yield from (Answer.failure(task, "out of memory") for task in tasks[-2:-1])
 
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -105,3 +112,14 @@ def test_round_ends_with_one_sum_or_a_failure_of_each(is_readable: bool, monkeyp
     else:
         assert ended == [((task,), None, "the sum has a weight of 0") for task in range(5)]
     assert not [*secure.collect()]
+
+
+def test_no_masked_message_is_kept_once_it_is_in_the_sum() -> None:
+    """The coordinator's memory is that of one message, however many clients there are."""
+    answering = Answering(range(7))
+    fixed = FixedPoint(32, (3,), (8.0,), most_clients=10)
+    secure = SecureFleet(answering, Opened(), SecureAggregation(), fixed)
+    model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
+    secure.dispatch([Task(number, 1, number, model) for number in range(7)])
+    assert [answer.tasks for answer in secure.collect()] == [(5,)]
+    assert [kept() for kept in answering.sent] == [None] * 5
