@@ -114,14 +114,18 @@ def test_tasks_left_by_another_attempt_are_withdrawn(tmp_path: Path) -> None:
     assert {108} <= {*made.cancelled} <= {100 + client for client in ALL[3:]}
 
 
-def test_another_attempt_has_what_is_left_of_the_deadline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("deadline_s", "left_s"), [(25.0, 25.0 - 3.0 - PATIENCE_S), (5.0, 0.0), (None, None)])
+def test_another_attempt_has_what_is_left_of_the_deadline(
+    deadline_s: float | None, left_s: float | None, tmp_path: Path
+) -> None:
     made = Conversation(tmp_path, len(ALL))
     made.silent = without(0, "consent", 0, 1, 2)
-    made.begin(1, ALL, deadline_s=25.0)
+    made.clock = 100.0
+    made.begin(1, ALL, deadline_s=deadline_s)
     made.take_masked()
-    made.clock = 3.0
+    made.clock = 103.0
     made.sessions.close()
-    assert {task.deadline_s for task in made.sent[1]} == {25.0 - 3.0 - PATIENCE_S}
+    assert {task.deadline_s for task in made.sent[1]} == {left_s}
 
 
 @pytest.mark.parametrize("kind", ["keys", "shares"])
