@@ -114,7 +114,7 @@ def test_round_ends_with_one_sum_or_a_failure_of_each(is_readable: bool, monkeyp
     assert not [*secure.collect()]
 
 
-def test_no_masked_message_is_kept_once_it_is_in_the_sum() -> None:
+def test_no_masked_message_is_kept_beside_the_sum() -> None:
     """The coordinator's memory is that of one message, however many clients there are."""
     answering = Answering(range(7))
     fixed = FixedPoint(32, (3,), (8.0,), most_clients=10)
