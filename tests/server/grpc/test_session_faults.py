@@ -163,6 +163,27 @@ def test_overdue_clients_drop_out_and_no_sooner(kind: str, tmp_path: Path) -> No
     hold(made.sessions.close(), made, 1, [client for client in ALL if client != 4])
 
 
+def test_client_of_an_earlier_sum_may_drop_out_later(tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.rounds(1, ALL)
+    made.silent = without(0, "keys", 4)
+    made.begin(2, ALL)
+    made.arrive_all()
+    made.clock += PATIENCE_S
+    made.sessions.tick()
+    assert [*made.given_up] == [204]
+    made.take_masked()
+    hold(made.sessions.close(), made, 2, [client for client in ALL if client != 4])
+
+
+def test_message_after_a_rounds_end_changes_nothing(tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.silent = without(0, "masked", 4)
+    made.rounds(1, ALL)
+    made.sessions.take_message(4, pb.FromSession(task=pb.TaskId(start=1, number=104), aborted="tired"))
+    assert not made.given_up
+
+
 @pytest.mark.parametrize("ends", ["fails", "aborts"])
 def test_message_in_the_sum_outlives_its_task(ends: str, tmp_path: Path) -> None:
     """Its masks are in the sum: it is among the survivors, whatever its task comes to."""
