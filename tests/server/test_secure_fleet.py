@@ -105,13 +105,18 @@ def test_round_ends_with_one_sum_or_a_failure_of_each(is_readable: bool, monkeyp
     assert [(answer.tasks, answer.problem) for answer in secure.collect()] == [((5,), "out of memory")]
     secure.cancel([0, 1, 2, 3, 4, 6])
     assert answering.cancelled == [6]  # the others have answered
-    ended = [(answer.tasks, answer.hidden, answer.problem) for answer in secure.collect()]
+    answers = [*secure.collect()]
+    ended = [(answer.tasks, answer.hidden, answer.problem) for answer in answers]
+    assert (answers[0].size_bytes, answers[0].more_bytes_down) == (5 * 100 + 10, 20)  # of all clients and sessions
+    assert {answer.size_bytes for answer in answers[1:]} == {0}
     if is_readable:
         dropped = "it dropped out of the round's session"
         assert ended == [((0, 1, 2), "a sum", ""), ((3,), None, dropped), ((4,), None, dropped)]
     else:
         assert ended == [((task,), None, "the sum has a weight of 0") for task in range(5)]
     assert not [*secure.collect()]
+    secure.dispatch([Task(number, 2, number, model) for number in range(7, 12)])
+    assert [answer.tasks for answer in secure.collect()] == [(10,)]  # the next round goes on
 
 
 def test_no_masked_message_is_kept_beside_the_sum() -> None:

@@ -176,6 +176,15 @@ def test_client_of_an_earlier_sum_may_drop_out_later(tmp_path: Path) -> None:
     hold(made.sessions.close(), made, 2, [client for client in ALL if client != 4])
 
 
+def test_masked_message_of_a_failed_task_is_not_added(tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.begin(1, ALL)
+    made.arrive_all()
+    made.sessions.take_failure(4)
+    made.take_masked()
+    hold(made.sessions.close(), made, 1, [client for client in ALL if client != 4])
+
+
 def test_message_after_a_rounds_end_changes_nothing(tmp_path: Path) -> None:
     made = Conversation(tmp_path, len(ALL))
     made.silent = without(0, "masked", 4)
