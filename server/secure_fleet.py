@@ -71,7 +71,7 @@ class SecureFleet:
     settings: SecureAggregation
     fixed: FixedPoint
     _tasks: dict[int, Task] = field(default_factory=dict)  # of the round
-    _answers: list[Answer] = field(default_factory=list)
+    _answers: list[Answer] = field(default_factory=list)  # without their messages, which are in the sum
     _is_closing: bool = False
     _refused: list[Answer] = field(default_factory=list)
     _is_short: bool = False
@@ -135,7 +135,15 @@ class SecureFleet:
                 yield answer
                 continue
             self.sessions.take(answer)
-            self._answers.append(answer)
+            self._answers.append(
+                Answer(
+                    answer.tasks,
+                    answer.round,
+                    answer.clients,
+                    integers_I=answer.integers_I,
+                    size_bytes=answer.size_bytes,
+                )
+            )
         if self._is_closing:
             self._is_closing = False
             if self._answers:

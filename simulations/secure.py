@@ -54,19 +54,19 @@ class SimulatedSessions(ABC):
     settings: SecureAggregation
     fixed: FixedPoint
     _tasks: dict[int, Task] = field(default_factory=dict)
-    _answers: list[Answer] = field(default_factory=list)
+    _came: list[int] = field(default_factory=list)  # tasks whose messages have come
 
     def open(self, tasks: Sequence[Task]) -> None:
         """Begin a round."""
-        self._tasks, self._answers = {task.id: task for task in tasks}, []
+        self._tasks, self._came = {task.id: task for task in tasks}, []
 
     def take(self, answer: Answer) -> None:
-        """Keep what has come until the round ends."""
-        self._answers.append(answer)
+        """Take an answer, or a group's, until the round ends."""
+        self._came += answer.tasks
 
     def close(self) -> SessionResult:
         """Unmask the sum, or try again with those whose messages have come."""
-        survivors = sorted(task for answer in self._answers for task in answer.tasks)
+        survivors = sorted(self._came)
         result = SessionResult()
         for attempt, asked in enumerate((sorted(self._tasks), survivors)):
             if attempt and not self._begin_again(result, survivors):
@@ -131,8 +131,22 @@ class SimulatedSessions(ABC):
         """
 
 
+@dataclass(eq=False)
 class EmulatedSessions(SimulatedSessions):
     """The sum without masks, and the bytes of the protocol in closed form."""
+
+    _sum: SecureSum | None = None  # of the round's messages, none of which is kept
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Begin a round."""
+        super().open(tasks)
+        self._sum = SecureSum(self.fixed.bits, self.fixed.lanes)
+
+    def take(self, answer: Answer) -> None:
+        """Add a message, or a group's, to the sum."""
+        super().take(answer)
+        assert self._sum is not None
+        self._sum.add(answer.mean_update_M, len(answer.tasks))
 
     def _session(
         self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
@@ -142,10 +156,7 @@ class EmulatedSessions(SimulatedSessions):
         if not is_enough:
             return None, sharing
         unmasking = unmasking_traffic(len(asked), len(survivors), degree)
-        total = SecureSum(self.fixed.bits, self.fixed.lanes)
-        for answer in self._answers:
-            total.add(answer.mean_update_M, len(answer.tasks))
-        return total, Traffic(sharing.up + unmasking.up, sharing.down + unmasking.down)
+        return self._sum, Traffic(sharing.up + unmasking.up, sharing.down + unmasking.down)
 
 
 @dataclass(eq=False)
@@ -153,22 +164,31 @@ class RealSessions(SimulatedSessions):
     """The whole protocol, in one process, with keys that follow from the run's seed: it hides nothing from the user."""
 
     _signers: dict[str, ec.EllipticCurvePrivateKey] = field(default_factory=dict)
+    _messages: dict[int, Tensor] = field(default_factory=dict)  # by task; its client masks it in each attempt
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Begin a round."""
+        super().open(tasks)
+        self._messages = {}
+
+    def take(self, answer: Answer) -> None:
+        """Keep a client's message, for it to mask when the round ends."""
+        super().take(answer)
+        self._messages[answer.tasks[0]] = answer.mean_update_M
 
     def _session(
         self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
     ) -> tuple[SecureSum | None, Traffic]:
         of_name = {str(self._tasks[task].client): task for task in asked}
-        messages = {answer.tasks[0]: answer.mean_update_M for answer in self._answers}
         coordinator, clients = self._parties(of_name, attempt)
         counted = _Counted()
         with contextlib.suppress(SessionFailed):
-            return self._held(of_name, messages, coordinator, clients, counted, is_enough=is_enough), counted.traffic()
+            return self._held(of_name, coordinator, clients, counted, is_enough=is_enough), counted.traffic()
         return None, counted.traffic()
 
     def _held(
         self,
         of_name: Mapping[str, int],
-        messages: Mapping[int, Tensor],
         coordinator: SessionCoordinator,
         clients: Mapping[str, SessionClient],
         counted: "_Counted",
@@ -179,7 +199,6 @@ class RealSessions(SimulatedSessions):
 
         Args:
             of_name: client's name → its task.
-            messages: task → message, of those that have come.
             coordinator: of the session.
             clients: by name.
             counted: counts what they say.
@@ -191,8 +210,8 @@ class RealSessions(SimulatedSessions):
             coordinator.take_shares(name, counted.up(clients[name].share(counted.down(listed))))
         for name, delivery in coordinator.close_shares().items():
             counted.down(delivery)
-            if of_name[name] in messages:
-                lanes = messages[of_name[name]].clone()  # another attempt needs it
+            if of_name[name] in self._messages:
+                lanes = self._messages[of_name[name]].clone()  # another attempt needs it
                 coordinator.take_masked(name, clients[name].mask(delivery, lanes))
         if not is_enough:
             return None

@@ -42,7 +42,7 @@ class Work:
     """
 
     def __init__(self, recipe: Recipe, worker: int) -> None:
-        if multiprocessing.parent_process() is not None:  # the user's own process keeps its allocator's settings
+        if multiprocessing.parent_process() is not None:  # in the first process fed.simulate has done so
             keep_freed_memory()
         device = device_of(worker)
         self._loss = on_device(recipe.loss, device)

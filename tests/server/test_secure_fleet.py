@@ -1,10 +1,12 @@
 """A fleet under secure aggregation waits for as many clients as a session needs, and gives one answer a round."""
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fed.errors import InvalidPayload
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
@@ -36,10 +38,15 @@ class Answering(ScriptedFleet):
     def __init__(self, clients: range) -> None:
         super().__init__(clients)
         self.cancelled: list[int] = []
+        self.sent: list[weakref.ref[Tensor]] = []
 
     def collect(self, *_: Any) -> Iterator[Answer]:
         tasks = self._taken()
-        yield from (Answer((task.id,), 1, (task.client,), size_bytes=100) for task in tasks[:-2])
+        for task in tasks[:-2]:
+            message = torch.zeros(6, dtype=torch.int32)
+            self.sent.append(weakref.ref(message))
+            yield Answer((task.id,), 1, (task.client,), message, size_bytes=100)
+            del message
         yield from (Answer.failure(task, "out of memory") for task in tasks[-2:-1])
 
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -98,10 +105,26 @@ def test_round_ends_with_one_sum_or_a_failure_of_each(is_readable: bool, monkeyp
     assert [(answer.tasks, answer.problem) for answer in secure.collect()] == [((5,), "out of memory")]
     secure.cancel([0, 1, 2, 3, 4, 6])
     assert answering.cancelled == [6]  # the others have answered
-    ended = [(answer.tasks, answer.hidden, answer.problem) for answer in secure.collect()]
+    answers = [*secure.collect()]
+    ended = [(answer.tasks, answer.hidden, answer.problem) for answer in answers]
+    assert (answers[0].size_bytes, answers[0].more_bytes_down) == (5 * 100 + 10, 20)  # of all clients and sessions
+    assert {answer.size_bytes for answer in answers[1:]} == {0}
     if is_readable:
         dropped = "it dropped out of the round's session"
         assert ended == [((0, 1, 2), "a sum", ""), ((3,), None, dropped), ((4,), None, dropped)]
     else:
         assert ended == [((task,), None, "the sum has a weight of 0") for task in range(5)]
     assert not [*secure.collect()]
+    secure.dispatch([Task(number, 2, number, model) for number in range(7, 12)])
+    assert [answer.tasks for answer in secure.collect()] == [(10,)]  # the next round goes on
+
+
+def test_no_masked_message_is_kept_beside_the_sum() -> None:
+    """The coordinator's memory is that of one message, however many clients there are."""
+    answering = Answering(range(7))
+    fixed = FixedPoint(32, (3,), (8.0,), most_clients=10)
+    secure = SecureFleet(answering, Opened(), SecureAggregation(), fixed)
+    model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
+    secure.dispatch([Task(number, 1, number, model) for number in range(7)])
+    assert [answer.tasks for answer in secure.collect()] == [(5,)]
+    assert [kept() for kept in answering.sent] == [None] * 5

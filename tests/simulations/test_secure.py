@@ -13,6 +13,8 @@ from fed.compression.codec import Draw
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.secure_aggregation.fixed_point import ClientNumbers, SecureSum
+from fed.server.secure_fleet import SessionResult
+from fed.simulations.secure import SimulatedSessions
 from fed.simulations.simulation import Simulation
 from tests.simulations.users_parts import Watcher
 
@@ -236,6 +238,35 @@ def test_residual_is_all_that_the_sum_lacks(chain: list[Any], clip: float) -> No
     assert torch.allclose(read_M + outgoing.counted["residual"].double(), wanted_1M, atol=1e-5)
     assert torch.allclose(outgoing.lost["residual"].double(), wanted_1M, atol=1e-5)
     assert message.fixed.read(total).clipped > (0 if clip < 1 else -1)
+
+
+@pytest.mark.parametrize("mode", ["emulated", "real"])
+@pytest.mark.parametrize(("feedback", "times"), [("ef", 2), ("none", 1)])
+def test_updates_of_a_round_without_a_sum_go_back(
+    feedback: str, times: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step on all samples from the same model gives the same update: the second round's sum holds it twice."""
+    without_sum: list[int] = []
+    close = SimulatedSessions.close
+
+    def closed(sessions: SimulatedSessions) -> SessionResult:
+        number = next(iter(sessions._tasks.values())).round
+        return SessionResult(problem="too few stayed") if number in without_sum else close(sessions)
+
+    monkeypatch.setattr(SimulatedSessions, "close", closed)
+    keys: dict[str, Any] = {"data__clients": 6, "local__batch_size": 1000, "uplink": ["rotation"]}
+    keys |= {"error_feedback": feedback, "secure_aggregation": {**SECTION, "bits": 64, "mode": mode}}
+
+    def moved(rounds: int) -> Tensor:
+        run = fed.simulate(experiment(**keys, rounds__count=rounds))
+        assert [line["replied"] for line in run.metrics] == [6 * (n not in without_sum) for n in range(1, rounds + 1)]
+        return vector(run)
+
+    once = moved(1)
+    without_sum[:] = [1]
+    start, again = moved(1), moved(2)
+    assert (once - start).abs().max() > 1e-3
+    assert torch.allclose(again - start, times * (once - start), atol=1e-6)  # of float32 models
 
 
 @pytest.mark.parametrize(

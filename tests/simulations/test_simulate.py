@@ -104,6 +104,13 @@ def test_the_log_says_how_clients_train(batching: str, said: str, caplog: pytest
     assert any(message.startswith(f"training: {said}") for message in caplog.messages)
 
 
+def test_freed_memory_is_kept_in_a_program_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned: list[tuple[tuple[int, int], ...]] = []
+    monkeypatch.setattr("fed.machine._tune", lambda *settings: tuned.append(settings))
+    simulate(fed.Experiment(rounds={"count": 1}, data={"clients": 4}, simulation={"workers": 0}))
+    assert tuned == [((-3, 32 << 20), (-1, 256 << 20))]  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3)
+
+
 def test_virtual_time_comes_from_work_and_bytes() -> None:
     def pair(samples: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(samples, 2), torch.zeros(samples, dtype=torch.int64)

@@ -112,6 +112,8 @@ def test_what_cannot_be_deployed_becomes_no_app(tmp_path: Path) -> None:
         write_app(experiment(algorithm={"kind": "centralized"}), tmp_path / "app")
     with pytest.raises(InvalidExperiment, match="write partial_work: drop"):
         write_app(experiment(rounds={"deadline_s": 60}), tmp_path / "app")
+    with pytest.raises(InvalidExperiment, match=r"can hold a conversation.* not Flower's engine"):
+        write_app(experiment(secure_aggregation={"max_weight": 400, "minimum_cohort": 2}), tmp_path / "app")
     assert not (tmp_path / "app").exists()
 
 

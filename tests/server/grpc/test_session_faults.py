@@ -1,13 +1,16 @@
 """Sessions with nodes that fall silent, fail, or say something at the wrong time: the rules of each attempt."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from fed.clients.node.sessions import model_digest
 from fed.secure_aggregation.fixed_point import SecureSum
 from fed.server.secure_fleet import SessionResult
 from fed.wire import protocol_pb2 as pb
+from fed.wire.messages import Answer
 from tests.server.grpc.conversing import PATIENCE_S, Conversation
 
 ALL = range(9)
@@ -22,6 +25,7 @@ def hold(result: SessionResult, made: Conversation, number: int, clients: Sequen
         expected.add(made.lanes(client))
     assert result.total is not None
     assert (result.total.lanes == expected.lanes).all()
+    assert not result.problem  # not even that of an earlier attempt
 
 
 def without(attempt: int, kind: str, *clients: int) -> set[tuple[int, int, str]]:
@@ -42,6 +46,17 @@ def test_those_left_try_again_once_with_fresh_keys(tmp_path: Path) -> None:
     assert [[task.client for task in tasks] for tasks in made.sent] == [[*ALL], [*ALL[3:]]]
     keys = [{bytes(made.said[client, attempt, "keys"].keys.masking) for client in ALL[3:]} for attempt in (0, 1)]
     assert not keys[0] & keys[1]
+
+
+def test_masked_messages_of_another_attempt_are_counted(tmp_path: Path) -> None:
+    """Beside what is counted of a session: those of the first attempt are the fleet's to count."""
+    said = "keys", "shares", "consent", "unmasking"
+    made = Conversation(tmp_path, len(ALL))
+    made.silent = without(0, "masked", 0, 1, 2)
+    result = made.rounds(1, ALL)
+    messages = [message for (_, _, kind), message in made.said.items() if kind in said]
+    sessions_bytes = sum(getattr(one, one.WhichOneof("what") or "").ByteSize() for one in messages)
+    assert result.bytes_up == sessions_bytes + 6 * 1000
 
 
 def test_third_attempt_is_not_made(tmp_path: Path) -> None:
@@ -114,14 +129,18 @@ def test_tasks_left_by_another_attempt_are_withdrawn(tmp_path: Path) -> None:
     assert {108} <= {*made.cancelled} <= {100 + client for client in ALL[3:]}
 
 
-def test_another_attempt_has_what_is_left_of_the_deadline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("deadline_s", "left_s"), [(25.0, 25.0 - 3.0 - PATIENCE_S), (5.0, 0.0), (None, None)])
+def test_another_attempt_has_what_is_left_of_the_deadline(
+    deadline_s: float | None, left_s: float | None, tmp_path: Path
+) -> None:
     made = Conversation(tmp_path, len(ALL))
     made.silent = without(0, "consent", 0, 1, 2)
-    made.begin(1, ALL, deadline_s=25.0)
+    made.clock = 100.0
+    made.begin(1, ALL, deadline_s=deadline_s)
     made.take_masked()
-    made.clock = 3.0
+    made.clock = 103.0
     made.sessions.close()
-    assert {task.deadline_s for task in made.sent[1]} == {25.0 - 3.0 - PATIENCE_S}
+    assert {task.deadline_s for task in made.sent[1]} == {left_s}
 
 
 @pytest.mark.parametrize("kind", ["keys", "shares"])
@@ -144,6 +163,36 @@ def test_overdue_clients_drop_out_and_no_sooner(kind: str, tmp_path: Path) -> No
     hold(made.sessions.close(), made, 1, [client for client in ALL if client != 4])
 
 
+def test_client_of_an_earlier_sum_may_drop_out_later(tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.rounds(1, ALL)
+    made.silent = without(0, "keys", 4)
+    made.begin(2, ALL)
+    made.arrive_all()
+    made.clock += PATIENCE_S
+    made.sessions.tick()
+    assert [*made.given_up] == [204]
+    made.take_masked()
+    hold(made.sessions.close(), made, 2, [client for client in ALL if client != 4])
+
+
+def test_masked_message_of_a_failed_task_is_not_added(tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.begin(1, ALL)
+    made.arrive_all()
+    made.sessions.take_failure(4)
+    made.take_masked()
+    hold(made.sessions.close(), made, 1, [client for client in ALL if client != 4])
+
+
+def test_message_after_a_rounds_end_changes_nothing(tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.silent = without(0, "masked", 4)
+    made.rounds(1, ALL)
+    made.sessions.take_message(4, pb.FromSession(task=pb.TaskId(start=1, number=104), aborted="tired"))
+    assert not made.given_up
+
+
 @pytest.mark.parametrize("ends", ["fails", "aborts"])
 def test_message_in_the_sum_outlives_its_task(ends: str, tmp_path: Path) -> None:
     """Its masks are in the sum: it is among the survivors, whatever its task comes to."""
@@ -158,6 +207,75 @@ def test_message_in_the_sum_outlives_its_task(ends: str, tmp_path: Path) -> None
     assert 104 in result.survivors
     hold(result, made, 1, ALL)
     assert not made.given_up
+
+
+def test_failure_in_another_attempt_is_no_masked_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.silent = without(0, "masked", 0, 1, 2) | without(1, "masked", 8)
+    collect = made.collect
+
+    def failing(until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
+        yield from collect(until, enough)
+        if until < math.inf:
+            yield Answer.failure(made.sent[1][-1], "out of memory")
+
+    monkeypatch.setattr(made, "collect", failing)
+    hold(made.rounds(1, ALL), made, 1, ALL[3:8])
+    assert "does not count" not in caplog.text
+
+
+def test_task_sent_again_leaves_its_session_as_it_is(tmp_path: Path) -> None:
+    """As to a node that lacks the model that its task names."""
+    made = Conversation(tmp_path, len(ALL))
+    made.begin(1, ALL)
+    made.arrive_all()
+    again, model = pb.Assignment(task=pb.TaskId(start=1, number=104), round=1), made.sent[0][4].model
+    made.sessions.begin({4: again}, model)
+    assert (again.attempt, again.model_sha256) == (0, model_digest(model.tensors))  # as it was sent before
+    made.take_masked()
+    hold(made.sessions.close(), made, 1, ALL)
+
+
+def test_task_sent_again_begins_no_session_after_the_last(tmp_path: Path) -> None:
+    """Two of nine have sent keys: all tasks fail, and a node that lacks its model may have asked for it before."""
+    made = Conversation(tmp_path, len(ALL))
+    made.silent = without(0, "keys", *ALL[:7])
+    made.begin(1, ALL)
+    made.arrive_all()
+    made.clock = PATIENCE_S
+    made.sessions.tick()
+    assert sorted(made.given_up) == [100 + client for client in ALL]
+    again = pb.Assignment(task=pb.TaskId(start=1, number=108), round=1)
+    made.sessions.begin({8: again}, made.sent[0][8].model)
+    result = made.sessions.close()
+    assert (result.total, [*result.survivors], len(made.sent)) == (None, [], 1)
+
+
+@pytest.mark.parametrize("kind", ["keys", "shares"])
+def test_phase_ends_once_the_last_missing_task_fails(kind: str, tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.silent = without(0, kind, 4)
+    made.begin(1, ALL)
+    made.arrive_all()
+    following = "key_list" if kind == "keys" else "delivery"
+    assert not any(following in made.asked[client] for client in ALL)
+    made.sessions.take_failure(4)
+    assert {client for client in ALL if following in made.asked[client]} == {*ALL} - {4}
+    made.take_masked()
+    hold(made.sessions.close(), made, 1, [client for client in ALL if client != 4])
+
+
+def test_client_whose_task_has_failed_is_sent_nothing_again(tmp_path: Path) -> None:
+    made = Conversation(tmp_path, len(ALL))
+    made.silent = without(0, "shares", 4, 5)
+    made.begin(1, ALL)
+    made.arrive_all()
+    made.sessions.take_failure(4)
+    before = {client: len(kinds) for client, kinds in made.asked.items()}
+    made.sessions.resend()
+    assert {client for client in ALL if len(made.asked[client]) > before[client]} == {5}
 
 
 def test_unanswered_messages_are_sent_again(tmp_path: Path) -> None:
