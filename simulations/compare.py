@@ -210,14 +210,13 @@ class ComparisonFolder:
         """Names of variants → the graph of their peers, each graph once, of those with finished runs."""
         import networkx as nx
 
-        streams = Streams(result.comparison.seeds[0])
         found: list[tuple[list[str], nx.Graph[int]]] = []
         for name, variant in self._variants.items():
             peers = next((run["summary"]["clients"] for run in result.runs[name].values() if has_finished(run)), None)
             rule = variant.algorithm.make()
             if peers is None or not isinstance(rule, PeerRule):
                 continue
-            topology = topology_of(rule, variant.topology, peers, streams)
+            topology = topology_of(rule, variant.topology, peers, Streams(variant.seed))
             if topology is None:
                 continue
             graph = topology.graph(1)
@@ -247,7 +246,7 @@ class ComparisonFolder:
         shown = list(sections.values())[:_PARTITIONS]
         return {
             "Who holds what" + (f": {name}" if len(sections) > 1 else ""): partition_of(
-                load(variant.data, Streams(variant.seed))
+                load(variant.data, variant.data_streams)
             )
             for name, variant in shown
             if variant.data is not None
