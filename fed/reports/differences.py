@@ -25,9 +25,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from fed.config.comparison import Repetition, seed_of
+from fed.config.comparison import seed_of
 from fed.randomness import Streams
 
 __all__ = ["Difference", "Interval", "differences", "holm", "interval_of", "seeds_to_tell_apart"]
@@ -102,7 +102,7 @@ class Difference:
 
 
 def differences(
-    values: Mapping[str, Mapping[Repetition, float]],
+    values: Mapping[str, Mapping[Any, float]],
     baseline: str,
     *,
     confidence: float = 0.95,
@@ -112,7 +112,7 @@ def differences(
     """Differences of all variants but the baseline to it, in order.
 
     Args:
-        values: name of a variant → repetition → its value, of finished runs.
+        values: name of a variant → seed, or with folds (seed, fold) → its value, of finished runs.
         baseline: name of one of them.
         confidence: rate at which an interval covers the true difference, in (0.5, 1).
         folds: K of a cross-validation; None: repetitions are seeds.
@@ -181,7 +181,7 @@ def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, 
 
     def studentised(resamples_BN: "np.ndarray", axis: int = -1) -> "np.ndarray":
         error_B = resamples_BN.std(axis, ddof=1) / np.sqrt(resamples_BN.shape[axis])
-        return (resamples_BN.mean(axis) - mean) / error_B
+        return np.asarray((resamples_BN.mean(axis) - mean) / error_B)
 
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold one value alone
         drawn = stats.bootstrap(
@@ -258,7 +258,7 @@ def _power(effect: float, n: int, confidence: float) -> float:
     return float(above + below)
 
 
-def _paired(ours: Mapping[Repetition, float], theirs: Mapping[Repetition, float]) -> tuple[list[float], bool]:
+def _paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> tuple[list[float], bool]:
     """Differences of the repetitions that both have, by seed; by fold where there is one seed with folds."""
     by_seed: dict[int, list[float]] = {}
     has_folds = False

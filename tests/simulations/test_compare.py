@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import nn
 
 import fed
+from fed.config.comparison import Repetition
 from fed.errors import InvalidData, InvalidInput, OutputExists
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
@@ -55,16 +56,16 @@ class Watching:
         self.events: list[tuple[Any, ...]] = []
         self._at, self._do = at, do
 
-    def begin(self, runs: Sequence[tuple[str, int]]) -> None:
+    def begin(self, runs: Sequence[tuple[str, Repetition]]) -> None:
         self.events.append(("begin", list(runs)))
 
-    def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
-        self.events.append(("round", name, seed, line["round"]))
+    def round(self, name: str, repetition: Repetition, line: Mapping[str, Any]) -> None:
+        self.events.append(("round", name, repetition, line["round"]))
         if name == self._at and line["round"] == 1:
             self._do()
 
-    def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
-        self.events.append(("end", name, seed, summary["status"]))
+    def end(self, name: str, repetition: Repetition, summary: Mapping[str, Any]) -> None:
+        self.events.append(("end", name, repetition, summary["status"]))
 
 
 def interrupt() -> None:

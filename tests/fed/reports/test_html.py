@@ -485,16 +485,14 @@ def test_lower_errors_are_said_to_be_better() -> None:
 def test_page_has_the_differences_and_how_they_were_found(page: str) -> None:
     text = " ".join(Reading(page).texts)
     assert "Differences to FedAvg" in text
-    assert "Student's t over paired seeds" in text
+    assert "Where all pairs differ by the same, the noise is not known" in text
     assert "Each seed sets data and training" in text
 
 
 def test_tables_for_papers_hold_names_as_they_stand() -> None:
     names = ["a|b_c", "50 % & #1", "x-2 *{\\}$ <i>"]
-    runs = dict(
-        zip(names, ([record(0.5), record(0.7)], [record(0.6), record(0.9)], [record(0.1), record(0.2)]), strict=True)
-    )
-    result = result_of(runs)
+    accuracies = [(0.5, 0.7), (0.6, 0.9), (0.1, 0.2)]
+    result = result_of({name: list(map(record, two)) for name, two in zip(names, accuracies, strict=True)})
     rows = [line for line in result.to_markdown().splitlines() if line.startswith("|")]
     # A cell ends at a bar without a backslash: all rows have as many as the head.
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {len(re.findall(r"\|", rows[0]))}
@@ -520,7 +518,8 @@ def test_only_finished_folds_that_both_have_are_paired() -> None:
     result = ComparisonResult(comparison, rows, runs)
     assert (rows[1]["seeds"], rows[1]["runs"], rows[1]["reason"]) == ([5], 2, "seed 5 fold 3: NaN")
     (found,) = result.differences
-    assert (found.pairs, found.mean) == (2, pytest.approx(0.15))
+    assert found.pairs == 2
+    assert found.mean == pytest.approx(0.15)
     assert "says nothing of other seeds" in result.to_markdown()
 
 
