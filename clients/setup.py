@@ -90,7 +90,7 @@ class Preparation:
         self.held_out: Mapping[ClientId, Pair] | None = None
         evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
         if isinstance(evaluation, ByClients):
-            self.data, self.held_out = held_out.for_each(self.data, evaluation.fraction, self.streams)
+            self.data, self.held_out = held_out.for_each(self.data, evaluation.fraction, experiment.data_streams)
         is_tested = isinstance(evaluation, ByCoordinator | ByBoth)
         self.data = self.data.with_test_set() if is_tested else self.data
         check_batch_norm(self.module, self.data, experiment.local.batch_size)

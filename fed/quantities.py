@@ -2,7 +2,7 @@
 
 import math
 
-__all__ = ["bytes_text", "count_text", "duration_text", "mean_text", "score_text"]
+__all__ = ["bytes_text", "count_text", "decimals_of", "duration_text", "mean_text", "score_text"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _PARTS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -50,6 +50,19 @@ def count_text(mean: float) -> str:
     return f"{mean:.1f}".removesuffix(".0")
 
 
+def decimals_of(mean: float) -> int:
+    """Number of decimals of a mean: three from a hundredth to ten; else enough for four digits, or three below that.
+
+    Example:
+        >>> decimals_of(0.9286), decimals_of(41.238), decimals_of(0.0012345)
+        (3, 2, 5)
+    """
+    if not math.isfinite(mean) or mean == 0 or 0.01 <= abs(mean) < 10:
+        return 3
+    exponent = math.floor(math.log10(abs(mean)))
+    return max(0, 3 - exponent) if exponent > 0 else 2 - exponent
+
+
 def mean_text(mean: float | None, deviation: float | None) -> str:
     """A mean, and ± its standard deviation where there is one; a dash where nothing was measured.
 
@@ -63,9 +76,7 @@ def mean_text(mean: float | None, deviation: float | None) -> str:
     """
     if mean is None:
         return "–"
-    is_usual = not math.isfinite(mean) or mean == 0 or 0.01 <= abs(mean) < 10
-    exponent = 0 if is_usual else math.floor(math.log10(abs(mean)))
-    decimals = 3 if is_usual else max(0, 3 - exponent) if exponent > 0 else 2 - exponent
+    decimals = decimals_of(mean)
     return f"{mean:.{decimals}f}" if deviation is None else f"{mean:.{decimals}f} ± {deviation:.{decimals}f}"
 
 

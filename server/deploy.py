@@ -23,7 +23,6 @@ from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.reports.population import described
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import (
@@ -141,7 +140,7 @@ class Deployment:
             identities()  # now, so that unreadable ones are refused before any node dials
         self._identities = identities
         self.experiment = experiment
-        self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
+        self._data = load(experiment.data, experiment.data_streams) if experiment.data is not None else None
         brings_test_set = self._data is not None and (self._data.test is not None or bool(self._data.client_tests))
         check_scored_by_both(experiment, has_test_set=brings_test_set)
         evaluation = experiment.evaluation.make()

@@ -13,7 +13,7 @@ from fed.clients.data import FederatedData, load
 from fed.clients.data.describe import partition_of
 from fed.clients.measures import Metric, Metrics
 from fed.clients.training.losses import Loss
-from fed.config.comparison import Comparison
+from fed.config.comparison import Comparison, Repetition, repetition_text
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.randomness import Streams
@@ -65,8 +65,9 @@ def compare(
         model: makes the model, in place of the experiments' own.
         loss: (output, target) → scalar, in place of the experiments' own.
         metric: (output, target) → number, reported as accuracy, or a mapping of names to several.
-        output: a folder for ``comparison.json``, ``comparison.csv``, ``comparison.svg``, ``report.html`` and each
-            run's own folder, ``runs/<variant>/seed-<seed>``; None: nothing is written.
+        output: a folder for ``comparison.json``, ``.csv``, ``.md``, ``.tex`` and ``.svg``, ``report.html`` and each
+            run's own folder, ``runs/<variant>/seed-<seed>``, with folds ``seed-<seed>-fold-<fold>``; None: nothing is
+            written.
         overwrite: take the place of an earlier comparison.
         jobs: how many runs at a time, each in a process of its own with one thread. A program that asks for more than
             one must call under ``if __name__ == "__main__":``, because those processes import it.
@@ -85,6 +86,11 @@ def compare(
     """
     given = {"data": data, "model": model, "loss": loss, "metric": metric}
     _hold_jobs(jobs, [name for name, value in given.items() if value is not None])
+    if comparison.folds is not None and data is not None:
+        raise InvalidInput(
+            f"folds need data that the experiment names, got folds={comparison.folds} and data given in Python: name "
+            "their source in data.kind, as python:package.module:name"
+        )
     replaced = {name: None for name in ("data", "model", "loss") if given[name] is not None}
     comparison = comparison.model_copy(update={"base": {**comparison.base, **replaced}})
     folder = None if output is None else ComparisonFolder(Path(output), comparison.variants(), overwrite=overwrite)
@@ -121,9 +127,9 @@ def _hold_jobs(jobs: int, given: list[str]) -> None:
 
 def _planned(comparison: Comparison, folder: "ComparisonFolder | None") -> Iterator[PlannedRun]:
     for name, experiment in comparison.variants().items():
-        for seed in comparison.seeds:
-            directory = folder.of_run(name, seed) if folder else None
-            yield PlannedRun(name, seed, experiment.override({"seed": seed}).dump(), directory)
+        for repetition in comparison.repetitions():
+            directory = folder.of_run(name, repetition) if folder else None
+            yield PlannedRun(name, repetition, comparison.repeated(experiment, repetition).dump(), directory)
 
 
 def _work(experiment: Experiment) -> int:
@@ -136,17 +142,17 @@ def _work(experiment: Experiment) -> int:
 
 def _gather(ended: Ended, runs: Runs, planned: list[PlannedRun], observer: ComparisonObserver | None) -> None:
     if observer:
-        observer.begin([(run.name, run.seed) for run in planned])
+        observer.begin([(run.name, run.repetition) for run in planned])
     for run, record in ended:
-        runs[run.name][run.seed] = record
+        runs[run.name][run.repetition] = record
         if observer:
-            observer.end(run.name, run.seed, record["summary"])
+            observer.end(run.name, run.repetition, record["summary"])
 
 
 def _result(comparison: Comparison, runs: Runs, status: str, directory: Path | None) -> ComparisonResult:
     kinds: dict[str, Any] = {name: variant.algorithm.kind for name, variant in comparison.variants().items()}
     target = comparison.target
-    rows = [row_of(name, kinds[name], by_seed, comparison.seeds, target) for name, by_seed in runs.items()]
+    rows = [row_of(name, kinds[name], of_it, comparison.repetitions(), target) for name, of_it in runs.items()]
     in_order = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items()}
     return ComparisonResult(comparison, rows, in_order, status, directory)
 
@@ -164,7 +170,7 @@ class ComparisonFolder:
         InvalidInput: if there can be no such folder.
     """
 
-    FILES = ("comparison.json", "comparison.csv", "comparison.svg", "report.html")
+    FILES = ("comparison.json", "comparison.csv", "comparison.md", "comparison.tex", "comparison.svg", "report.html")
 
     def __init__(self, path: Path, variants: Mapping[str, Experiment], *, overwrite: bool = False) -> None:
         self.path = path
@@ -187,9 +193,9 @@ class ComparisonFolder:
                     folder.rmdir()
             self.path.mkdir(parents=True, exist_ok=True)
 
-    def of_run(self, name: str, seed: int) -> Path:
-        """The folder of a variant's run with a seed."""
-        return self.path / "runs" / self._slugs[name] / f"seed-{seed}"
+    def of_run(self, name: str, repetition: Repetition) -> Path:
+        """The folder of a variant's run with a seed, or (seed, fold)."""
+        return self.path / "runs" / self._slugs[name] / f"seed-{repetition_text(repetition)}"
 
     def write(self, result: ComparisonResult, data: FederatedData | None = None) -> None:
         """Write all files, each whole, and ``comparison.json`` last.
@@ -204,20 +210,21 @@ class ComparisonFolder:
         page = comparison_report(result, self._partitions(data), self._graphs(result), self._clients(result))
         write_atomically(self.path / "report.html", page.encode())
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
+        write_atomically(self.path / "comparison.md", result.to_markdown().encode())
+        write_atomically(self.path / "comparison.tex", result.to_latex().encode())
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":
         """Names of variants → the graph of their peers, each graph once, of those with finished runs."""
         import networkx as nx
 
-        streams = Streams(result.comparison.seeds[0])
         found: list[tuple[list[str], nx.Graph[int]]] = []
         for name, variant in self._variants.items():
             peers = next((run["summary"]["clients"] for run in result.runs[name].values() if has_finished(run)), None)
             rule = variant.algorithm.make()
             if peers is None or not isinstance(rule, PeerRule):
                 continue
-            topology = topology_of(rule, variant.topology, peers, streams)
+            topology = topology_of(rule, variant.topology, peers, Streams(variant.seed))
             if topology is None:
                 continue
             graph = topology.graph(1)
@@ -247,7 +254,7 @@ class ComparisonFolder:
         shown = list(sections.values())[:_PARTITIONS]
         return {
             "Who holds what" + (f": {name}" if len(sections) > 1 else ""): partition_of(
-                load(variant.data, Streams(variant.seed))
+                load(variant.data, variant.data_streams)
             )
             for name, variant in shown
             if variant.data is not None
@@ -260,15 +267,26 @@ def _contents(result: ComparisonResult) -> dict[str, object]:
         "status": result.status,
         "comparison": result.comparison.dump(),
         "rows": result.rows,
-        "runs": {name: {str(seed): run["summary"] for seed, run in runs.items()} for name, runs in result.runs.items()},
+        "differences": {
+            "baseline": result.comparison.baseline_in_force(),
+            "metric": result.metrics()[0].name,
+            "confidence": result.comparison.confidence,
+            "to_the_baseline": {one.name: one.flat() for one in result.differences},
+        },
+        "runs": {
+            name: {repetition_text(repetition): run["summary"] for repetition, run in runs.items()}
+            for name, runs in result.runs.items()
+        },
         "environment": environment(),
     }
 
 
 def _csv(result: ComparisonResult) -> str:
     text = io.StringIO()
-    keys = dict.fromkeys(key for row in result.rows for key in row)  # a metric may be measured for some variants alone
+    differences = {one.name: one.flat() for one in result.differences}
+    rows = [{**row, **differences.get(row["name"], {})} for row in result.rows]
+    keys = dict.fromkeys(key for row in rows for key in row)  # a metric may be measured for some variants alone
     writer = csv.DictWriter(text, list(keys), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"]))} for row in result.rows)
+    writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"]))} for row in rows)
     return text.getvalue()

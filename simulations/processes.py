@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from fed.child_processes import spawned, stop
+from fed.config.comparison import Repetition
 from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
 from fed.reports.summary import Record
@@ -29,36 +30,36 @@ Ended: TypeAlias = Generator[tuple["PlannedRun", Record]]
 
 
 class ComparisonObserver(Protocol):
-    """Observer of a comparison. Runs are named by variant and seed, and may overlap."""
+    """Observer of a comparison. Runs are named by variant and seed, or (seed, fold), and may overlap."""
 
-    def begin(self, runs: Sequence[tuple[str, int]]) -> None:
+    def begin(self, runs: Sequence[tuple[str, Repetition]]) -> None:
         """Take note of all the runs that there will be."""
 
-    def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
+    def round(self, name: str, repetition: Repetition, line: Mapping[str, Any]) -> None:
         """Take note that a run has finished a round.
 
         Args:
             name: the variant's.
-            seed: the run's.
+            repetition: the run's seed, with folds (seed, fold).
             line: the round's metrics.
         """
 
-    def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
+    def end(self, name: str, repetition: Repetition, summary: Mapping[str, Any]) -> None:
         """Take note that a run has finished, or failed.
 
         Args:
             name: the variant's.
-            seed: the run's.
+            repetition: the run's seed, with folds (seed, fold).
             summary: the run's.
         """
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Planned run: a variant with one of the seeds, and its folder."""
+    """Planned run: a variant with one of the seeds, or (seed, fold), and its folder."""
 
     name: str
-    seed: int
+    repetition: Repetition
     experiment: dict[str, Any]
     directory: Path | None = None
 
@@ -90,7 +91,7 @@ def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: An
 
 def _tell(observer: ComparisonObserver | None, run: PlannedRun, line: Mapping[str, Any]) -> None:
     if observer is not None:
-        observer.round(run.name, run.seed, line)
+        observer.round(run.name, run.repetition, line)
 
 
 def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | None = None, **given: Any) -> Ended:

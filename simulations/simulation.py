@@ -334,4 +334,4 @@ def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
         return data
     if experiment.data is None:
         raise InvalidExperiment("data: null needs data given in Python: fed.simulate(…, data=…)")
-    return load(experiment.data, Streams(experiment.seed))
+    return load(experiment.data, experiment.data_streams)

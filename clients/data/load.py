@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fed.clients.data import held_out
 from fed.clients.data.federated import FederatedData
+from fed.clients.data.folds import holding_out
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Pair, Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
@@ -32,6 +33,8 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     the test set, and those of a client that it names are that client's own test set as well. Data on demand are read
     client by client where each client keeps its own; to be dealt anew, all of them are read at once.
 
+    With a ``fold`` each client holds that fold of its samples out, in place of any other test set.
+
     Args:
         section: ``data`` of an experiment.
         streams: the experiment's random streams.
@@ -45,6 +48,8 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
         >>> len(data.train), len(data.test[1])
         (10, 359)
     """
+    if section.fold is not None:
+        return holding_out(load(section.model_copy(update={"fold": None}), streams), section.fold, streams)
     with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # for a user's own source
         source = section.make(streams=streams)
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):

@@ -23,7 +23,6 @@ from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
-from fed.randomness import Streams
 from fed.tensors import torch
 from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, packed, unpacked
@@ -142,7 +141,7 @@ class FlowerNode:
 
     def _partition(self, number: Any, partitions: Any) -> FederatedData:
         assert self._experiment.data is not None
-        data = load(self._experiment.data, Streams(self._experiment.seed))
+        data = load(self._experiment.data, self._experiment.data_streams)
         count = len(data.clients)
         if type(number) is not int or not 0 <= number < count or partitions not in (None, count):
             raise InvalidData(

@@ -13,7 +13,7 @@ __all__ = ["as_experiment", "hold_to_allowed", "part_of_nodes"]
 
 _MOST_LETTERS = 1 << 20
 _OF_NODES = (
-    *("name", "seed", "model", "loss", "metrics", "local", "algorithm", "evaluation"),
+    *("name", "seed", "data_seed", "model", "loss", "metrics", "local", "algorithm", "evaluation"),
     *("uplink", "error_feedback", "downlink", "secure_aggregation"),
 )
 

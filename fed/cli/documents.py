@@ -135,15 +135,15 @@ def in_force(document: "fed.Experiment | fed.Comparison") -> dict[str, Any]:
         return document.dump()
     variants = [experiment.dump() for experiment in document.variants().values()]
     for variant in variants:
-        del variant["seed"]  # the comparison's seeds decide
+        del variant["data_seed" if document.vary == "data" else "seed"]  # the comparison's seeds decide
     shared = {key: value for key, value in variants[0].items() if all(one[key] == value for one in variants)}
     shared.pop("name", None)  # of a single variant
     return {
         "name": document.name,
         "base": shared,
         "compare": [{key: value for key, value in one.items() if key not in shared} for one in variants],
-        "seeds": document.seeds,
-        "target": document.target,
+        **{key: getattr(document, key) for key in ("seeds", "vary", "folds", "confidence", "target")},
+        "baseline": document.baseline_in_force(),
     }
 
 

@@ -34,7 +34,7 @@ def export(
     ] = _Table.METRICS,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a file that is there.")] = False,
 ) -> None:
-    """Write a table of a run as CSV or Parquet; of a comparison with the columns variant and seed.
+    """Write a table of a run as CSV or Parquet; of a comparison with the columns variant, seed and, of folds, fold.
 
     Args:
         folder: of a run, or of a comparison.
@@ -68,10 +68,12 @@ def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
     if not (folder / "comparison.json").is_file():
         raise InvalidInput(f"{folder} must hold a run or a comparison that has ended, got none: see fed runs")
     columns: dict[str, list[Any]] = {"variant": [], "seed": []}
-    for name, seed, place in run_folders(folder, contents_of(folder)):
+    for name, repetition, place in run_folders(folder, contents_of(folder)):
         own = columns_of(place, what)
         before, rows = len(columns["seed"]), len(next(iter(own.values()), []))
-        own |= {"variant": [name] * rows, "seed": [seed] * rows}
+        seed, _, fold = repetition.partition("-fold-")
+        own |= {"variant": [name] * rows, "seed": [int(seed)] * rows}
+        own |= {"fold": [int(fold)] * rows} if fold else {}
         for key in {**columns, **own}:
             columns.setdefault(key, [None] * before).extend(own.get(key, [None] * rows))
     return columns

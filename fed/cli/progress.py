@@ -14,6 +14,7 @@ from fed.quantities import bytes_text, duration_text, mean_text
 from fed.scores import metrics_of, score_of, words_of
 
 if TYPE_CHECKING:
+    from fed.config.comparison import Repetition
     from fed.simulations.estimate import Expectation
 
 __all__ = ["Bar", "ComparisonProgress", "Lines", "SimulationProgress", "display", "say_all", "score_in_words"]
@@ -179,63 +180,65 @@ class ComparisonProgress:
     Args:
         display: where progress is shown.
         expected: what one run of each variant is expected to take.
-        seeds: how many runs each variant has.
+        repetitions: how many runs each variant has.
         jobs: how many run side by side.
     """
 
-    def __init__(self, display: Lines, expected: "Mapping[str, Expectation]", seeds: int, jobs: int) -> None:
+    def __init__(self, display: Lines, expected: "Mapping[str, Expectation]", repetitions: int, jobs: int) -> None:
         self._display = display
         self._expected = expected
-        self._seeds = seeds
+        self._repetitions = repetitions
         self._jobs = jobs
-        self._whole_s = seeds * sum(run.wall_s for run in expected.values())
+        self._whole_s = repetitions * sum(run.wall_s for run in expected.values())
         self._runs = self._runs_done = 0
-        self._left_s = dict[tuple[str, int], float]()
+        self._left_s = dict[tuple[str, "Repetition"], float]()
         self._size_bytes = 0
         self._last = ""
         self._clock = _Clock()
         self.has_begun = False
 
-    def begin(self, runs: Sequence[tuple[str, int]]) -> None:
+    def begin(self, runs: "Sequence[tuple[str, Repetition]]") -> None:
         """Announce a long comparison."""
-        self._left_s = {(name, seed): self._expected[name].wall_s for name, seed in runs}
+        self._left_s = {(name, repetition): self._expected[name].wall_s for name, repetition in runs}
         self._runs = len(runs)
         self._clock = _Clock()
         self.has_begun = True
         whole_s = self._whole_s / min(self._jobs, self._runs)
         if whole_s > _LONG_S:
-            size_bytes = self._seeds * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
+            size_bytes = self._repetitions * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
             provisos = "".join(dict.fromkeys(f", {run.proviso}" for run in self._expected.values() if run.proviso))
             text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs{provisos}"
             self._display.say(text)
 
-    def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
+    def round(self, name: str, repetition: "Repetition", line: Mapping[str, Any]) -> None:
         """Show a finished round of one run.
 
         Args:
             name: the variant's.
-            seed: the run's.
+            repetition: the run's seed, with folds (seed, fold).
             line: the round's metrics.
         """
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
         expected = self._expected[name]
-        self._left_s[name, seed] -= expected.wall_s / expected.rounds
+        self._left_s[name, repetition] -= expected.wall_s / expected.rounds
         self._show()
 
-    def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
+    def end(self, name: str, repetition: "Repetition", summary: Mapping[str, Any]) -> None:
         """Show a finished run, or one that failed before its end.
 
         Args:
             name: the variant's.
-            seed: the run's.
+            repetition: the run's seed, with folds (seed, fold).
             summary: the run's.
         """
+        from fed.config.comparison import repetition_text
+
         self._runs_done += 1
         metric = metrics_of(summary)[0]
         score = summary.get(metric.final)
         what = summary["status"] if score is None else f"{metric.words} {mean_text(score, None)}"
-        self._last = f", {name} seed {seed}: {what}"
-        self._left_s[name, seed] = 0.0
+        self._last = f", {name} seed {repetition_text(repetition, ' ')}: {what}"
+        self._left_s[name, repetition] = 0.0
         self._show()
 
     def done(self) -> str:

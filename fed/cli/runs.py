@@ -160,13 +160,14 @@ def compare(
         The exit code, 1 if a run failed.
     """
     from fed.reports.conclusions import failures, unlike
-    from fed.reports.tables import table
+    from fed.reports.difference_texts import difference_notes
+    from fed.reports.tables import columns, difference_columns, table
 
     comparison, jobs = read_comparison(file, settings), jobs or usable_cores()
     shown = display()
     with _all_to_standard_error(json):
         expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
-    watch = ComparisonProgress(shown, expected, len(comparison.seeds), jobs)
+    watch = ComparisonProgress(shown, expected, len(comparison.repetitions()), jobs)
     with folder(comparison.name, output, overwrite) as directory, _watched(watch, shown, directory, json):
         result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
     if json:
@@ -174,7 +175,10 @@ def compare(
         _note(f"report in {directory / 'report.html'}")
     else:
         terminal = console()
-        terminal.print(table(result, terminal.width))
+        terminal.print(table(columns(result), terminal.width))
+        if differences := difference_columns(result):
+            terminal.print(table(differences, terminal.width))
+            terminal.print("\n".join(difference_notes(result)), markup=False)
         typer.echo(directory / "report.html")
     if difference := unlike(result):
         _note(f"note: {difference}")

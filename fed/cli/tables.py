@@ -59,7 +59,6 @@ def data(
     """
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map
-    from fed.randomness import Streams
 
     document = read(file, settings)
     if picture is not None and picture.suffix.lower() != ".svg":
@@ -67,7 +66,7 @@ def data(
     experiment = document if isinstance(document, fed.Experiment) else fed.Experiment(**document.base)
     if experiment.data is None:
         raise InvalidInput("data: null stands for data given in Python: there is nothing to draw")
-    dealt = load(experiment.data, Streams(experiment.seed))
+    dealt = load(experiment.data, experiment.data_streams)
     if picture is not None:
         _draw(dealt, picture)
     console().print(_in_words(dealt), markup=False, soft_wrap=True)

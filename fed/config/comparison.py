@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 from pydantic_core import CoreSchema
@@ -16,8 +16,21 @@ from fed.config.validation import Section
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 
-__all__ = ["Comparison", "Distribution", "Random", "Variant"]
+__all__ = [
+    "Comparison",
+    "Distribution",
+    "Random",
+    "Repetition",
+    "Variant",
+    "repetition_of",
+    "repetition_text",
+    "seed_of",
+]
 
+Repetition: TypeAlias = int | tuple[int, int]
+"""Seed of a run; of a comparison with folds (seed, fold)."""
+_BOUNDS = ("centralized", "local")
+"""Algorithms that bound what the others can do."""
 _Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
@@ -132,6 +145,14 @@ class Comparison(Document):
     """Variants whose values are drawn."""
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(default_factory=_seeds_of_the_base)
     """Every variant is run once with each; the base's own seed, unless given."""
+    vary: Literal["both", "training", "data"] = "both"
+    """Randomness that the seeds set: training (data_seed stays the base's), data (seed stays the base's), or both."""
+    folds: Annotated[int, Field(ge=2)] | None = None
+    """K of a K-fold cross-validation over each client's samples: K runs for each variant and seed; null for none."""
+    baseline: str | None = None
+    """Variant that differences are taken to; the first that is neither centralized nor local, unless given."""
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    """Rate at which intervals of differences cover the true one."""
     target: float | None = None
     """The value of the first metric on test data to which rounds, bytes and time are counted."""
 
@@ -161,18 +182,77 @@ class Comparison(Document):
         """Name → the experiment in force; its seed is the first of ``seeds``."""
         return dict(self._variants)
 
+    def repetitions(self) -> list[Repetition]:
+        """Seeds that each variant is run with; with folds pairs (seed, fold), folds from 1."""
+        if self.folds is None:
+            return list(self.seeds)
+        return [(seed, fold) for seed in self.seeds for fold in range(1, self.folds + 1)]
+
+    def repeated(self, variant: Experiment, repetition: Repetition) -> Experiment:
+        """The experiment of one run.
+
+        Args:
+            variant: one of :meth:`variants`.
+            repetition: one of :meth:`repetitions`.
+        """
+        return variant.override(self._keys_of(repetition))
+
+    def baseline_in_force(self) -> str:
+        """Name of the variant that differences are taken to."""
+        if self.baseline is not None:
+            return self.baseline
+        names = [name for name, variant in self._variants.items() if variant.algorithm.kind not in _BOUNDS]
+        return (names or list(self._variants))[0]
+
+    def _keys_of(self, repetition: Repetition) -> dict[str, Any]:
+        """Path of a key → the value that a repetition gives it."""
+        seed, fold = repetition if isinstance(repetition, tuple) else (repetition, None)
+        keys: dict[str, Any] = {"data_seed" if self.vary == "data" else "seed": seed}
+        return keys if fold is None else {**keys, "data.fold": {"number": fold, "of": self.folds}}
+
+    def _seeds_that_stay(self) -> dict[str, int]:
+        seed = _seeds_of_the_base({"base": self.base})[0]
+        data_seed = self.base.get("data_seed")
+        kept = {"training": {"data_seed": seed if data_seed is None else data_seed}, "data": {"seed": seed}}
+        return kept.get(self.vary, {})
+
     def _validated(self) -> dict[str, Experiment]:
         variants: dict[str, Experiment] = {}
-        problems, of_the_base = [], _made(self.base)[1]
+        problems, of_the_base = self._problems_of_the_base(), _made(self.base)[1]
+        of_the_seeds = self._seeds_that_stay() | {"seed" if self.vary != "data" else "data_seed": self.seeds[0]}
         for place, name, changes in self._changes():
             if "seed" in changes:
                 problems.append(f"{place}: seed: a comparison runs every variant with all of its seeds: remove it")
-            made, found = _made(with_overrides(self.base, changes) | {"name": name, "seed": self.seeds[0]})
+            if "data_seed" in changes:
+                problems.append(f"{place}: data_seed: a comparison deals the same data to every variant: remove it")
+            made, found = _made(with_overrides(self.base, changes) | {"name": name, **of_the_seeds})
             problems += [f"base: {line}" if line in of_the_base else f"{place}: {line}" for line in found]
+            if made is not None and self.folds is not None:
+                problems += [f"{place}: {line}" for line in self._problems_of_folds(made)]
             variants |= {} if made is None else {name: made}
+        if self.baseline is not None and self.baseline not in variants and not problems:
+            problems.append(
+                f"baseline must be the name of a variant, one of {', '.join(variants)}, got {self.baseline}: "
+                "correct it, or leave it out"
+            )
         if problems:
             raise InvalidExperiment("\n".join(dict.fromkeys(problems)))
         return variants
+
+    def _problems_of_the_base(self) -> list[str]:
+        data_seed = self.base.get("data_seed")
+        if self.vary == "training" or data_seed is None:
+            return []
+        remedy = "remove it, or write vary: training"
+        return [f"base: data_seed: the comparison's seeds set it with vary: {self.vary}, got {data_seed}: {remedy}"]
+
+    def _problems_of_folds(self, variant: Experiment) -> list[str]:
+        """Sentences on why a variant cannot be run fold by fold."""
+        if variant.data is None:
+            return ["folds need data that the experiment names, got data: null: name a source, as python:module:name"]
+        if variant.data.fold is not None:
+            return ["data.fold: the comparison's folds set it: remove it, or remove folds"]
+        return _made(with_overrides(variant.given_keys(), self._keys_of(self.repetitions()[0])))[1]
 
     def _changes(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         """Place, name and changes of each variant."""
@@ -196,6 +276,38 @@ def _made(keys: dict[str, Any]) -> tuple[Experiment | None, list[str]]:
         return Experiment(**{str(key): value for key, value in keys.items()}), []
     except InvalidExperiment as error:
         return None, str(error).splitlines()
+
+
+def seed_of(repetition: Repetition) -> int:
+    """Seed of a repetition."""
+    return repetition[0] if isinstance(repetition, tuple) else repetition
+
+
+def repetition_text(repetition: Repetition, joint: str = "-") -> str:
+    """A repetition in words.
+
+    Args:
+        repetition: seed, or (seed, fold).
+        joint: what stands between its words.
+
+    Example:
+        >>> repetition_text(3), repetition_text((3, 1), " ")
+        ('3', '3 fold 1')
+    """
+    if isinstance(repetition, int):
+        return f"{repetition}"
+    return joint.join((f"{repetition[0]}", "fold", f"{repetition[1]}"))
+
+
+def repetition_of(text: str) -> Repetition:
+    """A repetition from its words.
+
+    Example:
+        >>> repetition_of("3"), repetition_of(repetition_text((3, 1)))
+        (3, (3, 1))
+    """
+    seed, _, fold = text.partition("-fold-")
+    return (int(seed), int(fold)) if fold else int(seed)
 
 
 def _hold_distinct(what: str, values: list[Any]) -> None:

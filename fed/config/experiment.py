@@ -28,6 +28,7 @@ from fed.config.lr_schedules import Schedule
 from fed.config.registry import AdversariesSection, DataSection, MetricSection
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
+from fed.randomness import Streams
 from fed.secure_aggregation.settings import SecureAggregation
 
 __all__ = ["Checkpointing", "Execution", "Experiment", "Local", "check_metric_names", "with_overrides"]
@@ -188,6 +189,8 @@ class Experiment(Document):
     """What reports and folders call this run."""
     seed: NonNegativeInt = 0
     """Every random draw is a function of this."""
+    data_seed: NonNegativeInt | None = None
+    """In place of seed for the data: what a source draws, who holds what, what is held out; null: seed."""
     data: Annotated[DataSection, registry.DATA] | None = Field(default_factory=registry.DATA.make)
     """What is learned from, and how clients share it; null where data are given in Python."""
     model: Annotated[Component, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
@@ -263,6 +266,11 @@ class Experiment(Document):
         if self.adversaries is not None and self.data is not None and isinstance(self.data.clients, int):
             self.adversaries.attackers_among(self.data.clients)
         return self
+
+    @property
+    def data_streams(self) -> Streams:
+        """Streams of the data: what a source draws, who holds what, what is held out."""
+        return Streams(self.seed if self.data_seed is None else self.data_seed)
 
     def override(self, values: dict[str, Any]) -> Self:
         """The same experiment with other values.

@@ -23,4 +23,4 @@ class NodeData(Document):
     client: NonNegativeInt | str | None = None
     """Which of that source's clients this node is; the whole source is this node's unless given."""
     seed: NonNegativeInt = 0
-    """By which the source is dealt to its clients: the experiment's, to hold what that simulates."""
+    """By which the source is dealt to its clients: the experiment's data_seed, to hold what that simulates."""

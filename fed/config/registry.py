@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ModelWrapValidatorHandler, NonNegativeFloat, PositiveInt, model_validator
 
 from fed.config.components import Component, Family
+from fed.config.validation import Section
 from fed.errors import InvalidExperiment
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "TOPOLOGIES",
     "AdversariesSection",
     "DataSection",
+    "FoldSection",
     "MetricSection",
     "PartitionSection",
     "TopologySection",
@@ -69,6 +71,21 @@ PARTITIONS = Family(
 )
 
 
+class FoldSection(Section):
+    """One fold of a K-fold cross-validation: held out of each client's samples, to test on."""
+
+    number: PositiveInt
+    """Number of the fold, from 1 to K."""
+    of: Annotated[int, Field(ge=2)]
+    """K, the number of folds."""
+
+    @model_validator(mode="after")
+    def _hold_number(self) -> Self:
+        if self.number > self.of:
+            raise ValueError(f"number must be at most the number of folds, got number={self.number} of {self.of}")
+        return self
+
+
 class DataSection(Component):
     """Data source, its test set, and its partition among clients."""
 
@@ -77,17 +94,36 @@ class DataSection(Component):
     partition: Annotated[PartitionSection, PARTITIONS] | None = None
     """Who holds what: natural where the source names clients, iid elsewhere, unless given."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The share of samples held out to evaluate on, where the source brings no test set of its own."""
+    """The share of samples held out to evaluate on, where the source brings no test set of its own; 0 with a fold."""
+    fold: FoldSection | None = None
+    """Fold of each client's samples to test on, in place of any other test set; null for none."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _fill_in(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(keys, dict) or str(keys.get("kind")).startswith("python:"):
+        if not isinstance(keys, dict):
             return handler(keys)
-        defaults = cls._defaults_of_the_source(keys)
+        is_users_own = str(keys.get("kind")).startswith("python:")
+        defaults = {} if is_users_own else cls._defaults_of_the_source(keys)
+        if keys.get("fold") is not None and "test_fraction" not in keys:
+            defaults["test_fraction"] = 0.0
         section = handler({**keys, **defaults})
         section.model_fields_set.difference_update(defaults)  # an override may choose another source
         return section
+
+    @model_validator(mode="after")
+    def _hold_fold(self) -> Self:
+        if self.fold is not None and self.test_fraction:
+            raise ValueError(
+                f"test_fraction must be 0 with a fold, whose samples are the test set, got {self.test_fraction:g}: "
+                "remove it"
+            )
+        if self.fold is not None and self.partition is not None and self.partition.overlap:
+            raise ValueError(
+                "partition.overlap must be 0 with a fold, for another holder would train on samples that are tested, "
+                f"got {self.partition.overlap:g}: remove it"
+            )
+        return self
 
     @classmethod
     def _defaults_of_the_source(cls, keys: dict[str, Any]) -> dict[str, Any]:

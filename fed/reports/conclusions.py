@@ -6,21 +6,21 @@ from typing import Any
 from fed.config.compatibility import Feature, lacks
 from fed.config.experiment import Experiment
 from fed.quantities import bytes_text, count_text, mean_text
+from fed.reports.difference_texts import against_the_baseline
 from fed.reports.summary import ComparisonResult
 from fed.scores import NamedMetric, words_of
 
-__all__ = ["failures", "final_text", "finding", "seen_by_coordinator", "unlike"]
+__all__ = ["count_of_runs", "failures", "final_text", "finding", "seen_by_coordinator", "unlike"]
 
-_BASELINES = {"centralized": ("the floor", "the ceiling"), "local": ("the ceiling", "the floor")}
+_BOUNDS = {"centralized": ("the floor", "the ceiling"), "local": ("the ceiling", "the floor")}
 """What each bounds where a lower value is better, and where a higher one is."""
 
 
 def finding(result: ComparisonResult) -> str:
-    """The best variant by the first metric, those that its seeds do not tell apart from it, and the cheapest of them.
+    """The best variant by the first metric, those that differ from the baseline beyond the noise, and the cheapest.
 
-    Two variants are told apart when the intervals of mean ± one standard deviation over seeds do not meet. The
-    baselines ``centralized`` and ``local``, which bound what the others can do, stand apart. Without a metric the loss
-    decides.
+    What differs is said of differences to the comparison's baseline (:mod:`fed.reports.differences`). The algorithms
+    ``centralized`` and ``local``, which bound what the others can do, stand apart. Without a metric the loss decides.
     """
     metric = result.metrics()[0]
     measured = [row for row in result.rows if row.get(metric.final) is not None]
@@ -28,12 +28,13 @@ def finding(result: ComparisonResult) -> str:
         return "No variant was measured to the end."
     if difference := unlike(result):
         return difference
-    rivals = [row for row in measured if row["algorithm"] not in _BASELINES] or measured
-    sentences = [_best(rivals, metric)]
-    bounds = [row for row in measured if row["algorithm"] in _BASELINES and row not in rivals]
+    rivals = [row for row in measured if row["algorithm"] not in _BOUNDS] or measured
+    against = against_the_baseline(result, [row["name"] for row in rivals])
+    sentences = [_best(rivals, metric), *([against] if against else [])]
+    bounds = [row for row in measured if row["algorithm"] in _BOUNDS and row not in rivals]
     if bounds:
-        bounds.sort(key=lambda row: list(_BASELINES).index(row["algorithm"]))
-        bound = {name: words[metric.higher_is_better] for name, words in _BASELINES.items()}
+        bounds.sort(key=lambda row: list(_BOUNDS).index(row["algorithm"]))
+        bound = {name: words[metric.higher_is_better] for name, words in _BOUNDS.items()}
         texts = [f"{row['name']}, {bound[row['algorithm']]}, ends at {final_text(row, metric)}" for row in bounds]
         sentences.append(f"{'; '.join(texts)}.")
     if result.comparison.target is not None:
@@ -118,24 +119,14 @@ def _best(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> str:
     said = f"{best['name']} ends with the {end} test {metric.words}, {final_text(best, metric)}"
     if len(rows) == 1:
         return f"{best['name']} ends with a test {metric.words} of {final_text(best, metric)}."
-    if any(row[f"{metric.final}_std"] is None for row in rows):
+    if any(row["runs"] == 1 for row in rows):
         return f"{said}; with one seed nobody can say how much of that is chance."
-    near = [row["name"] for row in rows if row is not best and _meet(row, best, metric)]
-    seeds = f"{len(best['seeds'])} seeds"
-    if not near:
-        return f"{said} over {seeds}, and no other comes within its spread."
-    return f"{said} over {seeds}, which do not tell it apart from {_sequence(near)}."
-
-
-def _meet(row: dict[str, Any], best: dict[str, Any], metric: NamedMetric) -> bool:
-    """True if the intervals of a row and of the best one meet."""
-    apart = abs(row[metric.final] - best[metric.final])
-    return bool(apart <= row[f"{metric.final}_std"] + best[f"{metric.final}_std"])
+    return f"{said} over {count_of_runs(best)}."
 
 
 def _cheapest(rows: Sequence[dict[str, Any]], target: float) -> str:
     # A mean over those seeds that were fast enough would flatter a variant that often fails to arrive.
-    there = [row for row in rows if row["reached"] and row["reached"] == len(row["seeds"])]
+    there = [row for row in rows if row["reached"] and row["reached"] == row["runs"]]
     if not there:
         return f"None reaches {target:g} with every seed."
     first = min(there, key=lambda row: row["rounds_to_target"])
@@ -156,6 +147,19 @@ def failures(result: ComparisonResult) -> list[str]:
 def final_text(row: dict[str, Any], metric: NamedMetric) -> str:
     """The final value of a row, and ± its standard deviation where there are seeds enough; a dash where it has none."""
     return mean_text(row.get(metric.final), row.get(f"{metric.final}_std"))
+
+
+def count_of_runs(row: Mapping[str, Any]) -> str:
+    """Number of seeds of a row, and of their folds.
+
+    Example:
+        >>> count_of_runs({"seeds": [0, 1, 2], "runs": 3}), count_of_runs({"seeds": [0], "runs": 5})
+        ('3 seeds', '5 folds of one seed')
+    """
+    seeds = len(row["seeds"])
+    if row["runs"] == seeds:
+        return f"{seeds} seeds"
+    return f"{row['runs']} folds of one seed" if seeds == 1 else f"{seeds} seeds, with {row['runs']} folds in all"
 
 
 def _sequence(texts: Sequence[str]) -> str:

@@ -18,10 +18,11 @@ from fed.quantities import bytes_text, duration_text, mean_text, score_text
 from fed.reports import charts, heat_maps, population
 from fed.reports.client_scores import ClientScores, last_client_scores
 from fed.reports.conclusions import failures, finding, seen_by_coordinator
+from fed.reports.difference_texts import difference_notes
 from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
-from fed.reports.tables import columns
+from fed.reports.tables import columns, difference_columns
 from fed.scores import LOSS, NamedMetric, metrics_of
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run import Run
@@ -92,6 +93,8 @@ def comparison_report(
         figures=[*_curve_figures(result, look), *_client_figures(result, look, clients or {})],
         graphs={names: picture(graph) for names, graph in (graphs or {}).items() if population.can_be_drawn(graph)},
         columns=columns(result),
+        difference_columns=difference_columns(result),
+        difference_notes=difference_notes(result),
         looks=list(look.values()),
         failures=failures(result),
         settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),

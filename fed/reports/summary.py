@@ -10,11 +10,14 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fed.config.comparison import Comparison
+from fed.config.comparison import Comparison, Repetition, repetition_of, repetition_text, seed_of
 from fed.errors import located
+from fed.randomness import Streams
+from fed.reports.differences import Difference, differences
 from fed.scores import LOSS, NamedMetric, metrics_of_all
 from fed.storage.comparison_reader import contents_of, run_folders
 from fed.storage.run_reader import metrics_lines
@@ -23,8 +26,8 @@ __all__ = ["FIGURES", "ComparisonResult", "Record", "Runs", "has_finished", "row
 
 Record: TypeAlias = dict[str, Any]
 """A run: ``metrics``, a line a round, and ``summary``, whose ``status`` says whether it came to its end."""
-Runs: TypeAlias = dict[str, dict[int, Record]]
-"""Name of a variant → seed → its run."""
+Runs: TypeAlias = dict[str, dict[Any, Record]]
+"""Name of a variant → seed, or with folds (seed, fold) → its run."""
 
 FIGURES = ("mean", "std", "worst_decile")
 """What is said of a metric over clients."""
@@ -37,7 +40,8 @@ class ComparisonResult:
     Args:
         comparison: what was compared.
         rows: one mapping for each variant, in order: what :func:`row_of` says.
-        runs: name of a variant → seed → ``{"metrics": [...], "summary": {...}}``; of a failed run what it came to.
+        runs: name of a variant → seed, or with folds (seed, fold) → ``{"metrics": [...], "summary": {...}}``; of a
+            failed run what it came to. ``metrics`` is the run's curve: one mapping for each round.
         status: finished, or interrupted.
         directory: the folder that holds all this, or None.
     """
@@ -71,49 +75,80 @@ class ComparisonResult:
         with located(folder / "comparison.json"):
             comparison = Comparison(**contents["comparison"])
         runs: Runs = {name: {} for name in contents["runs"]}
-        for name, seed, place in run_folders(folder, contents):
+        for name, key, place in run_folders(folder, contents):
             metrics = [line for line, _ in metrics_lines(place)]
-            runs[name][seed] = {"metrics": metrics, "summary": contents["runs"][name][str(seed)]}
+            runs[name][repetition_of(key)] = {"metrics": metrics, "summary": contents["runs"][name][key]}
         return cls(comparison, contents["rows"], runs, contents["status"], folder)
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Differences to the baseline in the first metric, of variants that were scored by it on the same samples."""
+        comparison, metric = self.comparison, self.metrics()[0]
+        baseline = comparison.baseline_in_force()
+        worst = metric.of_clients("worst_decile")
+        by_clients = {row["name"]: row.get(worst) is not None for row in self.rows}
+        values = {
+            row["name"]: _finals(self.runs[row["name"]], metric)
+            for row in self.rows
+            if row.get(metric.final) is not None and by_clients[row["name"]] == by_clients[baseline]
+        }
+        if baseline not in values:
+            return []
+        streams = Streams(comparison.seeds[0])
+        return differences(values, baseline, confidence=comparison.confidence, folds=comparison.folds, streams=streams)
+
+    def to_markdown(self) -> str:
+        """Table of the first metric, differences to the baseline and their intervals, as Markdown."""
+        from fed.reports.text_tables import markdown  # which reads results
+
+        return markdown(self)
+
+    def to_latex(self) -> str:
+        """Same table as LaTeX, which needs the package ``booktabs``."""
+        from fed.reports.text_tables import latex
+
+        return latex(self)
 
 
 def row_of(
-    name: str, algorithm: str, runs: Mapping[int, Record], seeds: Sequence[int], target: float | None
+    name: str, algorithm: str, runs: Mapping[Any, Record], repetitions: Sequence[Repetition], target: float | None
 ) -> dict[str, Any]:
     """The figures of one variant.
 
     Args:
         name: the variant's.
         algorithm: its kind.
-        runs: seed → the run, of those that have finished or failed.
-        seeds: those that were asked for.
+        runs: seed, or with folds (seed, fold) → the run, of those that have finished or failed.
+        repetitions: those that were asked for.
         target: a value of the first metric, or None.
 
     Returns:
-        ``name``, ``algorithm``, ``seeds`` that came to their end, and of these: ``metric``, the name of the first
-        metric, or loss, or None without such a seed; the mean and the sample standard deviation (None for a single
-        seed) of ``final_test_accuracy``, ``final_test_loss`` and ``final_test_<name>`` of every metric;
-        ``rounds_to_target``, ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of seeds that
-        reach it; the means of ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s``, ``idle_share`` and
-        ``uplink_pays_below_bytes_per_s``; the means of the last measured ``client_<name>_mean``, ``client_<name>_std``
-        and ``client_<name>_worst_decile`` of every metric; of all tasks the shares ``late`` and ``failed``, and of all
-        replies the mean ``staleness``; ``status`` (finished, failed if any run failed, or interrupted if one is
-        missing) and ``reason``: each once, with the seeds.
+        ``name``, ``algorithm``, ``seeds`` that came to their end, ``runs``, the number of runs that did, and of these:
+        ``metric``, the name of the first metric, or loss, or None without such a run; the mean and the sample standard
+        deviation (None for a single run) of ``final_test_accuracy``, ``final_test_loss`` and ``final_test_<name>`` of
+        every metric, over seeds, each the mean of its folds, or over the folds of a single seed; ``rounds_to_target``,
+        ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of runs that reach it; the means of
+        ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s``, ``idle_share`` and ``uplink_pays_below_bytes_per_s``;
+        the means of the last measured ``client_<name>_mean``, ``client_<name>_std`` and ``client_<name>_worst_decile``
+        of every metric; of all tasks the shares ``late`` and ``failed``, and of all replies the mean ``staleness``;
+        ``status`` (finished, failed if any run failed, or interrupted if one is missing) and ``reason``: each once,
+        with the seeds.
     """
-    finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run)}
-    reasons = dict[str, list[int]]()
-    for seed, run in sorted(runs.items()):
-        if seed not in finished:
-            reasons.setdefault(str(run["summary"]["reason"]), []).append(seed)
+    finished = {repetition: run for repetition, run in sorted(runs.items()) if has_finished(run)}
+    reasons = dict[str, list[Repetition]]()
+    for repetition, run in sorted(runs.items()):
+        if repetition not in finished:
+            reasons.setdefault(str(run["summary"]["reason"]), []).append(repetition)
     summaries = [run["summary"] for run in finished.values()]
     metrics = metrics_of_all(summaries)
     of_clients = [metric.of_clients(figure) for metric in metrics for figure in FIGURES]
     return {
         "name": name,
         "algorithm": algorithm,
-        "seeds": list(finished),
+        "seeds": list(dict.fromkeys(map(seed_of, finished))),
+        "runs": len(finished),
         "metric": metrics[0].name if summaries else None,
-        **_final(summaries, ["final_test_accuracy", *(metric.final for metric in metrics), LOSS.final]),
+        **_final(finished, ["final_test_accuracy", *(metric.final for metric in metrics), LOSS.final]),
         **_to_target([run["metrics"] for run in finished.values()], metrics[0], target),
         **{
             key: spread(summary.get(key) for summary in summaries)[0]
@@ -121,19 +156,34 @@ def row_of(
         },
         **{key: spread(_last_measured(run["metrics"], key) for run in finished.values())[0] for key in of_clients},
         **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
-        "status": "failed" if reasons else "finished" if len(finished) == len(seeds) else "interrupted",
-        "reason": "; ".join(f"{_seeds(seeds)}: {reason}" for reason, seeds in reasons.items()) or None,
+        "status": "failed" if reasons else "finished" if len(finished) == len(repetitions) else "interrupted",
+        "reason": "; ".join(f"{_seeds(which)}: {reason}" for reason, which in reasons.items()) or None,
     }
 
 
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+def _seeds(which: Sequence[Repetition]) -> str:
+    return f"seed{'s' if len(which) > 1 else ''} {', '.join(repetition_text(one, ' ') for one in which)}"
 
 
-def _final(summaries: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, float | None]:
-    """The mean and the standard deviation of these keys."""
-    spreads = {key: spread(summary.get(key) for summary in summaries) for key in keys}
+def _finals(runs: Mapping[Any, Record], metric: NamedMetric) -> dict[Repetition, float]:
+    """Final value of each run that finished with one."""
+    found = {repetition: run["summary"].get(metric.final) for repetition, run in runs.items() if has_finished(run)}
+    return {repetition: value for repetition, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _final(finished: Mapping[Any, Record], keys: Iterable[str]) -> dict[str, float | None]:
+    """The mean and the standard deviation of these keys over seeds, each the mean of its folds."""
+    spreads = {key: _over_seeds(finished, key) for key in keys}
     return {name: value for key, of in spreads.items() for name, value in zip((key, f"{key}_std"), of, strict=True)}
+
+
+def _over_seeds(finished: Mapping[Any, Record], key: str) -> tuple[float | None, float | None]:
+    by_seed: dict[int, list[float | None]] = {}
+    for repetition, run in finished.items():
+        by_seed.setdefault(seed_of(repetition), []).append(run["summary"].get(key))
+    if len(by_seed) == 1:
+        return spread(next(iter(by_seed.values())))
+    return spread(values[0] if len(values) == 1 else spread(values)[0] for values in by_seed.values())
 
 
 def _to_target(

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fed.quantities import bytes_text, count_text, duration_text, mean_text
 from fed.reports.conclusions import final_text
+from fed.reports.difference_texts import difference_text, interval_text
 from fed.reports.summary import FIGURES, ComparisonResult
 from fed.scores import NamedMetric
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Column", "columns", "table"]
+__all__ = ["Column", "columns", "difference_columns", "table"]
 
 _WORD = 32
 """A longer word of a name may break, so that it does not take the table for itself."""
@@ -51,6 +52,29 @@ def columns(result: ComparisonResult) -> list[Column]:
     return shown
 
 
+def difference_columns(result: ComparisonResult) -> list[Column]:
+    """Columns of the differences to the baseline, a row for each other variant; none where there is no difference."""
+    found = result.differences
+    if not found:
+        return []
+    has_folds = any(one.interval is not None and one.interval.method == "folds" for one in found)
+    shown = [
+        Column("variant", [one.name for one in found], is_number=False),
+        Column("difference", [difference_text(result, one) for one in found]),
+        Column(f"{100 * result.comparison.confidence:g} % interval", [interval_text(result, one) for one in found]),
+        Column("p, adjusted", [_p_text(one.p_adjusted) for one in found]),
+        Column(f"paired {'folds' if has_folds else 'seeds'}", [str(one.pairs) for one in found]),
+    ]
+    if any(one.seeds_to_tell_apart is not None for one in found):
+        seeds = ["–" if one.seeds_to_tell_apart is None else f"{one.seeds_to_tell_apart:,}" for one in found]
+        shown.append(Column("seeds to tell apart", seeds))
+    return shown
+
+
+def _p_text(p: float | None) -> str:
+    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def _of_clients(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> Iterator[Column]:
     """Columns on differences between clients: their own models on the test set, or scores on each one's own samples."""
     mean, deviation, worst = ([row.get(metric.of_clients(figure)) for row in rows] for figure in FIGURES)
@@ -77,13 +101,13 @@ def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
         yield _column("idle", rows, "idle_share", "{:.0%}".format)
 
 
-def table(result: ComparisonResult, width: int = 160) -> "Table":
+def table(shown: Sequence[Column], width: int = 160) -> "Table":
     """Table for a terminal of that width, with rich; names are wrapped between words before figures are."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    first, *others = columns(result)
+    first, *others = shown
     left = width - sum(max(map(len, (column.heading, *column.texts))) + 2 for column in others) - 2
     names = [_wrapped(name, max(left, _longest_word(first.texts))) for name in first.texts]
     rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -106,7 +130,8 @@ def _longest_word(names: list[str]) -> int:
 def _rounds(row: dict[str, Any]) -> str:
     if not row["reached"]:
         return "–"
-    part = "" if row["reached"] == len(row["seeds"]) else f" ({row['reached']} of {len(row['seeds'])} seeds)"
+    unit = "seeds" if row["runs"] == len(row["seeds"]) else "runs"
+    part = "" if row["reached"] == row["runs"] else f" ({row['reached']} of {row['runs']} {unit})"
     return count_text(row["rounds_to_target"]) + part
 
 

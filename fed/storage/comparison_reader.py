@@ -29,17 +29,17 @@ def contents_of(folder: Path) -> dict[str, Any]:
     return contents
 
 
-def run_folders(folder: Path, contents: Mapping[str, Any]) -> Iterator[tuple[str, int, Path]]:
-    """The name of the variant, the seed and the folder of each run of a comparison.
+def run_folders(folder: Path, contents: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
+    """The name of the variant, the repetition as text, and the folder of each run of a comparison.
 
     Args:
         folder: of the comparison.
         contents: of its ``comparison.json``.
     """
     slug_of = slugs(contents["runs"])
-    for name, by_seed in contents["runs"].items():
-        for seed in by_seed:
-            yield name, int(seed), folder / "runs" / slug_of[name] / f"seed-{seed}"
+    for name, by_repetition in contents["runs"].items():
+        for repetition in by_repetition:
+            yield name, repetition, folder / "runs" / slug_of[name] / f"seed-{repetition}"
 
 
 def slugs(names: Iterable[str]) -> dict[str, str]:

@@ -16,7 +16,6 @@ from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.server.evaluation import check_scored_by_both
 from fed.server.peer.gossip_peer import GossipPeer
 from fed.server.peer.real_peer import PeerSetup, RealPeer, messages_folder
@@ -121,5 +120,5 @@ def _data(experiment: Experiment, own: NodeData, client: ClientId) -> FederatedD
     alone = samples_of(own, client)
     if experiment.data is None:
         return alone
-    data = load(experiment.data, Streams(experiment.seed)).with_test_set()
+    data = load(experiment.data, experiment.data_streams).with_test_set()
     return replace(alone, test=data.test, classes=data.number_of_classes())

@@ -42,7 +42,10 @@ __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 _Service = TypeVar("_Service", bound=MemberService)
 _DEADLINE_S = 60.0  # where rounds have none
 # sections of the experiment that peers must have in common
-_AGREED = ("seed", "model", "local", "algorithm", "topology", "rounds", "uplink", "error_feedback", "checkpoints")
+_AGREED = (
+    *("seed", "data_seed", "model", "local", "algorithm", "topology", "rounds"),
+    *("uplink", "error_feedback", "checkpoints"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ __all__ = ["BOUND_S", "CLIENTS", "KINDS", "REAL", "SLOW", "Stage", "nodes_at"]
 CLIENTS, SLOW = 3, 2
 BOUND_S = 30.0
 _GOES_S, _COMES_S = 50.0, 100.0
-_OF_NODES = ("name", "seed", "model", "local", "algorithm", "evaluation", "uplink")
+_OF_NODES = ("name", "seed", "data_seed", "model", "local", "algorithm", "evaluation", "uplink")
 
 
 class Stage:

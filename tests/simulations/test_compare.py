@@ -15,9 +15,10 @@ from torch import nn
 
 import fed
 from fed.cli.main import main
+from fed.config.comparison import Repetition
 from fed.errors import InvalidData, InvalidInput, OutputExists
 from fed.reports.summary import ComparisonResult, row_of
-from fed.reports.tables import table
+from fed.reports.tables import columns, table
 from fed.storage.comparison_reader import slugs
 from fed.storage.run_folder import to_json
 
@@ -57,16 +58,16 @@ class Watching:
         self.events: list[tuple[Any, ...]] = []
         self._at, self._do = at, do
 
-    def begin(self, runs: Sequence[tuple[str, int]]) -> None:
+    def begin(self, runs: Sequence[tuple[str, Repetition]]) -> None:
         self.events.append(("begin", list(runs)))
 
-    def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
-        self.events.append(("round", name, seed, line["round"]))
+    def round(self, name: str, repetition: Repetition, line: Mapping[str, Any]) -> None:
+        self.events.append(("round", name, repetition, line["round"]))
         if name == self._at and line["round"] == 1:
             self._do()
 
-    def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
-        self.events.append(("end", name, seed, summary["status"]))
+    def end(self, name: str, repetition: Repetition, summary: Mapping[str, Any]) -> None:
+        self.events.append(("end", name, repetition, summary["status"]))
 
 
 def interrupt() -> None:
@@ -218,7 +219,7 @@ def test_folder_holds_tables_picture_report_and_runs(both: Both) -> None:
     summary = json.loads((result.directory / "runs/d-psgd/seed-1/summary.json").read_text(encoding="utf-8"))
     assert summary == result.runs["D-PSGD"][1]["summary"]
     assert {path.name for path in result.directory.iterdir()} == {
-        "comparison.json", "comparison.csv", "comparison.svg", "report.html", "runs",
+        "comparison.json", "comparison.csv", "comparison.md", "comparison.tex", "comparison.svg", "report.html", "runs",
     }  # fmt: skip
 
 
@@ -294,6 +295,28 @@ def test_python_objects_replace_what_the_experiments_name() -> None:
     assert all(row["final_test_loss"] < 5 for row in result.rows)
 
 
+def test_folds_have_folders_and_test_sets_of_their_own(tmp_path: Path) -> None:
+    base = {**BASE, "rounds": {"count": 1, "cohort": 2}, "data": {"kind": "digits", "clients": 3}}
+    result = fed.compare(comparison(base=base, folds=2, seeds=[4]), output=tmp_path)
+    assert list(result.runs["FedAvg"]) == [(4, 1), (4, 2)]
+    assert (tmp_path / "runs/fedavg/seed-4-fold-2/summary.json").is_file()
+    contents = json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8"))
+    assert list(contents["runs"]["FedAvg"]) == ["4-fold-1", "4-fold-2"]
+    (difference,) = result.differences
+    found = contents["differences"]["to_the_baseline"]["D-PSGD"]
+    assert contents["differences"]["baseline"] == "FedAvg"
+    assert (found["difference"], found["difference_pairs"]) == (difference.mean, 2)
+    with (tmp_path / "comparison.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert (rows[0]["difference"], float(rows[1]["difference"])) == ("", difference.mean)
+
+
+def test_folds_of_data_given_in_python_are_refused() -> None:
+    pair = (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(InvalidInput, match="folds need data that the experiment names, got folds=2 and data given"):
+        fed.compare(comparison(folds=2), data=fed.FederatedData({0: pair}))
+
+
 def test_objects_of_python_do_not_go_to_other_processes() -> None:
     with pytest.raises(InvalidInput, match="jobs must be 1 with model and loss given in Python, got jobs=2"):
         fed.compare(comparison(), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2)
@@ -365,7 +388,7 @@ def test_table_shows_names_as_they_stand(both: Both) -> None:
     rows = [row | {"name": f"[red]{row['name']}[/red] :smile:"} for row in result.rows]
     console = Console(width=250, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     with console.file:
-        console.print(table(ComparisonResult(result.comparison, rows, result.runs), width=250))
+        console.print(table(columns(ComparisonResult(result.comparison, rows, result.runs)), width=250))
     text = console.export_text()
     assert "[red]FedAvg[/red] :smile:" in text
     assert f"{result.rows[0]['final_test_accuracy']:.3f} ± " in text

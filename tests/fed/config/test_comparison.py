@@ -121,6 +121,37 @@ def test_seeds_are_the_bases_own_unless_given() -> None:
     assert [variant.seed for variant in given_seeds.variants().values()] == [1]
 
 
+@pytest.mark.parametrize(
+    ("vary", "base", "expected"),
+    [
+        ("both", {"seed": 7}, [(1, None), (2, None)]),
+        ("training", {"seed": 7}, [(1, 7), (2, 7)]),
+        ("training", {"data_seed": 9}, [(1, 9), (2, 9)]),
+        ("data", {"seed": 7}, [(7, 1), (7, 2)]),
+    ],
+)
+def test_seeds_set_what_varies(vary: str, base: dict[str, int], expected: list[tuple[int, int | None]]) -> None:
+    made = comparison(base=base, grid={"local.lr": [0.1]}, seeds=[1, 2], vary=vary)
+    (variant,) = made.variants().values()
+    runs = [made.repeated(variant, repetition) for repetition in made.repetitions()]
+    assert [(run.seed, run.data_seed) for run in runs] == expected
+
+
+def test_folds_repeat_every_seed() -> None:
+    made = comparison(grid={"local.lr": [0.1]}, seeds=[4, 2], folds=2)
+    assert made.repetitions() == [(4, 1), (4, 2), (2, 1), (2, 2)]
+    (variant,) = made.variants().values()
+    folds = [made.repeated(variant, repetition).dump()["data"]["fold"] for repetition in made.repetitions()]
+    assert folds == [{"number": number, "of": 2} for number in (1, 2, 1, 2)]
+
+
+def test_baseline_is_the_first_that_bounds_nothing() -> None:
+    variants = [{"name": name, "algorithm": {"kind": name}} for name in ("local", "centralized", "fedavg", "fedprox")]
+    assert comparison(compare=variants).baseline_in_force() == "fedavg"
+    assert comparison(compare=variants[:2]).baseline_in_force() == "local"
+    assert comparison(compare=variants, baseline="fedprox").baseline_in_force() == "fedprox"
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to compare": ({}, "exactly one of compare, grid and random, got none of them"),
     "two ways": ({"grid": {"local.lr": [0.1]}, "compare": [{"name": "A"}]}, r"got \['compare', 'grid'\]"),
@@ -145,6 +176,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a value drawn": (
         {"random": {"trials": 1, "keys": {"local.lr": {"choice": [0]}}}},
         r"^random trial 1: local\.lr=0: local\.lr must be greater than 0, got 0$",
+    ),
+    "a seed of a variant's data": (
+        {"compare": [{"name": "A", "data_seed": 3}]},
+        "compare.0. A: data_seed: a comparison deals the same data to every variant: remove it",
+    ),
+    "a seed of data that is set": (
+        {"base": {"data_seed": 3}, "grid": {"local.lr": [0.1]}},
+        "base: data_seed: the comparison's seeds set it with vary: both, got 3: remove it",
+    ),
+    "no such baseline": ({"compare": [{"name": "A"}], "baseline": "B"}, "one of A, got B: correct it, or leave it out"),
+    "folds of no data": (
+        {"base": {"data": None}, "compare": [{"name": "A"}], "folds": 2},
+        "compare.0. A: folds need data that the experiment names",
+    ),
+    "folds beside a test share": (
+        {"base": {"data": {"test_fraction": 0.5}}, "compare": [{"name": "A"}], "folds": 2},
+        "test_fraction must be 0 with a fold",
+    ),
+    "a fold beside folds": (
+        {"base": {"data": {"fold": {"number": 1, "of": 2}}}, "compare": [{"name": "A"}], "folds": 2},
+        "data.fold: the comparison's folds set it",
     ),
     "a seed of a variant": ({"compare": [{"name": "A", "seed": 3}]}, "compare.0. A: seed: a comparison runs every"),
     "bounds in the wrong order": (

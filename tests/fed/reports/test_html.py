@@ -205,7 +205,7 @@ def test_terminal_table_does_not_break_the_words_of_a_name() -> None:
     result = result_of({name: [record(0.5)], "B": [failed("died")]}, target=0.5)
     for width in (80, 100, 200):
         shown = io.StringIO()
-        Console(width=width, file=shown).print(table(result, width))
+        Console(width=width, file=shown).print(table(columns(result), width))
         assert all(word in shown.getvalue() for word in (*name.split(), "finished"))
     assert name in shown.getvalue()
 
@@ -458,17 +458,69 @@ def said(runs: dict[str, list[dict[str, Any]]], **keys: Any) -> str:
     return finding(result_of(runs, {"Local": "local", "Centralized": "centralized"}, **keys))
 
 
-def test_finding_names_the_best_and_its_statistical_ties() -> None:
-    # 0.85 ± 0.0707 reaches down to 0.779; 0.75 ± 0.0707 up to 0.821; 0.5 ± 0.0707 to 0.571.
-    runs = {"A": [record(0.7), record(0.8)], "B": [record(0.8), record(0.9)], "C": [record(0.45), record(0.55)]}
+def test_finding_tells_the_noise_from_what_is_larger() -> None:
+    # Differences to A: 0.09, 0.10, 0.11, a mean of ten deviations; -0.03, 0, 0.03; -0.31, -0.30, -0.29.
+    runs = {
+        "A": [record(0.7), record(0.8), record(0.6)],
+        "B": [record(0.79), record(0.9), record(0.71)],
+        "C": [record(0.67), record(0.8), record(0.63)],
+        "D": [record(0.39), record(0.5), record(0.31)],
+    }
+    # Half an interval: 4.303 · 0.01 / √3 = 0.025.
     assert said(runs) == (
-        "B ends with the highest test accuracy, 0.850 ± 0.071 over 2 seeds, which do not tell it apart from A."
+        "B ends with the highest test accuracy, 0.800 ± 0.095 over 3 seeds. Against the baseline A, with 95 % "
+        "intervals, better by more than the noise: B by 0.100 (+0.075 to +0.125); worse by more than the noise: D by "
+        "0.300 (-0.325 to -0.275); not told apart from it: C."
     )
 
 
-def test_finding_is_sure_where_spreads_do_not_meet() -> None:
-    runs = {"A": [record(0.50), record(0.51)], "B": [record(0.8), record(0.81)]}
-    assert "no other comes within its spread" in said(runs)
+def test_lower_errors_are_said_to_be_better() -> None:
+    runs = {"A": [record(None), record(None), record(None)], "B": [record(None), record(None), record(None)]}
+    for name, losses in {"A": (0.5, 0.7, 0.6), "B": (0.39, 0.6, 0.51)}.items():
+        for run, loss in zip(runs[name], losses, strict=True):
+            run["summary"]["final_test_loss"] = loss
+    assert "better by more than the noise: B by 0.100 (-0.125 to -0.075)" in said(runs)
+
+
+def test_page_has_the_differences_and_how_they_were_found(page: str) -> None:
+    text = " ".join(Reading(page).texts)
+    assert "Differences to FedAvg" in text
+    assert "Where all pairs differ by the same, the noise is not known" in text
+    assert "Each seed sets data and training" in text
+
+
+def test_tables_for_papers_hold_names_as_they_stand() -> None:
+    names = ["a|b_c", "50 % & #1", "x-2 *{\\}$ <i>"]
+    accuracies = [(0.5, 0.7), (0.6, 0.9), (0.1, 0.2)]
+    result = result_of({name: list(map(record, two)) for name, two in zip(names, accuracies, strict=True)})
+    rows = [line for line in result.to_markdown().splitlines() if line.startswith("|")]
+    # A cell ends at a bar without a backslash: all rows have as many as the head.
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {len(re.findall(r"\|", rows[0]))}
+    assert re.sub(r"\\(.)", r"\1", rows[2]).startswith("| a|b_c | 0.600 ± 0.141 | –")
+    latex = result.to_latex()
+    assert "a\\textbar{}b\\_c & 0.600 $\\pm$ 0.141 & --" in latex
+    assert "50 \\% \\& \\#1 & 0.750" in latex
+    assert "x-2 *\\{\\textbackslash{}\\}\\$ \\textless{}i\\textgreater{} & 0.150" in latex
+    assert "$-$0.450" in latex
+    body = latex.split("\\midrule")[1].split("\\bottomrule")[0].strip().splitlines()
+    assert len({len(re.findall(r"(?<!\\)&", row)) for row in body}) == 1
+
+
+def test_only_finished_folds_that_both_have_are_paired() -> None:
+    keys: dict[str, Any] = {"compare": [{"name": "A"}, {"name": "B"}], "folds": 3, "seeds": [5]}
+    comparison = fed.Comparison(**keys)
+    failed = {"metrics": [], "summary": {"status": "failed", "reason": "NaN"}}
+    runs = {
+        "A": {(5, 1): record(0.5), (5, 2): record(0.6), (5, 3): record(0.7)},
+        "B": {(5, 1): record(0.6), (5, 2): record(0.8), (5, 3): failed},
+    }
+    rows = [row_of(name, "fedavg", runs[name], comparison.repetitions(), None) for name in runs]
+    result = ComparisonResult(comparison, rows, runs)
+    assert (rows[1]["seeds"], rows[1]["runs"], rows[1]["reason"]) == ([5], 2, "seed 5 fold 3: NaN")
+    (found,) = result.differences
+    assert found.pairs == 2
+    assert found.mean == pytest.approx(0.15)
+    assert "says nothing of other seeds" in result.to_markdown()
 
 
 def test_finding_does_not_compare_client_scores_with_test_scores() -> None:

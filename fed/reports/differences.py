@@ -1,0 +1,290 @@
+r"""Paired differences of variants to a baseline: their means, intervals, p values, and the seeds that tell two apart.
+
+A *pair* is a seed with which both variants came to their end, and d is the difference of their values with it:
+
+.. math::
+    d_i = x_i - b_i, \qquad \bar d \pm t_{1-\alpha/2,\,n-1}\, s / \sqrt n
+
+- **Fewer than 20 pairs**: Student's t, exact where differences are normal.
+- **20 pairs or more**: the studentised bootstrap over seeds, with 9,999 resamples, which needs no normal differences:
+  quantiles of :math:`(\bar d^* - \bar d)/(s^*/\sqrt n)` take the place of Student's.
+- **Folds**: those of one seed train on overlapping samples and are not independent. A seed's value is the mean of the
+  folds that both variants finished, and seeds are paired. Where there is one seed alone, folds are paired, by Student's
+  t with the corrected variance :math:`s^2 (1/J + n_{test}/n_{train})` of J pairs, where
+  :math:`n_{test}/n_{train} = 1/(K-1)`.
+
+Intervals are of one difference each. p values of several differences to one baseline are adjusted by Holm's step-down
+rule, so that with probability ``confidence`` no difference is called larger than the noise that is none.
+
+References:
+    Efron & Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5. Holm, A simple sequentially rejective
+    multiple test procedure, 1979. Nadeau & Bengio, Inference for the generalization error, Machine Learning 52, 2003.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from fed.config.comparison import seed_of
+from fed.randomness import Streams
+
+__all__ = ["Difference", "Interval", "differences", "holm", "interval_of", "seeds_to_tell_apart"]
+
+_FEW = 20
+"""Pairs from which the bootstrap takes the place of Student's t."""
+_RESAMPLES = 9_999
+_POWER = 0.8
+_MOST_SEEDS = 1_000_000
+
+Method: TypeAlias = Literal["student", "bootstrap", "folds"]
+
+
+class Interval(NamedTuple):
+    """Confidence interval of a mean difference.
+
+    Args:
+        low: its lower end.
+        high: its upper end.
+        p: probability of a difference at least as far from 0 if there were none.
+        method: student, bootstrap, or folds: Student's t with the variance corrected for overlapping folds.
+    """
+
+    low: float
+    high: float
+    p: float
+    method: Method
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference of a variant to the baseline.
+
+    Args:
+        name: the variant's.
+        pairs: the number of seeds, or of one seed's folds, with which both came to their end.
+        mean: of the differences; None without a pair.
+        interval: of the mean; None where there is one pair, or all differ by the same, so that the noise is not known.
+        p_adjusted: the interval's p value after Holm's adjustment for all differences to the baseline.
+        is_larger_than_noise: the adjusted p value is at most 1 − confidence; None without an interval.
+        seeds_to_tell_apart: the fewest paired seeds with which a difference of this mean and deviation is found with
+            power 0.8; None where it is not known, or above a million.
+    """
+
+    name: str
+    pairs: int
+    mean: float | None
+    interval: Interval | None = None
+    p_adjusted: float | None = None
+    is_larger_than_noise: bool | None = None
+    seeds_to_tell_apart: int | None = None
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True if the interval does not hold 0, whatever is said of other variants."""
+        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+    def flat(self) -> dict[str, float | int | str | bool | None]:
+        """Figures as cells of a row; all but the pairs are None where they are not known."""
+        low, high, p, method = self.interval or (None, None, None, None)
+        return {
+            "difference": self.mean,
+            "difference_low": low,
+            "difference_high": high,
+            "difference_p": p,
+            "difference_p_adjusted": self.p_adjusted,
+            "difference_is_larger_than_noise": self.is_larger_than_noise,
+            "difference_method": method,
+            "difference_pairs": self.pairs,
+            "seeds_to_tell_apart": self.seeds_to_tell_apart,
+        }
+
+
+def differences(
+    values: Mapping[str, Mapping[Any, float]],
+    baseline: str,
+    *,
+    confidence: float = 0.95,
+    folds: int | None = None,
+    streams: Streams | None = None,
+) -> list[Difference]:
+    """Differences of all variants but the baseline to it, in order.
+
+    Args:
+        values: name of a variant → seed, or with folds (seed, fold) → its value, of finished runs.
+        baseline: name of one of them.
+        confidence: rate at which an interval covers the true difference, in (0.5, 1).
+        folds: K of a cross-validation; None: repetitions are seeds.
+        streams: of the bootstrap's resamples, one for each variant; those of seed 0 unless given.
+
+    Example:
+        >>> values = {"A": {0: 0.80, 1: 0.82, 2: 0.81}, "B": {0: 0.85, 1: 0.88, 2: 0.85}}
+        >>> found = differences(values, "A")[0]
+        >>> round(found.mean, 3), found.is_larger_than_noise, found.seeds_to_tell_apart
+        (0.05, True, 4)
+    """
+    streams = streams or Streams(0)
+    found = []
+    for name in values:
+        if name == baseline:
+            continue
+        paired, is_of_folds = _paired(values[name], values[baseline])
+        correction = 1 / (folds - 1) if is_of_folds and folds is not None else 0.0
+        mean = statistics.fmean(paired) if paired else None
+        one = Difference(name, len(paired), mean)
+        if _varies(paired):
+            interval = interval_of(paired, confidence, correction=correction, streams=streams, name=name)
+            seeds = None if is_of_folds else _seeds_for(paired, confidence)
+            one = replace(one, interval=interval, seeds_to_tell_apart=seeds)
+        found.append(one)
+    return _adjusted(found, confidence)
+
+
+def interval_of(
+    paired: Sequence[float],
+    confidence: float,
+    *,
+    correction: float = 0.0,
+    streams: Streams | None = None,
+    name: str = "",
+) -> Interval:
+    """Interval and p value of the mean of paired differences.
+
+    Args:
+        paired: at least two differences that are not all equal.
+        confidence: rate at which the interval covers the true mean.
+        correction: n_test / n_train of folds; 0: pairs are independent.
+        streams: of the bootstrap's resamples; those of seed 0 unless given.
+        name: key of the stream.
+    """
+    from scipy import special
+
+    n, mean, deviation = len(paired), statistics.fmean(paired), statistics.stdev(paired)
+    if n >= _FEW and not correction:
+        found = _bootstrapped(paired, confidence, streams or Streams(0), name)
+        if found is not None:
+            return found
+    error = deviation * math.sqrt(1 / n + correction)
+    half = -float(special.stdtrit(n - 1, (1 - confidence) / 2)) * error
+    p = 2 * float(special.stdtr(n - 1, -abs(mean) / error))
+    return Interval(mean - half, mean + half, p, "folds" if correction else "student")
+
+
+def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, name: str) -> Interval | None:
+    """Interval of the studentised bootstrap; None where too many resamples are of one value alone."""
+    import numpy as np
+    from scipy import stats
+
+    data_N = np.asarray(paired)
+    mean = data_N.mean()
+
+    def studentised(resamples_BN: "np.ndarray", axis: int = -1) -> "np.ndarray":
+        error_B = resamples_BN.std(axis, ddof=1) / np.sqrt(resamples_BN.shape[axis])
+        return np.asarray((resamples_BN.mean(axis) - mean) / error_B)
+
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold one value alone
+        drawn = stats.bootstrap(
+            (data_N,),
+            studentised,
+            n_resamples=_RESAMPLES,
+            method="percentile",
+            confidence_level=confidence,
+            random_state=streams.generator("bootstrap", name),
+        )
+    low, high = drawn.confidence_interval
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    error = data_N.std(ddof=1) / math.sqrt(len(data_N))
+    t_B, t = drawn.bootstrap_distribution, mean / error
+    tail = min(int((t_B >= t).sum()), int((t_B <= t).sum()))
+    p = min(1.0, 2 * (tail + 1) / (_RESAMPLES + 1))
+    return Interval(float(mean - high * error), float(mean - low * error), p, "bootstrap")
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    r"""Holm's adjusted p values, which are at most 1.
+
+    .. math::
+        \tilde p_{(i)} = \max_{j \le i} (m - j + 1)\, p_{(j)} \quad \text{for the i-th smallest of m}
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, (len(p_values) - rank) * p_values[index])
+        adjusted[index] = min(1.0, highest)
+    return adjusted
+
+
+def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = _POWER) -> int | None:
+    r"""Fewest pairs n with which the two-sided paired t-test finds a difference with that power.
+
+    .. math::
+        P(|T| > t_{1-\alpha/2,\,n-1}) \ge \text{power}, \qquad T \sim t_{n-1}(\delta\sqrt n)
+
+    Args:
+        effect: δ ≥ 0, the true mean difference over the standard deviation of differences.
+        confidence: 1 − α.
+        power: in (α, 1).
+
+    Returns:
+        n ≥ 2, or None above a million.
+
+    Example:
+        >>> seeds_to_tell_apart(1.0), seeds_to_tell_apart(0.5), seeds_to_tell_apart(0.0)
+        (10, 34, None)
+    """
+    fails, enough = 1, 2
+    while _power(effect, enough, confidence) < power:
+        if enough > _MOST_SEEDS:
+            return None
+        fails, enough = enough, 2 * enough
+    while enough - fails > 1:  # power grows with n
+        middle = (fails + enough) // 2
+        fails, enough = (fails, middle) if _power(effect, middle, confidence) >= power else (middle, enough)
+    return enough if enough <= _MOST_SEEDS else None
+
+
+def _power(effect: float, n: int, confidence: float) -> float:
+    """Probability that the test of n pairs finds the difference."""
+    from scipy import stats
+
+    threshold = float(stats.t.isf((1 - confidence) / 2, n - 1))
+    shift = effect * math.sqrt(n)
+    above, below = stats.nct.sf(threshold, n - 1, shift), stats.nct.cdf(-threshold, n - 1, shift)
+    return float(above + below)
+
+
+def _paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> tuple[list[float], bool]:
+    """Differences of the repetitions that both have, by seed; by fold where there is one seed with folds."""
+    by_seed: dict[int, list[float]] = {}
+    has_folds = False
+    for repetition in sorted(ours.keys() & theirs.keys(), key=lambda key: key if isinstance(key, tuple) else (key, 0)):
+        has_folds = isinstance(repetition, tuple)
+        by_seed.setdefault(seed_of(repetition), []).append(ours[repetition] - theirs[repetition])
+    if has_folds and len(by_seed) == 1:
+        return next(iter(by_seed.values())), True
+    return [statistics.fmean(folds) for folds in by_seed.values()], False
+
+
+def _varies(paired: Sequence[float]) -> bool:
+    """True if differences are not all the same but for rounding, so that they show their noise."""
+    return len(paired) > 1 and max(paired) - min(paired) > 1e-12 * max(map(abs, paired))
+
+
+def _seeds_for(paired: Sequence[float], confidence: float) -> int | None:
+    return seeds_to_tell_apart(abs(statistics.fmean(paired)) / statistics.stdev(paired), confidence)
+
+
+def _adjusted(found: Sequence[Difference], confidence: float) -> list[Difference]:
+    known = [one for one in found if one.interval is not None]
+    p_of = dict(zip((one.name for one in known), holm([one.interval.p for one in known if one.interval]), strict=True))
+    return [
+        replace(one, p_adjusted=p_of[one.name], is_larger_than_noise=p_of[one.name] <= 1 - confidence)
+        if one.name in p_of
+        else one
+        for one in found
+    ]
