@@ -97,4 +97,6 @@ class _Parted:
     def _is_held_out(self, client: ClientId, samples: int) -> NDArray[np.bool_]:
         if samples == 1:
             return np.zeros(1, dtype=bool)
-        return fold_of(samples, self.fold.of, self.streams.generator("folds", client)) == self.fold.number
+        fold_E = fold_of(samples, self.fold.of, self.streams.generator("folds", client))
+        is_held_out_E: NDArray[np.bool_] = fold_E == self.fold.number
+        return is_held_out_E
