@@ -32,7 +32,7 @@ def fold_of(samples: int, folds: int, generator: np.random.Generator) -> NDArray
 
     Example:
         >>> np.bincount(fold_of(11, 3, np.random.default_rng(0)))[1:].tolist()
-        [4, 4, 3]
+        [4, 3, 4]
     """
     first = int(generator.integers(folds))
     fold_E = np.empty(samples, dtype=np.int64)
@@ -97,4 +97,5 @@ class _Parted:
     def _is_held_out(self, client: ClientId, samples: int) -> NDArray[np.bool_]:
         if samples == 1:
             return np.zeros(1, dtype=bool)
-        return fold_of(samples, self.fold.of, self.streams.generator("folds", client)) == self.fold.number
+        fold_E = fold_of(samples, self.fold.of, self.streams.generator("folds", client))
+        return np.asarray(fold_E == self.fold.number)

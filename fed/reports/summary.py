@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from fed.config.comparison import Comparison, Repetition, repetition_text, seed_of
 from fed.randomness import Streams
-from fed.reports.differences import Difference, differences
+from fed.reports.differences import PairedDifference, differences
 from fed.scores import LOSS, NamedMetric, metrics_of_all
 
 __all__ = ["FIGURES", "ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
@@ -55,17 +55,21 @@ class ComparisonResult:
             run["summary"] for by_seed in self.runs.values() for run in by_seed.values() if has_finished(run)
         )
 
+    def scored_by_clients(self) -> set[str]:
+        """Names of the variants whose final values are over clients' own samples, not of one test set."""
+        worst = self.metrics()[0].of_clients("worst_decile")
+        kinds = {name: variant.evaluation.kind for name, variant in self.comparison.variants().items()}
+        return {row["name"] for row in self.rows if row.get(worst) is not None and kinds[row["name"]] != "both"}
+
     @cached_property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[PairedDifference]:
         """Differences to the baseline in the first metric, of variants that were scored by it on the same samples."""
         comparison, metric = self.comparison, self.metrics()[0]
-        baseline = comparison.baseline_in_force()
-        worst = metric.of_clients("worst_decile")
-        by_clients = {row["name"]: row.get(worst) is not None for row in self.rows}
+        baseline, by_clients = comparison.baseline_in_force(), self.scored_by_clients()
         values = {
             row["name"]: _finals(self.runs[row["name"]], metric)
             for row in self.rows
-            if row.get(metric.final) is not None and by_clients[row["name"]] == by_clients[baseline]
+            if row.get(metric.final) is not None and (row["name"] in by_clients) == (baseline in by_clients)
         }
         if baseline not in values:
             return []
