@@ -32,7 +32,7 @@ def fold_of(samples: int, folds: int, generator: np.random.Generator) -> NDArray
 
     Example:
         >>> np.bincount(fold_of(11, 3, np.random.default_rng(0)))[1:].tolist()
-        [4, 4, 3]
+        [4, 3, 4]
     """
     first = int(generator.integers(folds))
     fold_E = np.empty(samples, dtype=np.int64)
@@ -98,5 +98,4 @@ class _Parted:
         if samples == 1:
             return np.zeros(1, dtype=bool)
         fold_E = fold_of(samples, self.fold.of, self.streams.generator("folds", client))
-        is_held_out_E: NDArray[np.bool_] = fold_E == self.fold.number
-        return is_held_out_E
+        return np.asarray(fold_E == self.fold.number)

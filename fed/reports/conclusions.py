@@ -55,9 +55,8 @@ def unlike(result: ComparisonResult) -> str:
             f"Scores do not compare: {_sequence(ours)} {'is' if len(ours) == 1 else 'are'} scored by {metric.words}, "
             f"{_sequence(theirs)}. Write metrics in the base to score all alike."
         )
-    worst = metric.of_clients("worst_decile")
-    scored = {name: variant.evaluation.kind for name, variant in result.comparison.variants().items()}
-    by_clients = [row["name"] for row in measured if row.get(worst) is not None and scored[row["name"]] != "both"]
+    scored = result.scored_by_clients()
+    by_clients = [row["name"] for row in measured if row["name"] in scored]
     by_coordinator = [row["name"] for row in measured if row["name"] not in by_clients]
     if not by_clients or not by_coordinator:
         return ""

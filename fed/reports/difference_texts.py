@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fed.quantities import decimals_of
-from fed.reports.differences import Difference
+from fed.reports.differences import PairedDifference
 from fed.reports.summary import ComparisonResult
 
 __all__ = ["against_the_baseline", "difference_notes", "difference_text", "interval_text", "mark_of"]
@@ -73,7 +73,7 @@ def difference_notes(result: ComparisonResult) -> list[str]:
     return notes
 
 
-def difference_text(result: ComparisonResult, difference: Difference) -> str:
+def difference_text(result: ComparisonResult, difference: PairedDifference) -> str:
     """Mean difference with its sign and mark; a dash where there is no pair.
 
     Args:
@@ -85,7 +85,7 @@ def difference_text(result: ComparisonResult, difference: Difference) -> str:
     return f"{difference.mean:+.{_decimals(result)}f} {mark_of(difference)}".rstrip()
 
 
-def interval_text(result: ComparisonResult, difference: Difference) -> str:
+def interval_text(result: ComparisonResult, difference: PairedDifference) -> str:
     """Interval of a difference; a dash where there is none.
 
     Args:
@@ -98,7 +98,7 @@ def interval_text(result: ComparisonResult, difference: Difference) -> str:
     return f"{low:+.{_decimals(result)}f} to {high:+.{_decimals(result)}f}"
 
 
-def mark_of(difference: Difference) -> str:
+def mark_of(difference: PairedDifference) -> str:
     """``*`` where a difference is larger than the noise, ``(*)`` where that holds of its interval alone, else empty."""
     if difference.is_larger_than_noise:
         return "*"
@@ -106,16 +106,16 @@ def mark_of(difference: Difference) -> str:
 
 
 def _decimals(result: ComparisonResult) -> int:
-    """As many decimals as the variants' values have."""
+    """Number of decimals of the variants' values."""
     final = result.metrics()[0].final
     return max(decimals_of(row[final]) for row in result.rows if row.get(final) is not None)
 
 
-def _size(result: ComparisonResult, difference: Difference) -> str:
+def _size(result: ComparisonResult, difference: PairedDifference) -> str:
     return f"{abs(difference.mean or 0.0):.{_decimals(result)}f} ({interval_text(result, difference)})"
 
 
-def _with_seeds(difference: Difference) -> str:
+def _with_seeds(difference: PairedDifference) -> str:
     seeds = difference.seeds_to_tell_apart
     return difference.name if seeds is None else f"{difference.name} (some {seeds:,} seeds would)"
 

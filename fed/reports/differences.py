@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from fed.config.comparison import seed_of
 from fed.randomness import Streams
 
-__all__ = ["Difference", "Interval", "differences", "holm", "interval_of", "seeds_to_tell_apart"]
+__all__ = ["Interval", "PairedDifference", "differences", "holm", "interval_of", "seeds_to_tell_apart"]
 
 _FEW = 20
 """Pairs from which the bootstrap takes the place of Student's t."""
@@ -38,7 +38,7 @@ _RESAMPLES = 9_999
 _POWER = 0.8
 _MOST_SEEDS = 1_000_000
 
-Method: TypeAlias = Literal["student", "bootstrap", "folds"]
+_Method: TypeAlias = Literal["student", "bootstrap", "folds"]
 
 
 class Interval(NamedTuple):
@@ -54,12 +54,12 @@ class Interval(NamedTuple):
     low: float
     high: float
     p: float
-    method: Method
+    method: _Method
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Difference of a variant to the baseline.
+class PairedDifference:
+    """PairedDifference of a variant to the baseline.
 
     Args:
         name: the variant's.
@@ -108,7 +108,7 @@ def differences(
     confidence: float = 0.95,
     folds: int | None = None,
     streams: Streams | None = None,
-) -> list[Difference]:
+) -> list[PairedDifference]:
     """Differences of all variants but the baseline to it, in order.
 
     Args:
@@ -132,7 +132,7 @@ def differences(
         paired, is_of_folds = _paired(values[name], values[baseline])
         correction = 1 / (folds - 1) if is_of_folds and folds is not None else 0.0
         mean = statistics.fmean(paired) if paired else None
-        one = Difference(name, len(paired), mean)
+        one = PairedDifference(name, len(paired), mean)
         if _varies(paired):
             interval = interval_of(paired, confidence, correction=correction, streams=streams, name=name)
             seeds = None if is_of_folds else _seeds_for(paired, confidence)
@@ -176,16 +176,16 @@ def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, 
     import numpy as np
     from scipy import stats
 
-    data_N = np.asarray(paired)
-    mean = data_N.mean()
+    values = np.asarray(paired)
+    mean = values.mean()
 
-    def studentised(resamples_BN: "np.ndarray", axis: int = -1) -> "np.ndarray":
-        error_B = resamples_BN.std(axis, ddof=1) / np.sqrt(resamples_BN.shape[axis])
-        return np.asarray((resamples_BN.mean(axis) - mean) / error_B)
+    def studentised(resamples: "np.ndarray", axis: int = -1) -> "np.ndarray":
+        errors = resamples.std(axis, ddof=1) / np.sqrt(resamples.shape[axis])
+        return np.asarray((resamples.mean(axis) - mean) / errors)
 
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold one value alone
         drawn = stats.bootstrap(
-            (data_N,),
+            (values,),
             studentised,
             n_resamples=_RESAMPLES,
             method="percentile",
@@ -195,9 +195,9 @@ def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, 
     low, high = drawn.confidence_interval
     if not (math.isfinite(low) and math.isfinite(high)):
         return None
-    error = data_N.std(ddof=1) / math.sqrt(len(data_N))
-    t_B, t = drawn.bootstrap_distribution, mean / error
-    tail = min(int((t_B >= t).sum()), int((t_B <= t).sum()))
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    resampled_t, t = drawn.bootstrap_distribution, mean / error
+    tail = min(int((resampled_t >= t).sum()), int((resampled_t <= t).sum()))
     p = min(1.0, 2 * (tail + 1) / (_RESAMPLES + 1))
     return Interval(float(mean - high * error), float(mean - low * error), p, "bootstrap")
 
@@ -279,7 +279,7 @@ def _seeds_for(paired: Sequence[float], confidence: float) -> int | None:
     return seeds_to_tell_apart(abs(statistics.fmean(paired)) / statistics.stdev(paired), confidence)
 
 
-def _adjusted(found: Sequence[Difference], confidence: float) -> list[Difference]:
+def _adjusted(found: Sequence[PairedDifference], confidence: float) -> list[PairedDifference]:
     known = [one for one in found if one.interval is not None]
     p_of = dict(zip((one.name for one in known), holm([one.interval.p for one in known if one.interval]), strict=True))
     return [

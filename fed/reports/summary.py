@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from fed.config.comparison import Comparison, Repetition, repetition_of, repetition_text, seed_of
 from fed.errors import located
 from fed.randomness import Streams
-from fed.reports.differences import Difference, differences
+from fed.reports.differences import PairedDifference, differences
 from fed.scores import LOSS, NamedMetric, metrics_of_all
 from fed.storage.comparison_reader import contents_of, run_folders
 from fed.storage.run_reader import metrics_lines
@@ -80,17 +80,21 @@ class ComparisonResult:
             runs[name][repetition_of(key)] = {"metrics": metrics, "summary": contents["runs"][name][key]}
         return cls(comparison, contents["rows"], runs, contents["status"], folder)
 
+    def scored_by_clients(self) -> set[str]:
+        """Names of the variants whose final values are over clients' own samples, not of one test set."""
+        worst = self.metrics()[0].of_clients("worst_decile")
+        kinds = {name: variant.evaluation.kind for name, variant in self.comparison.variants().items()}
+        return {row["name"] for row in self.rows if row.get(worst) is not None and kinds[row["name"]] != "both"}
+
     @cached_property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[PairedDifference]:
         """Differences to the baseline in the first metric, of variants that were scored by it on the same samples."""
         comparison, metric = self.comparison, self.metrics()[0]
-        baseline = comparison.baseline_in_force()
-        worst = metric.of_clients("worst_decile")
-        by_clients = {row["name"]: row.get(worst) is not None for row in self.rows}
+        baseline, by_clients = comparison.baseline_in_force(), self.scored_by_clients()
         values = {
             row["name"]: _finals(self.runs[row["name"]], metric)
             for row in self.rows
-            if row.get(metric.final) is not None and by_clients[row["name"]] == by_clients[baseline]
+            if row.get(metric.final) is not None and (row["name"] in by_clients) == (baseline in by_clients)
         }
         if baseline not in values:
             return []

@@ -70,7 +70,7 @@ def test_first_model_is_that_of_seed() -> None:
 
 
 @pytest.mark.parametrize("seeds", [{"seed": 9, "data_seed": 3}, {"seed": 3}])
-def test_samples_that_clients_hold_out_are_those_of_the_data_seed(seeds: dict[str, int]) -> None:
+def test_data_seed_decides_which_samples_clients_hold_out(seeds: dict[str, int]) -> None:
     def held_out(**keys: Any) -> torch.Tensor:
         found = Preparation(experiment(**keys), dealt(data_seed=3)).held_out
         assert found is not None

@@ -152,6 +152,7 @@ def test_dump_shows_defaults_of_sections_left_out() -> None:
         "clients": 100,
         "partition": {"kind": "iid", "overlap": 0.0},
         "test_fraction": 0.2,
+        "fold": None,
     }
     assert dumped["evaluation"] == {"kind": "coordinator", "peers": 16}
     assert (dumped["topology"], dumped["uplink"], dumped["rounds"]["cohort"]) == (None, [], "all")
@@ -351,8 +352,9 @@ def test_unknown_key_error_names_the_nearest_and_all_known(
 
 
 def test_a_key_like_none_is_refused_without_a_guess() -> None:
-    known = "name, seed, data, model, loss, metrics, local, algorithm, topology, rounds, uplink, error_feedback"
-    known += ", downlink, secure_aggregation, hierarchy, devices, evaluation, adversaries, checkpoints, simulation"
+    known = "name, seed, data_seed, data, model, loss, metrics, local, algorithm, topology, rounds, uplink"
+    known += ", error_feedback, downlink, secure_aggregation, hierarchy, devices, evaluation, adversaries"
+    known += ", checkpoints, simulation"
     assert problems(zzz={"a": 1}) == [f"zzz: unknown key; known: {known} (value: {{'a': 1}})"]
     assert problems(local={"{braces}": 1})[0].startswith("local.{braces}: unknown key; known: optimizer, lr,")
 

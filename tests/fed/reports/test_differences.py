@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from fed.reports.differences import Difference, differences, holm, interval_of, seeds_to_tell_apart
+from fed.reports.differences import PairedDifference, differences, holm, interval_of, seeds_to_tell_apart
 
 CONFIDENCE = 0.95
 
@@ -22,7 +22,7 @@ def slack(rate: float, experiments: int) -> float:
     return 3.9 * math.sqrt(rate * (1 - rate) / experiments)
 
 
-def only(values: dict[str, dict[int, float]], **keys: float) -> Difference:
+def only(values: dict[str, dict[int, float]], **keys: float) -> PairedDifference:
     (found,) = differences(values, "A", **keys)  # type: ignore[arg-type]  # confidence alone
     return found
 
