@@ -192,9 +192,11 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
     samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
     limits = ", that it takes part under secure aggregation alone" if secure else ""
+    numbers = " × ".join(map(str, signature.target_shape)) or "one number"
+    targets = f"its targets are {numbers} a sample ({signature.target_dtype})"
     typer.echo(
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
-        f"({signature.input_dtype}){limits}, that its labels go up to {signature.classes} classes, and the names of "
+        f"({signature.input_dtype}){limits}, that {targets} and go up to {signature.classes} classes, and the names of "
         f"{len(signature.columns)} columns and {len(signature.labels)} classes (of very many, only the hash).\n"
         f"{_MASKED if secure else _PLAIN}\n"
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: a "
@@ -208,7 +210,7 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
 _PLAIN = (
     "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it was "
     "trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by clients: how "
-    "many samples it holds out, their mean loss and accuracy."
+    "many samples it holds out, their mean loss and their metrics."
 )
 _MASKED = (
     "For each task it sends: a masked message, of which the sum with others' alone can be read (what it has learnt, "

@@ -97,6 +97,8 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "columns": "names of 0 columns",
             "labels": "columns and 0 classes",
             "names_sha256": "the hash",
+            "target_shape": "one number a sample",
+            "target_dtype": "a sample (int64)",
         },
         "FromSession": {
             "task": "For each task it sends: a masked message",
@@ -119,7 +121,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "id": "evaluation by clients",
             "samples": "how many samples it holds out",
             "loss": "mean loss",
-            "metric": "accuracy",
+            "metrics": "their metrics",
             "problem": "a sentence of why",
         },
         "Answer": {

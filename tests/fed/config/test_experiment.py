@@ -154,7 +154,7 @@ def test_dump_shows_defaults_of_sections_left_out() -> None:
         "test_fraction": 0.2,
         "fold": None,
     }
-    assert dumped["evaluation"] == {"kind": "coordinator", "peers": 16}
+    assert dumped["evaluation"] == {"kind": "coordinator", "peers": 16, "samples": 250}
     assert (dumped["topology"], dumped["uplink"], dumped["rounds"]["cohort"]) == (None, [], "all")
 
 

@@ -48,7 +48,7 @@ def test_lines_of_metrics_reach_the_disk_when_asked_for(tmp_path: Path, steps: l
     for name in ("environment.json", *RunFolder.LINES):
         (tmp_path / name).touch()
     RunFolder.existing(tmp_path).sync()
-    assert steps == ["metrics.jsonl", "participation.jsonl"]
+    assert steps == ["metrics.jsonl", "participation.jsonl", "clients.jsonl"]
 
 
 def test_file_has_its_mode_from_the_first_byte_on(tmp_path: Path) -> None:
