@@ -1,0 +1,128 @@
+"""Comparisons that have been run, read from their folders, and their figures as texts."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fed.errors import InvalidInput
+from fed.quantities import bytes_text, count_text, duration_text, mean_text
+from fed.reports.summary import spread
+from fed.simulations.compare import slugs
+from fed.storage.run_reader import metrics_lines
+
+__all__ = ["Compared", "Row", "bytes_of", "cells", "mean_of", "share_of", "time_of", "to_target"]
+
+Row: TypeAlias = Mapping[str, Any]
+"""The figures of a variant, as ``comparison.json`` has them."""
+Text: TypeAlias = Callable[[Row], str]
+"""A cell of a table, from the figures of a variant."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison that has been run to its end.
+
+    Args:
+        folder: of the comparison.
+        rows: name of a variant → its figures.
+        runs: name of a variant → seed → its run's summary.
+    """
+
+    folder: Path
+    rows: dict[str, Row]
+    runs: dict[str, dict[int, Row]]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Compared":
+        """The comparison in a folder.
+
+        Raises:
+            InvalidInput: if there is none, or one that has not finished in all its runs.
+        """
+        file = folder / "comparison.json"
+        if not file.is_file():
+            raise InvalidInput(f"{folder} must hold a comparison, got none: run it, or name another folder by --from")
+        contents = json.loads(file.read_text(encoding="utf-8"))
+        rows = {row["name"]: row for row in contents["rows"]}
+        unfinished = [name for name, row in rows.items() if row["status"] != "finished"]
+        if contents["status"] != "finished" or unfinished:
+            missing = ", ".join(unfinished) or contents["status"]
+            raise InvalidInput(f"{folder}: every run must have finished, got {missing}: run the comparison again")
+        runs = {name: {int(seed): run for seed, run in of.items()} for name, of in contents["runs"].items()}
+        return cls(folder, rows, runs)
+
+    @property
+    def training_s(self) -> float:
+        """Wall time of all runs, one after the other."""
+        return sum(run["wall_s"] for runs in self.runs.values() for run in runs.values())
+
+    def metrics(self, name: str) -> dict[int, list[dict[str, Any]]]:
+        """Seed → the lines of a variant's run, one a round."""
+        folder = self.folder / "runs" / slugs(self.rows)[name]
+        return {seed: [line for line, _ in metrics_lines(folder / f"seed-{seed}")] for seed in self.runs[name]}
+
+    def finals(self, name: str, key: str) -> list[float]:
+        """Values of a key in the summaries of a variant's runs, by seed."""
+        return [run[key] for _, run in sorted(self.runs[name].items())]
+
+    def first_round_as_good(self, name: str, accuracy: float) -> int | None:
+        """The first evaluated round in which the mean accuracy over the seeds is as high; None where none is."""
+        for lines in zip(*self.metrics(name).values(), strict=True):
+            mean = spread(line["test_accuracy"] for line in lines)[0]
+            if mean is not None and mean >= accuracy:
+                return int(lines[0]["round"])
+        return None
+
+
+def cells(found: Compared, labels: Mapping[str, str], texts: Sequence[Text]) -> Iterator[list[str]]:
+    """Lines of a table, one a variant.
+
+    Args:
+        found: the comparison.
+        labels: name of a variant → how the table calls it.
+        texts: of the columns.
+    """
+    for name, label in labels.items():
+        yield [label, *(text(found.rows[name]) for text in texts)]
+
+
+def mean_of(key: str) -> Text:
+    """Mean and standard deviation of a key; where a key has no deviation over seeds, that over clients."""
+
+    def text(row: Row) -> str:
+        deviation = row.get(f"{key}_std")
+        if key.endswith("_mean"):
+            deviation = row[f"{key.removesuffix('_mean')}_std"]
+        return mean_text(row[key], deviation)
+
+    return text
+
+
+def bytes_of(*keys: str) -> Text:
+    """Sum of some keys as bytes; a dash where nothing was sent."""
+    return lambda row: bytes_text(sum(row[key] or 0 for key in keys)) if any(row[key] for key in keys) else "–"
+
+
+def time_of(key: str) -> Text:
+    """Simulated time."""
+    return lambda row: "–" if row[key] is None else duration_text(row[key])
+
+
+def share_of(key: str) -> Text:
+    """Share in per cent; a tenth more where almost all."""
+    return lambda row: f"{row[key]:.1%}" if row[key] and 0.99 < row[key] < 1 else f"{row[key]:.0%}" if row[key] else "–"
+
+
+def to_target(key: str) -> Text:
+    """Rounds, bytes or time to the target, and of how many seeds where not of all."""
+    written = {"rounds": count_text, "bytes": bytes_text, "virtual_s": duration_text}[key]
+
+    def text(row: Row) -> str:
+        if not row["reached"]:
+            return "–"
+        part = "" if row["reached"] == len(row["seeds"]) else f", {row['reached']} of {len(row['seeds'])} seeds"
+        return written(row[f"{key}_to_target"]) + part
+
+    return text
