@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare edge secure-edge gossip deployment benchmark time gossip-benchmark compression secure test test-all lint format docs protocol clean
+.PHONY: help compare edge secure-edge gossip deployment benchmark time gossip-benchmark compression secure results test test-all lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,9 @@ compression: $(LINKED)  ## speed, bytes and accuracy of codecs, and the bandwidt
 
 secure: $(LINKED)  ## secure aggregation of 10 to 1,000 clients, beside a cipher's speed and Flower; ten minutes
 	$(BIN)/python benchmarks/secure.py
+
+results: $(LINKED)  ## run the comparisons behind all tables of results and write them; most of an hour; TABLES="digits peers"
+	$(BIN)/python benchmarks/results.py $(TABLES)
 
 test: lint  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

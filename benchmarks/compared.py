@@ -1,7 +1,8 @@
 """Comparisons that have been run, read from their folders, and their figures as texts."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from fed.reports.summary import spread
 from fed.simulations.compare import slugs
 from fed.storage.run_reader import metrics_lines
 
-__all__ = ["Compared", "Row", "bytes_of", "cells", "mean_of", "share_of", "time_of", "to_target"]
+__all__ = ["Compared", "Row", "bytes_of", "cells", "markdown", "mean_of", "share_of", "time_of", "to_target"]
 
 Row: TypeAlias = Mapping[str, Any]
 """The figures of a variant, as ``comparison.json`` has them."""
@@ -36,12 +37,17 @@ class Compared:
 
     @classmethod
     def read(cls, folder: Path) -> "Compared":
-        """The comparison in a folder.
+        """The comparison in a folder, or the runs of those below it that have a seed each.
 
         Raises:
             InvalidInput: if there is none, or one that has not finished in all its runs.
         """
         file = folder / "comparison.json"
+        if parts := [cls.read(part) for part in sorted(folder.glob("seed-*"))]:
+            runs = {
+                name: {seed: run for part in parts for seed, run in part.runs[name].items()} for name in parts[0].rows
+            }
+            return cls(folder, {}, runs)
         if not file.is_file():
             raise InvalidInput(f"{folder} must hold a comparison, got none: run it, or name another folder by --from")
         contents = json.loads(file.read_text(encoding="utf-8"))
@@ -86,6 +92,20 @@ def cells(found: Compared, labels: Mapping[str, str], texts: Sequence[Text]) -> 
     """
     for name, label in labels.items():
         yield [label, *(text(found.rows[name]) for text in texts)]
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Table in Markdown.
+
+    Example:
+        >>> print(markdown(["", "accuracy"], [["`fedavg`", "0.929"]]))
+        | | accuracy |
+        |---|---|
+        | `fedavg` | 0.929 |
+    """
+    lines = (re.sub(" {2,}", " ", f"| {' | '.join(line)} |") for line in (head, *rows))
+    first = next(lines)
+    return "\n".join([first, f"|{'---|' * len(head)}", *lines])
 
 
 def mean_of(key: str) -> Text:

@@ -4,12 +4,13 @@
     python benchmarks/results.py personal mnist        # these tables alone
     python benchmarks/results.py --from runs/results   # the tables again, of comparisons that have been run
 
-A comparison is run by ``fed compare examples/NAME.yaml`` into runs/results/NAME. Tables whose data a user must bring, and
-has not brought, stay as they are, and are named.
+A comparison is run by ``fed compare examples/NAME.yaml`` into runs/results/NAME. Tables whose data a user must bring,
+and has not brought, stay as they are, and are named.
 """
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -76,17 +77,19 @@ def _lacking_data(name: str) -> str:
 
 
 def _run(name: str, folder: Path, console: Console) -> None:
-    """Run a comparison by the command that the page names."""
-    began = time.monotonic()
+    """Run a comparison by the command that the page names: by its own program, where it has one."""
     command = [str(FED), "compare", str(EXAMPLES / f"{name}.yaml"), "--output", str(folder), "--overwrite"]
+    if (EXAMPLES / f"{name}.py").is_file():
+        command = [sys.executable, "-m", f"examples.{name}", str(folder)]
+    began = time.monotonic()
     subprocess.run(command, check=True)
-    console.print(f"examples/{name}.yaml: {duration_text(time.monotonic() - began)}")
+    console.print(f"{shlex.join(command)}: {duration_text(time.monotonic() - began)}")
 
 
 def _write(name: str, result: ResultTable, folder: Path, console: Console) -> None:
     found = [Compared.read(folder / of) for of in result.comparisons]
     markers = _markers(name)
-    if not put_into(result.page, result.table(*found).markdown(), markers):
+    if not put_into(result.page, result.table(*found), markers):
         raise InvalidInput(f"{result.page.name} must have the lines {' and '.join(markers)}: add them")
     if result.picture:
         shutil.copyfile(found[0].folder / "comparison.svg", result.picture)

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compared import Compared, Row, bytes_of, cells, mean_of, share_of, time_of, to_target
+from compared import Compared, Row, bytes_of, cells, markdown, mean_of, share_of, time_of, to_target
 from orderings import mnist, partial_work, similarity
-from report import Table
 from tcga_table import tcga
 
 from fed.quantities import count_text, mean_text
@@ -30,13 +29,13 @@ class ResultTable:
         picture: where the first comparison's curves belong; None: nowhere.
     """
 
-    table: Callable[..., Table]
+    table: Callable[..., str]
     comparisons: tuple[str, ...]
     page: Path = RESULTS_PAGE
     picture: Path | None = None
 
 
-def algorithms(digits: Compared, heterogeneous: Compared) -> Table:
+def algorithms(digits: Compared, heterogeneous: Compared) -> str:
     """The README's table."""
     papers = (
         ("`fedavg`", _arxiv("McMahan et al. 2017", "1602.05629"), "FedAvg", "FedAvg"),
@@ -56,14 +55,14 @@ def algorithms(digits: Compared, heterogeneous: Compared) -> Table:
         for kind, paper, first, second in papers
         for pairs in [((digits, first), (heterogeneous, second))]
     ]
-    return Table("", ["`kind`", "paper", "digits", "Synthetic(1, 1)"], rows)
+    return markdown(["`kind`", "paper", "digits", "Synthetic(1, 1)"], rows)
 
 
 def _arxiv(authors: str, number: str) -> str:
     return f"{authors}, [{number}](https://arxiv.org/abs/{number})"
 
 
-def digits(found: Compared) -> Table:
+def digits(found: Compared) -> str:
     """Eight algorithms on digits."""
     labels = {
         "FedAvg": ("`fedavg`", "mean"),
@@ -76,13 +75,11 @@ def digits(found: Compared) -> Table:
         "Centralized": ("`centralized`", "–"),
     }
     texts = (ACCURACY, OWN_ACCURACY, to_target("rounds"), to_target("bytes"))
-    rows = [
-        [kind, over, *(text(found.rows[name]) for text in texts)] for name, (kind, over) in labels.items()
-    ]
-    return Table("", ["`kind`", "over", "test accuracy", "peers' own", "rounds to 0.9", "bytes to 0.9"], rows)
+    rows = [[kind, over, *(text(found.rows[name]) for text in texts)] for name, (kind, over) in labels.items()]
+    return markdown(["`kind`", "over", "test accuracy", "peers' own", "rounds to 0.9", "bytes to 0.9"], rows)
 
 
-def heterogeneous(found: Compared) -> Table:
+def heterogeneous(found: Compared) -> str:
     """Data that differ between clients."""
     labels = {
         "FedAvg": "`fedavg`",
@@ -99,10 +96,10 @@ def heterogeneous(found: Compared) -> Table:
 
     texts = (ACCURACY, lambda row: f"{row['final_test_loss']:.3f}", as_good, bytes_of("bytes_up", "bytes_down"))
     head = ["", "test accuracy", "test loss", "as good as FedAvg in round", "bytes"]
-    return Table("", head, list(cells(found, labels, texts)))
+    return markdown(head, list(cells(found, labels, texts)))
 
 
-def peers(found: Compared) -> Table:
+def peers(found: Compared) -> str:
     """Rules of peers beside FedAvg."""
     labels = {
         "FedAvg": "FedAvg",
@@ -117,10 +114,10 @@ def peers(found: Compared) -> Table:
     }
     texts = (ACCURACY, to_target("rounds"), bytes_of("bytes_up"), OWN_ACCURACY)
     head = ["variant", "test accuracy", "rounds to 0.85", "bytes sent", "clients' own accuracy"]
-    return Table("", head, list(cells(found, labels, texts)))
+    return markdown(head, list(cells(found, labels, texts)))
 
 
-def compression(found: Compared) -> Table:
+def compression(found: Compared) -> str:
     """Codecs."""
     labels = {
         "uncompressed": "uncompressed",
@@ -142,10 +139,10 @@ def compression(found: Compared) -> Table:
     up, down = bytes_of("bytes_up"), bytes_of("bytes_down")
     texts = (ACCURACY, up, less, down, to_target("rounds"), to_target("bytes"))
     head = ["", "test accuracy", "bytes up", "less by", "bytes down", "rounds to 0.9", "bytes to 0.9"]
-    return Table("", head, list(cells(found, labels, texts)))
+    return markdown(head, list(cells(found, labels, texts)))
 
 
-def secure(found: Compared) -> Table:
+def secure(found: Compared) -> str:
     """Secure aggregation."""
     labels = {
         "plain": "plain",
@@ -156,10 +153,11 @@ def secure(found: Compared) -> Table:
         "32 bits, clients fail": "32 bits, a tenth of the tasks fails",
     }
     texts = (ACCURACY, to_target("rounds"), bytes_of("bytes_up"), bytes_of("bytes_down"))
-    return Table("", ["", "test accuracy", "rounds to 0.9", "bytes up", "bytes down"], list(cells(found, labels, texts)))
+    head = ["", "test accuracy", "rounds to 0.9", "bytes up", "bytes down"]
+    return markdown(head, list(cells(found, labels, texts)))
 
 
-def attacks(found: Compared) -> Table:
+def attacks(found: Compared) -> str:
     """Rules by attacks."""
     rules = {
         "fedavg": "`fedavg`",
@@ -174,10 +172,10 @@ def attacks(found: Compared) -> Table:
         [label, *(ACCURACY(found.rows[f"algorithm={rule}, adversaries={kind}"]) for kind in kinds.values())]
         for rule, label in rules.items()
     ]
-    return Table("", ["test accuracy", *kinds], rows)
+    return markdown(["test accuracy", *kinds], rows)
 
 
-def personal(found: Compared) -> Table:
+def personal(found: Compared) -> str:
     """Models of the clients' own."""
     labels = {
         "FedAvg": "`fedavg`, one model for all",
@@ -186,13 +184,16 @@ def personal(found: Compared) -> Table:
         "Ditto": "`ditto`",
         "Local": "`local`, all clients train in every round",
     }
-    worst: Callable[[Row], str] = lambda row: mean_text(row["client_accuracy_worst_decile"], None)  # noqa: E731
+
+    def worst(row: Row) -> str:
+        return mean_text(row["client_accuracy_worst_decile"], None)
+
     texts = (OWN_ACCURACY, worst, bytes_of("bytes_up", "bytes_down"))
     head = ["accuracy on own data", "mean ± deviation over clients", "worst tenth of the clients", "bytes"]
-    return Table("", head, list(cells(found, labels, texts)))
+    return markdown(head, list(cells(found, labels, texts)))
 
 
-def stragglers(found: Compared) -> Table:
+def stragglers(found: Compared) -> str:
     """Kinds of rounds by simulated time."""
     labels = {
         "Synchronous": "synchronous, waits for all ten",
@@ -205,9 +206,10 @@ def stragglers(found: Compared) -> Table:
     def staleness(row: Row) -> str:
         return count_text(row["staleness"]) if row["staleness"] else "–"
 
-    texts = (ACCURACY, to_target("virtual_s"), time_of("virtual_s"), share_of("late"), staleness, share_of("idle_share"))
+    times = to_target("virtual_s"), time_of("virtual_s")
+    texts = (ACCURACY, *times, share_of("late"), staleness, share_of("idle_share"))
     head = ["", "test accuracy", "simulated time to 0.85", "in all", "late", "staleness", "idle"]
-    return Table("", head, list(cells(found, labels, texts)))
+    return markdown(head, list(cells(found, labels, texts)))
 
 
 RESULTS: Mapping[str, ResultTable] = {

@@ -3,8 +3,10 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-from compared import Compared
-from report import Table
+from compared import Compared, markdown
+
+from fed.quantities import mean_text
+from fed.reports.summary import spread
 
 __all__ = ["PUBLISHED", "tcga"]
 
@@ -21,16 +23,16 @@ PUBLISHED: Mapping[str, tuple[float, ...]] = {
 flamby/results/results_benchmark_fed_tcga_brca; local: the mean of its six centres' models."""
 
 
-def tcga(found: Compared) -> Table:
+def tcga(found: Compared) -> str:
     """Ours and the published ones, in the order of our medians."""
     rows = []
     for name, published in PUBLISHED.items():
-        key = "client_c_index_mean" if name == "local" else "final_test_c_index"
-        rows.append((found.finals(name, key), name, published))
+        rows.append((found.finals(name, "final_test_c_index"), name, published))
     rows.sort(key=lambda row: -statistics.median(row[0]))
     lines = [[name, *_cells(ours), *_cells(published)] for ours, name, published in rows]
-    return Table("", ["", "median", "least – most", "published median", "least – most"], lines)
+    head = ["median", "mean ± deviation", "least – most"]
+    return markdown(["", *head, *(f"published {cell}" for cell in head)], lines)
 
 
-def _cells(values: Sequence[float]) -> tuple[str, str]:
-    return f"{statistics.median(values):.3f}", f"{min(values):.3f} – {max(values):.3f}"
+def _cells(values: Sequence[float]) -> tuple[str, str, str]:
+    return f"{statistics.median(values):.3f}", mean_text(*spread(values)), f"{min(values):.3f} – {max(values):.3f}"
