@@ -26,7 +26,7 @@ def linear(input_shape: tuple[int, ...], seed: int) -> nn.Module:
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Linear(*input_shape, 1)
+        return nn.Linear(input_shape[0], 1)
 
 
 def main() -> int:

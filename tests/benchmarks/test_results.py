@@ -78,7 +78,9 @@ def test_a_table_is_written_without_a_run(
     results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = {"data": {"clients": 4}, "rounds": {"count": 1}, "simulation": {"workers": 0}}
-    compare = [{"name": name, "local.lr": lr} for name, lr in (("dropped", 0.01), ("FedAvg", 0.1), ("FedProx", 0.2))]
+    compare: Any = [
+        {"name": name, "local.lr": lr} for name, lr in (("dropped", 0.01), ("FedAvg", 0.1), ("FedProx", 0.2))
+    ]
     comparison = fed.Comparison(base=base, compare=compare, seeds=[0, 1])
     rows = fed.compare(comparison, output=tmp_path / "partial_work").rows
     page = tmp_path / "page.md"
