@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,9 @@ from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
+
+if TYPE_CHECKING:
+    from fed.wire.protocol_pb2 import Signature
 
 __all__ = ["client", "server"]
 
@@ -192,11 +195,9 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
     samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
     limits = ", that it takes part under secure aggregation alone" if secure else ""
-    numbers = " × ".join(map(str, signature.target_shape)) or "one number"
-    targets = f"its targets are {numbers} a sample ({signature.target_dtype})"
     typer.echo(
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
-        f"({signature.input_dtype}){limits}, that {targets} and go up to {signature.classes} classes, and the names of "
+        f"({signature.input_dtype}){limits}, that its targets are {_targets(signature)}, and the names of "
         f"{len(signature.columns)} columns and {len(signature.labels)} classes (of very many, only the hash).\n"
         f"{_MASKED if secure else _PLAIN}\n"
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: a "
@@ -207,10 +208,17 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
     )
 
 
+def _targets(signature: "Signature") -> str:
+    """Description of a sample's targets, as the node gives it."""
+    shape = " × ".join(map(str, signature.target_shape)) or "a number"
+    classes = f" up to {signature.classes} classes" if signature.classes else ""
+    return f"{shape} each ({signature.target_dtype}){classes}"
+
+
 _PLAIN = (
     "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it was "
     "trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by clients: how "
-    "many samples it holds out, their mean loss and their metrics."
+    "many samples it holds out, their mean loss and metrics."
 )
 _MASKED = (
     "For each task it sends: a masked message, of which the sum with others' alone can be read (what it has learnt, "

@@ -107,6 +107,22 @@ def test_a_score_that_is_not_finite_is_what_it_is(value: float) -> None:
     assert not math.isfinite(score.loss)
 
 
+def test_what_streams_is_given_batches_alone() -> None:
+    """So that memory does not grow with the test set; what does not is given all outputs once."""
+    sizes: dict[str, list[int]] = {"streams": [], "whole": []}
+
+    def noting(name: str) -> Metric:
+        def metric(output: Tensor, target: Tensor) -> float:
+            sizes[name].append(len(target))
+            return 0.0
+
+        metric.mean_over_samples = name == "streams"  # type: ignore[attr-defined]  # as a user marks it
+        return metric
+
+    evaluate(linear(), cross_entropy, {name: noting(name) for name in sizes}, samples(300), CPU)
+    assert sizes == {"streams": [128, 128, 44], "whole": [300]}
+
+
 def test_float32_losses_are_summed_in_float64() -> None:
     """2^24 and 2^-12 stand side by side in float64 alone."""
 

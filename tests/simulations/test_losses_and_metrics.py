@@ -92,6 +92,14 @@ def test_batches_of_clients_score_as_each_alone(
     assert {f"client_{named}_mean", f"test_{named}"} <= scores[0].keys() or algorithm == "fedavg"
 
 
+def test_cox_is_not_batched_where_a_first_client_has_no_events() -> None:
+    """Whose loss is 0, alone and in a batch, so that a trial on its samples cannot tell."""
+    data = patients()
+    data.train["h0"][1][:, 1] = 0
+    run = simulate(experiment(loss="cox", model="logistic", rounds={"count": 1}), data=data)
+    assert run.experiment.simulation.batching == "off"
+
+
 def test_worst_tenth_follows_the_direction_and_leaves_nan_out(tmp_path: Path) -> None:
     """Of eleven clients the worst tenth is two, and one where AUROC is defined for ten or fewer."""
     train = {number: parts.samples(20 + number, number) for number in range(11)}

@@ -94,11 +94,11 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "input_shape": "of 3",
             "input_dtype": "float32",
             "classes": "up to 2 classes",
+            "target_shape": "a number each",
+            "target_dtype": "(int64)",
             "columns": "names of 0 columns",
             "labels": "columns and 0 classes",
             "names_sha256": "the hash",
-            "target_shape": "one number a sample",
-            "target_dtype": "a sample (int64)",
         },
         "FromSession": {
             "task": "For each task it sends: a masked message",
@@ -121,7 +121,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "id": "evaluation by clients",
             "samples": "how many samples it holds out",
             "loss": "mean loss",
-            "metrics": "their metrics",
+            "metrics": "metrics",
             "problem": "a sentence of why",
         },
         "Answer": {

@@ -361,7 +361,7 @@ def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.L
     [
         {"samples": 2**60},
         {"loss": math.nan},
-        {"metric": math.inf},
+        {"metrics": [math.inf]},
     ],
 )
 def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import fed
-from fed.clients.data import Names, Pair
+from fed.clients.data import Names, Pair, load
 from fed.clients.node.own_data import signature_of
+from fed.randomness import Streams
 from fed.server.deploy import Deployment, serve
 from fed.server.validation import refusal_of_signature
 from fed.wire.protocol_pb2 import Joining
@@ -66,6 +67,24 @@ def test_deployment_ends_with_the_simulations_bits(loss: str, tmp_path: Path) ->
     assert len(rows[0].splitlines()) == 3 * CLIENTS
     assert scores(deployed) == scores(simulated)
     assert f"client_{next(iter(deployed.summary['metrics']))}_worst_decile" in scores(deployed)
+
+
+def patients() -> fed.FederatedData:
+    held = pairs("cox")
+    inputs, targets = (torch.cat(parts) for parts in zip(*held.values(), strict=True))
+    return fed.FederatedData(held, (inputs, targets))
+
+
+def test_a_server_with_real_targets_scores_as_the_simulation(tmp_path: Path) -> None:
+    keys = experiment("cox").override({"data": f"python:{__name__}:patients", "evaluation": "coordinator"})
+    assert keys.data is not None
+    nodes, data = list[ThreadedNode](), load(keys.data, Streams(0))
+    begin = lambda port: nodes.extend(nodes_of(data, port, tmp_path))  # noqa: E731
+    deployed = serve(keys, listen="127.0.0.1:0", output=tmp_path / "run", min_nodes=CLIENTS, on_listen=begin)
+    for node in nodes:
+        node.end()
+    assert scores(deployed) == scores(fed.simulate(keys))
+    assert deployed.summary["final_test_c_index"] > 0
 
 
 @pytest.mark.parametrize(
