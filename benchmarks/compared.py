@@ -131,8 +131,13 @@ def time_of(key: str) -> Text:
 
 
 def share_of(key: str) -> Text:
-    """Share in per cent; a tenth more where almost all."""
-    return lambda row: f"{row[key]:.1%}" if row[key] and 0.99 < row[key] < 1 else f"{row[key]:.0%}" if row[key] else "–"
+    """Share in per cent, with a decimal where it is almost all; a dash where there is none."""
+
+    def text(row: Row) -> str:
+        share = row[key]
+        return "–" if not share else f"{100 * share:.1f} %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
+
+    return text
 
 
 def to_target(key: str) -> Text:
