@@ -21,7 +21,7 @@ __all__ = ["Cyclic"]
 class Cyclic(FedAvg):
     r"""One client after another trains the model, in an order that stays (Chang et al. 2018, 10.1093/jamia/ocy017).
 
-    .. math:: x ← y_i, \qquad i = π(t \bmod N)
+    .. math:: x ← y_i, \qquad i = π(t mod N)
 
     A round is one visit: its rounds have ``cohort: 1`` and ``sampling: round_robin`` unless given. A cycle is N rounds.
     A client whose visit fails is left out of that cycle.

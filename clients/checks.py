@@ -110,7 +110,8 @@ def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> An
 def _classes(output: object, targets: Tensor) -> int:
     if targets.is_floating_point() or targets.is_complex():
         raise InvalidData(
-            f"targets must be integer labels for cross-entropy, got {targets.dtype}: give loss= for others"
+            f"targets must be integer labels for cross-entropy, got {targets.dtype}: write loss: mse, for example, or "
+            "give loss= in Python"
         )
     if not isinstance(output, Tensor) or output.ndim < 2 or (*output.shape[:1], *output.shape[2:]) != targets.shape:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import PositiveInt
 
 from fed.clients.measures import alike, declared, risks_and_times
-from fed.errors import InvalidExperiment, InvalidModel
+from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 from fed.tensors import Tensor, nn, torch
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ def _scored(output: Tensor, target: Tensor) -> _Scored:
     if has_classes and (*output.shape[:1], *output.shape[2:]) == target.shape:
         return _Scored(output.movedim(1, -1).flatten(0, -2), target.long().flatten(), are_classes=True)
     scores, labels = alike(output, target)
+    if not bool(((labels >= 0) & (labels <= 1)).all()):
+        raise InvalidData(
+            f"targets must be in [0, 1] for a metric of labels where the output has one number for each, got from "
+            f"{labels.min().item():g} to {labels.max().item():g}: use mae, mse or r2 for a regression, or a model with "
+            "one output for each class"
+        )
     return _Scored(scores, (labels > 0.5).long(), are_classes=False)
 
 

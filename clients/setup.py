@@ -176,6 +176,7 @@ class Preparation:
 
     def _first_module(self, experiment: Experiment, model: "Callable[[], nn.Module] | nn.Module | None") -> "nn.Module":
         """Module initialised from its own stream, and checked against the data."""
+        check_targets(self.data, self.loss)
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
             made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
             module = own_copy(made)
@@ -183,7 +184,6 @@ class Preparation:
             classes = check_model(tried, self.data, self.loss, self.metrics)
         if self.loss is cross_entropy:
             self.data = check_labels(self.data, classes)
-        check_targets(self.data, self.loss)
         check_state(module, experiment.local.precision)
         return module
 

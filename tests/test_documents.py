@@ -66,6 +66,11 @@ def test_guide_explains_metrics_and_columns_of_traces() -> None:
     assert ", ".join(f"`{field.name}`" for field in dataclasses.fields(Device)) in text
 
 
+def test_the_readme_counts_the_kinds_of_algorithms() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{len(registry.ALGORITHMS.builtin)} kinds; `fed algorithms` lists them" in text
+
+
 def test_the_readme_runs_fedavg_and_has_at_most_7000_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.encode()) <= 7000

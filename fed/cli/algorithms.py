@@ -85,6 +85,9 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         yield "evaluated", "by the clients, each its own model on its own data"
     needs = "needs only the mean" if algorithm.linear else "needs each client's message"
     rounds = "any cohort, sampling and schedule of the step size"
+    if algorithm.default_rounds:
+        given = ", ".join(f"{key}: {value}" for key, value in algorithm.default_rounds.items())
+        rounds = f"rounds: {{{given}}} unless given; any schedule of the step size"
     yield "combines with", f"{_clause(algorithm.check_local)}; {rounds}; {needs}"
 
 

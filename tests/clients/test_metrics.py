@@ -19,7 +19,7 @@ from fed.clients import metrics
 from fed.clients.evaluation import evaluate
 from fed.clients.measures import is_higher_better, is_mean_over_samples
 from fed.config.registry import METRICS
-from fed.errors import InvalidExperiment, InvalidModel
+from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
 CPU = torch.device("cpu")
 EXACT = 1e-12  # the rounding of sums of some hundred terms in float64
@@ -172,6 +172,12 @@ def test_classes_without_a_curve_are_left_out_of_auroc() -> None:
 def test_metrics_of_one_label_refuse_several(name: str) -> None:
     with pytest.raises(InvalidModel, match=f"{name} needs one label a sample, got targets of shape"):
         evaluated(name, torch.randn(4, 3), torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("name", [*OF_LABELS, "balanced_accuracy", "calibration_error"])
+def test_metrics_of_labels_refuse_targets_of_a_regression(name: str) -> None:
+    with pytest.raises(InvalidData, match=r"must be in \[0, 1\].* got from -1 to 2\.5: use mae"):
+        evaluated(name, torch.randn(3, 1), torch.tensor([[-1.0], [0.5], [2.5]]))
 
 
 @pytest.mark.parametrize("name", METRICS.builtin)

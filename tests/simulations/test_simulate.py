@@ -198,6 +198,8 @@ def test_the_run_folder_holds_the_run(tmp_path: Path) -> None:
             "experiment.yaml",
             "environment.json",
             "metrics.jsonl",
+            "participation.jsonl",
+            "clients.jsonl",
             "summary.json",
             "model.safetensors",
             "population.json",

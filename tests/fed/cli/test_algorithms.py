@@ -94,6 +94,13 @@ def test_selection_rule_page_says_that_it_refuses_sample_weights(capsys: pytest.
     assert "refuses samples" not in told("median", capsys)
 
 
+def test_page_of_cyclic_names_its_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told("cyclic", capsys)
+    assert "i = π(t mod N)" in text
+    assert "rounds: {kind: synchronous, cohort: 1, sampling: round_robin} unless given" in text
+    assert "any cohort" not in text
+
+
 def test_an_unknown_algorithm_is_one_sentence_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["algorithms", "scafold"]) == 2
     error = capsys.readouterr().err
