@@ -290,7 +290,7 @@ def begin_scoring_by_coordinator(
     sample: Sequence[int] = ()
     evaluation, test = simulation.experiment.evaluation.make(), simulation.recipe.test
     only_own = simulation.algorithm.primitive is None
-    if simulation.held_out is not None:
+    if simulation.held_out is not None and not only_own:
         own = ()  # clients score their own
     elif simulation.has_peers and not only_own:
         own = evaluation.scored(simulation.honest_peers, simulation.streams)

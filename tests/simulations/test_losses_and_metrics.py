@@ -92,7 +92,7 @@ def test_batches_of_clients_score_as_each_alone(
     assert {f"client_{named}_mean", f"test_{named}"} <= scores[0].keys() or algorithm == "fedavg"
 
 
-def test_cox_is_not_batched_where_a_first_client_has_no_events() -> None:
+def test_cox_is_not_batched_where_a_client_has_no_events() -> None:
     """Whose loss is 0, alone and in a batch, so that a trial on its samples cannot tell."""
     data = patients()
     data.train["h0"][1][:, 1] = 0
