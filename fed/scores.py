@@ -72,6 +72,7 @@ class NamedMetric:
 
 LOSS = NamedMetric("loss", higher_is_better=False)
 """What stands for the first metric where a run has none."""
+_SAMPLES = "test_samples"  # how many there were, which is no score
 
 
 def metrics_of(summary: Mapping[str, Any]) -> list[NamedMetric]:
@@ -107,10 +108,10 @@ def score_of(line: Mapping[str, Any]) -> tuple[str, float] | None:
     Example:
         >>> score_of({"test_accuracy": None, "test_loss": 0.5, "test_mae": 0.25})
         ('mae', 0.25)
-        >>> score_of({"test_accuracy": None, "test_loss": 0.5})
+        >>> score_of({"test_accuracy": None, "test_loss": 0.5, "test_samples": 360})
         ('loss', 0.5)
     """
-    metrics = [key for key in line if key.startswith("test_") and key != LOSS.test]
+    metrics = [key for key in line if key.startswith("test_") and key not in (LOSS.test, _SAMPLES)]
     measured = (key for key in (*metrics, LOSS.test) if isinstance(line.get(key), int | float))
     key = next(measured, None)
     return None if key is None else (key.removeprefix("test_"), line[key])

@@ -86,6 +86,7 @@ def compare(
     """
     given = {"data": data, "model": model, "loss": loss, "metric": metric}
     _hold_jobs(jobs, [name for name, value in given.items() if value is not None])
+    _hold_written(comparison)
     if comparison.folds is not None and data is not None:
         raise InvalidInput(
             f"folds need data that the experiment names, got folds={comparison.folds} and data given in Python: name "
@@ -125,11 +126,21 @@ def _hold_jobs(jobs: int, given: list[str]) -> None:
         )
 
 
+def _hold_written(comparison: Comparison) -> None:
+    """Refuse objects that no file of the comparison could name."""
+    for name, variant in comparison.variants().items():
+        if held := variant.objects():
+            raise InvalidInput(
+                f"experiments of a comparison must be such as files hold, got {' and '.join(held)} of {name} given in "
+                "Python as objects: name them as python:package.module:name, or give a loss or metrics to fed.compare"
+            )
+
+
 def _planned(comparison: Comparison, folder: "ComparisonFolder | None") -> Iterator[PlannedRun]:
     for name, experiment in comparison.variants().items():
         for repetition in comparison.repetitions():
             directory = folder.of_run(name, repetition) if folder else None
-            yield PlannedRun(name, repetition, comparison.repeated(experiment, repetition).dump(), directory)
+            yield PlannedRun(name, repetition, comparison.repeated(experiment, repetition).given_keys(), directory)
 
 
 def _work(experiment: Experiment) -> int:

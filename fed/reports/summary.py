@@ -91,10 +91,9 @@ class ComparisonResult:
         """Differences to the baseline in the first metric, of variants that were scored by it on the same samples."""
         comparison, metric = self.comparison, self.metrics()[0]
         baseline, by_clients = comparison.baseline_in_force(), self.scored_by_clients()
+        finals = {row["name"]: _finals(self.runs[row["name"]], metric) for row in self.rows}
         values = {
-            row["name"]: _finals(self.runs[row["name"]], metric)
-            for row in self.rows
-            if row.get(metric.final) is not None and (row["name"] in by_clients) == (baseline in by_clients)
+            name: of_it for name, of_it in finals.items() if of_it and (name in by_clients) == (baseline in by_clients)
         }
         if baseline not in values:
             return []

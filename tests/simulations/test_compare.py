@@ -295,6 +295,25 @@ def test_python_objects_replace_what_the_experiments_name() -> None:
     assert all(row["final_test_loss"] < 5 for row in result.rows)
 
 
+def test_a_loss_of_python_leaves_the_metrics_of_simulate() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(output, target)
+
+    compared = fed.compare(comparison(compare=SEVERAL[:1]), loss=loss)
+    alone = fed.simulate(fed.Experiment(**BASE), loss=loss)
+    (run,) = compared.runs["FedAvg"].values()
+    assert run["summary"]["metrics"] == alone.summary["metrics"] == {}
+    assert run["summary"]["final_test_loss"] == alone.summary["final_test_loss"]
+    assert compared.rows[0]["metric"] == "loss"
+
+
+def test_objects_that_no_file_names_are_refused_before_any_run(tmp_path: Path) -> None:
+    base = fed.Experiment(**BASE, loss=nn.CrossEntropyLoss(weight=torch.ones(10)))
+    with pytest.raises(InvalidInput, match="such as files hold, got loss of FedAvg given in Python as objects: name"):
+        fed.compare(comparison(base=base), output=tmp_path / "result")
+    assert not (tmp_path / "result").exists()
+
+
 def test_folds_have_folders_and_test_sets_of_their_own(tmp_path: Path) -> None:
     base = {**BASE, "rounds": {"count": 1, "cohort": 2}, "data": {"kind": "digits", "clients": 3}}
     result = fed.compare(comparison(base=base, folds=2, seeds=[4]), output=tmp_path)

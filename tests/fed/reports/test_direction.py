@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fed.reports.plot_style import styles
 from fed.reports.summary import row_of
 from fed.reports.tables import columns
 from fed.scores import LOSS, NamedMetric, metrics_of, metrics_of_all
+from fed.storage.run_folder import to_json
 from fed.storage.run_reader import kept_run
 from tests.fed.reports.test_html import Reading, record, result_of
 
@@ -39,6 +41,19 @@ def errors(*values: float, metrics: dict[str, str] = TWO, **more: Any) -> dict[s
 def test_the_least_error_is_the_best() -> None:
     runs = {"A": [errors(0.3), errors(0.32)], "B": [errors(0.9), errors(0.92)]}
     assert finding(result_of(runs)) == ("A ends with the lowest test MAE, 0.310 ± 0.014 over 2 seeds.")
+
+
+def test_differences_are_the_same_when_undefined_values_are_read_back() -> None:
+    runs = {"A": [errors(0.3), errors(0.32), errors(0.4)], "B": [errors(math.nan), errors(0.9), errors(0.91)]}
+    result = result_of(runs)
+    read = replace(
+        result,
+        rows=json.loads(to_json(result.rows)),
+        runs={name: {seed: json.loads(to_json(run)) for seed, run in of.items()} for name, of in result.runs.items()},
+    )
+    assert read.rows[1]["final_test_mae"] is None
+    assert [one.pairs for one in result.differences] == [2]
+    assert read.differences == result.differences
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["higher", "lower"])
