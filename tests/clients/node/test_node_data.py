@@ -22,7 +22,7 @@ def test_source_without_client_names_is_wholly_the_nodes_own(tmp_path: Path) -> 
     assert targets.dtype == torch.int64
 
 
-def test_a_fold_of_the_nodes_own_source_is_what_it_tests_on(tmp_path: Path) -> None:
+def test_a_fold_of_the_nodes_own_source_is_tested(tmp_path: Path) -> None:
     inputs, labels = np.arange(18, dtype=np.float32).reshape(9, 2), np.arange(9) % 3
     np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)
     source = {"kind": "npz", "path": str(tmp_path / "samples.npz"), "fold": {"number": 2, "of": 3}}
