@@ -101,9 +101,12 @@ def macro_f1(output: Tensor, target: Tensor) -> float:
 def auroc(output: Tensor, target: Tensor) -> float:
     """Area under the ROC curve, of each class against the rest, the mean over classes (Hand & Till 2001).
 
-    Classes that all samples have, or none, have no curve and are left out; NaN if that is all of them.
+    Classes that all samples have, or none, have no curve and are left out; NaN if that is all of them, or a score is
+    not finite.
     """
     scored = _scored(output, target)
+    if not torch.isfinite(scored.scores).all():
+        return math.nan
     if scored.are_classes:
         scores, labels = scored.scores.double().softmax(1), nn.functional.one_hot(scored.labels, output.shape[1])
     else:
@@ -139,9 +142,12 @@ def mae(output: Tensor, target: Tensor) -> Tensor:
 
 @declared()
 def r2(output: Tensor, target: Tensor) -> float:
-    """Coefficient of determination, 1 - squared error / variance of the targets; NaN of fewer than two samples."""
+    """Coefficient of determination, 1 - squared error / variance of the targets; NaN of fewer than two samples.
+
+    NaN also where an output is not finite.
+    """
     outputs, targets = alike(output, target, torch.float64)
-    if len(targets) < 2:
+    if len(targets) < 2 or not torch.isfinite(outputs).all():
         return math.nan
     with _scikit_learn():
         from sklearn.metrics import r2_score
@@ -153,13 +159,15 @@ def c_index(output: Tensor, target: Tensor) -> float:
     """Share of comparable pairs in which the sample with the earlier event has the higher risk (Harrell et al. 1982).
 
     Pairs are comparable where one sample's event comes before the other's time, or at it if the other is censored.
-    Equal risks count half. NaN without such pairs.
+    Equal risks count half. NaN without such pairs, or where a risk is NaN.
 
     Args:
         output: [B] or [B, 1], the risks.
         target: [B, 2], times and events, which are 1 where seen and 0 where censored.
     """
     risk_B, time_B, event_B = risks_and_times(output, target)
+    if torch.isnan(risk_B).any():
+        return math.nan
     comparable = right = 0.0
     events_K = event_B.nonzero().flatten()
     rows = max(1, _MOST_PAIRS // max(len(time_B), 1))

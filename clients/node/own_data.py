@@ -36,6 +36,7 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
         alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
         section = description.data
         data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
+        data = data.with_test_set()  # a fold is held out of each client, here of the only one
         tests = None if data.test is None else {client: data.test}
         return FederatedData({client: data.read(data.clients[0])}, names=data.names, client_tests=tests)
     data = load(description.data, streams)

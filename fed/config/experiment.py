@@ -160,7 +160,7 @@ _METRICS_OF_LOSSES = {
     "cox": ("c_index",),
 }
 
-_TAKEN = ("loss", "round", "client", "samples")  # by other numbers of a line of results
+_TAKEN = ("loss", "round", "client", "samples", "variant", "seed", "fold")  # by other columns of results
 
 
 def _metrics_of_the_loss(values: Mapping[str, Any]) -> tuple[MetricSection, ...]:
@@ -288,13 +288,15 @@ def check_metric_names(names: Sequence[str]) -> None:
     """Refuse metrics that results cannot tell apart by name.
 
     Raises:
-        InvalidExperiment: if two have one name, or one has a name that is no key.
+        InvalidExperiment: if two have one name, or one has a name that is no key, or that of a deviation.
     """
     for number, name in enumerate(names):
-        if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name, re.ASCII) or name in _TAKEN:
+        is_key = re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name, re.ASCII)
+        if not is_key or name in _TAKEN or name.endswith("_std"):
             raise InvalidExperiment(
-                f"a metric's name must be letters, digits and _, and none of {', '.join(_TAKEN)}, got {name}: give "
-                "it another by the key name, or in Python as metric={name: function}"
+                f"a metric's name must be letters, digits and _, without _std at its end, and none of "
+                f"{', '.join(_TAKEN)}, got {name}: give it another by the key name, or in Python as "
+                "metric={name: function}"
             )
         if name in names[:number]:
             raise InvalidExperiment(f"metrics must have names of their own, got {name} twice: give one the key name")

@@ -179,8 +179,7 @@ class MetricSection(Component):
     @property
     def best(self) -> Literal["max", "min"]:
         """The best of its values."""
-        metric = self.make() if self.is_object else self.target
-        return "min" if getattr(metric, "higher_is_better", True) is False else "max"
+        return "min" if getattr(self.make(), "higher_is_better", True) is False else "max"
 
 
 METRICS = Family(

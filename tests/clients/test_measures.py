@@ -45,6 +45,16 @@ class Constant:
     """Nothing that can be called."""
 
 
+class Directed:
+    """Metric whose keys say its direction."""
+
+    def __init__(self, is_error: bool = True) -> None:
+        self.higher_is_better = not is_error
+
+    def __call__(self, output: Tensor, target: Tensor) -> float:
+        return 0.0
+
+
 def metric_names(**keys: Any) -> list[str]:
     return list(metrics_of(fed.Experiment(**keys), None, None))
 
@@ -98,7 +108,9 @@ def test_a_metric_is_called_by_its_key_or_its_kind() -> None:
     ("sections", "problem"),
     [
         (["mse", "mse"], "metrics must have names of their own, got mse twice: give one the key name"),
-        ([{"kind": "mse", "name": "loss"}], "none of loss, round, client, samples, got loss"),
+        ([{"kind": "mse", "name": "loss"}], "none of loss, round, client, .*, got loss"),
+        ([{"kind": "mse", "name": "fold"}], "none of loss, .*, fold, got fold"),
+        (["mse", {"kind": "mae", "name": "mse_std"}], "without _std at its end, .* got mse_std"),
         ([{"kind": "mse", "name": "a b"}], "name must match pattern"),
         ([lambda output, target: 0.0], "a metric's name must be letters, digits and _, .* got <lambda>"),
         (["acuracy"], "no such metric; did you mean accuracy"),
@@ -123,6 +135,15 @@ def test_objects_given_in_python_are_named_where_they_can_be() -> None:
 
 
 LOSS_KEYS = {"size_average": None, "reduce": None, "reduction": "mean", "weight": None}
+
+
+def test_a_section_has_the_direction_of_what_it_makes() -> None:
+    experiment = fed.Experiment(
+        metrics=[f"{HERE}Directed", {"kind": f"{HERE}Directed", "is_error": False, "name": "up"}]
+    )
+    assert experiment.metrics is not None
+    found = {section.called: section.best for section in experiment.metrics}
+    assert found == directions(metrics_of(experiment, None, None)) == {"Directed": "min", "up": "max"}
 
 
 def test_a_kind_that_makes_no_function_is_refused() -> None:

@@ -161,6 +161,27 @@ def test_what_samples_do_not_define_is_nan(name: str, target: Tensor) -> None:
     assert math.isnan(evaluated(name, torch.zeros(len(target)), target))
 
 
+@pytest.mark.parametrize("outlier", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("auroc", torch.tensor([0, 1, 2, 1])),
+        ("auroc", torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])),
+        ("r2", torch.rand(4, 3)),
+    ],
+    ids=["classes", "labels", "r2"],
+)
+def test_outputs_that_are_not_finite_have_no_score(name: str, target: Tensor, outlier: float) -> None:
+    output = torch.randn(4, 3)
+    output[2, 1] = outlier
+    assert math.isnan(evaluated(name, output, target))
+
+
+def test_risks_that_are_no_numbers_have_no_c_index() -> None:
+    survival = torch.tensor([[3.0, 1.0], [1.0, 1.0], [2.0, 0.0]])
+    assert math.isnan(evaluated("c_index", torch.tensor([0.5, math.nan, 0.1]), survival))
+
+
 def test_classes_without_a_curve_are_left_out_of_auroc() -> None:
     output, labels = labelled()
     labels = labels.clamp(max=2)

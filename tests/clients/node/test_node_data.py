@@ -20,3 +20,14 @@ def test_source_without_client_names_is_wholly_the_nodes_own(tmp_path: Path) -> 
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, inputs.tolist()))
     assert sorted(targets.tolist()) == sorted(labels.tolist())
     assert targets.dtype == torch.int64
+
+
+def test_a_fold_of_the_nodes_own_source_is_tested(tmp_path: Path) -> None:
+    inputs, labels = np.arange(18, dtype=np.float32).reshape(9, 2), np.arange(9) % 3
+    np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)
+    source = {"kind": "npz", "path": str(tmp_path / "samples.npz"), "fold": {"number": 2, "of": 3}}
+    data = samples_of(NodeData(data=cast(Any, source)), "ann")
+    assert data.client_tests is not None
+    parts = data.read("ann")[0].tolist(), data.read_test("ann")[0].tolist()
+    assert [len(part) for part in parts] == [6, 3]
+    assert sorted([*parts[0], *parts[1]]) == inputs.tolist()
