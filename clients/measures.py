@@ -144,9 +144,9 @@ def measured(name: str, measure: "Loss | Metric", output: Any, target: Tensor, d
     """
     try:
         value = measure(output, target)
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
-        if isinstance(error, FedError):
-            raise
+    except FedError:
+        raise
+    except Exception as error:
         problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidModel(
             f"{_said(name)} must take the model's output and the targets, got {type(error).__name__} for targets of "

@@ -138,5 +138,5 @@ class Occupation:
         # by str, since numbers and names do not compare
         most = sorted(self.late, key=lambda client: (-self.late[client], str(client)))[:_MOST_LATE]
         told = [{"client": client, "late": self.late[client], "tasks": self.asked[client]} for client in most]
-        idle = 1 - (self.busy_s - to_come_s) / (clients * clock)
+        idle = max(0.0, 1 - (self.busy_s - to_come_s) / (clients * clock))  # where all are busy, the sum may round up
         return {"idle_share": idle, **({"most_late": told} if told else {})}

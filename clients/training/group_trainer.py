@@ -165,8 +165,7 @@ class GroupTraining:
         message, integers_KI = self._recipe.format, group.integers_KI
         diverged: _Diverged = ()
         if outgoing.overflown:
-            reason = "what the codecs of uplink make of its update is not finite"
-            return (), tuple((sent.task.clients[row], reason) for row in outgoing.overflown)
+            return (), tuple((sent.task.clients[row], outgoing.overflown[row]) for row in sorted(outgoing.overflown))
         if message is not None and message.encoder and message.fixed is None:
             what = "what the codecs of uplink make of its update"
             diverged = self._overflown(sent.task, outgoing.received_KM, what)

@@ -165,6 +165,11 @@ class FixedPoint:
         lanes, values = zip(*rows, strict=True)
         return Quantised(torch.stack(lanes), torch.stack(values))
 
+    def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
+        """Row → why its client's training loss does not fit into its lanes."""
+        losses = enumerate(zip(beside.losses, beside.samples, strict=True))
+        return {row: _too_large(loss, samples) for row, (loss, samples) in losses if not _fits(loss, samples)}
+
     def read(self, total: "SecureSum") -> SumOfClients:
         """Mean and sums of the clients, from the sum of their lanes.
 
@@ -197,11 +202,8 @@ class FixedPoint:
             )
         if not 0 <= samples <= _MOST_SAMPLES:
             raise InvalidExperiment(f"a client must have at most {_MOST_SAMPLES} samples, got {samples}")
-        if not abs(loss) * samples < _LARGEST_LOSS:
-            raise InvalidExperiment(
-                f"a client's training loss times its samples must be below {_LARGEST_LOSS:.0e} under "
-                f"secure_aggregation, got {loss} × {samples}: scale the loss"
-            )
+        if not _fits(loss, samples):
+            raise InvalidExperiment(f"a client's {_too_large(loss, samples)}")
         numbers_M = message_M.double().numpy()
         counted = min(int(weight), self.max_weight)
         clipped_M = np.clip(numbers_M, -self._clips_M, self._clips_M)
@@ -313,3 +315,14 @@ class SecureSum:
             InvalidPayload: if the type or the number of lanes differs.
         """
         self.add(torch.from_numpy(other.lanes.view(f"i{other.lanes.itemsize}")), other.clients)
+
+
+def _fits(loss: float, samples: int) -> bool:
+    return abs(loss) * samples < _LARGEST_LOSS
+
+
+def _too_large(loss: float, samples: int) -> str:
+    return (
+        f"training loss times its samples must be below {_LARGEST_LOSS:.0e} under secure_aggregation, got {loss:g} × "
+        f"{samples}: scale the loss"
+    )

@@ -3,7 +3,7 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -42,7 +42,7 @@ class Outgoing(NamedTuple):
         sizes: bytes of each client's tensors but the integers, where codecs decide on them; else empty.
         counted: what the clients keep for the codecs once their messages count, [K, ·] each.
         lost: what they keep if the messages are lost.
-        overflown: the rows of clients whose encoded messages are not finite, under secure aggregation.
+        overflown: row → why its client's message has no lanes, under secure aggregation.
     """
 
     payloads: list[tuple[Tensor, ...]]
@@ -50,7 +50,7 @@ class Outgoing(NamedTuple):
     sizes: tuple[int, ...] = ()
     counted: CodecState = MappingProxyType({})
     lost: CodecState = MappingProxyType({})
-    overflown: tuple[int, ...] = ()
+    overflown: Mapping[int, str] = MappingProxyType({})
 
 
 class TaskSpec(NamedTuple):
@@ -428,8 +428,11 @@ class Format:
             values.append(encoder.linear(wanted[-1][0], draw).double())
         generators = [draw._replace(purpose="rounding").own(row) for row in range(len(update_KM))]
         values_KJ = self._counted(torch.cat(values, 1))
-        if not torch.isfinite(values_KJ).all():  # what codecs make of finite numbers may not be finite
-            overflown = tuple(torch.isfinite(values_KJ).all(1).logical_not().nonzero().flatten().tolist())
+        overflown = self.fixed.too_large_losses(beside)
+        if not torch.isfinite(values_KJ).all():
+            rows = torch.isfinite(values_KJ).all(1).logical_not().nonzero().flatten().tolist()
+            overflown |= dict.fromkeys(rows, "what the codecs of uplink make of its update is not finite")
+        if overflown:
             return Outgoing([], torch.empty(len(values_KJ), 0), overflown=overflown)
         lanes, read_KJ = self.fixed.quantise(values_KJ, beside, generators)
         counted, lost = [], []

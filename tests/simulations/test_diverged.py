@@ -109,19 +109,32 @@ def linear_of_float64() -> nn.Linear:
     return nn.Linear(4, 3, dtype=torch.float64)
 
 
-def test_dropped_clients_are_named_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """The loss of client 2 is 1e10, and finite; its power, of which q-FedAvg's report is made, is not."""
-    targets = {client: torch.full((2,), 1e10 if client == 2 else 1.0) for client in range(4)}
+@pytest.mark.parametrize(
+    ("keys", "loss", "reason"),
+    [
+        ({"algorithm": {"kind": "qfedavg", "q": 40.0}}, 1e10, "what it reports is not finite"),  # the loss's power
+        (
+            {"secure_aggregation": {"max_weight": 2, "minimum_cohort": 2}},
+            1e15,
+            "training loss times its samples must be below 7e+13 under secure_aggregation, got 1e+15 × 2: scale the "
+            "loss",
+        ),
+    ],
+)
+def test_dropped_clients_are_named_with_the_reason(
+    keys: dict[str, Any], loss: float, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss of client 2 is finite, but nothing that it can report."""
+    targets = {client: torch.full((2,), loss if client == 2 else 1.0) for client in range(4)}
     data = fed.FederatedData({client: (torch.ones(2, 1), target) for client, target in targets.items()})
-    keys = fed.Experiment(algorithm={"kind": "qfedavg", "q": 40.0}, rounds={"count": 2, "diverged": "drop"})
     finished = simulate(
-        keys,
+        fed.Experiment(rounds={"count": 2, "diverged": "drop"}, **keys),
         data=data,
         model=partial(nn.Linear, 1, 1),
         loss=lambda output, target: (1e-9 * output + target[:, None]).mean(),
     )
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == [f"round {number}: client 2 failed: what it reports is not finite" for number in (1, 2)]
+    assert said == [f"round {number}: client 2 failed: {reason}" for number in (1, 2)]
     assert [(line["replied"], line["failed"], line["diverged"]) for line in finished.metrics] == [(3, 1, 1)] * 2
     assert (finished.summary["status"], finished.summary["diverged"]) == ("finished", 2)
 
