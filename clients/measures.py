@@ -28,9 +28,9 @@ __all__ = [
     "directions",
     "is_higher_better",
     "is_mean_over_samples",
-    "loss_of",
+    "loss_in_force",
     "measured",
-    "metrics_of",
+    "metrics_in_force",
     "risks_and_times",
 ]
 
@@ -72,7 +72,7 @@ def directions(metrics: Metrics) -> dict[str, str]:
     return {name: "max" if is_higher_better(metric) else "min" for name, metric in metrics.items()}
 
 
-def loss_of(experiment: Experiment, given: "Loss | None") -> "Loss":
+def loss_in_force(experiment: Experiment, given: "Loss | None") -> "Loss":
     """The loss of a run.
 
     Args:
@@ -90,7 +90,7 @@ def loss_of(experiment: Experiment, given: "Loss | None") -> "Loss":
     return loss
 
 
-def metrics_of(experiment: Experiment, loss: "Loss | None", given: "Metric | Metrics | None") -> Metrics:
+def metrics_in_force(experiment: Experiment, loss: "Loss | None", given: "Metric | Metrics | None") -> Metrics:
     """The metrics of a run; of a loss given in Python there are those that the experiment itself names.
 
     Args:
