@@ -1,6 +1,5 @@
 """Comparisons that have been run, read from their folders, and their figures as texts."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,15 +8,15 @@ from typing import Any, TypeAlias
 
 from fed.errors import InvalidInput
 from fed.quantities import bytes_text, count_text, duration_text, mean_text
-from fed.reports.summary import spread
-from fed.simulations.compare import slugs
+from fed.reports.summary import Record, spread
+from fed.storage.comparison_reader import contents_of, run_folders
 from fed.storage.run_reader import metrics_lines
 
 __all__ = ["Compared", "Row", "bytes_of", "cells", "markdown", "mean_of", "share_of", "time_of", "to_target"]
 
 Row: TypeAlias = Mapping[str, Any]
 """The figures of a variant, as ``comparison.json`` has them."""
-Text: TypeAlias = Callable[[Row], str]
+_Text: TypeAlias = Callable[[Row], str]
 """A cell of a table, from the figures of a variant."""
 
 
@@ -28,12 +27,12 @@ class Compared:
     Args:
         folder: of the comparison.
         rows: name of a variant → its figures.
-        runs: name of a variant → seed → its run's summary.
+        runs: name of a variant → seed → its run.
     """
 
     folder: Path
     rows: dict[str, Row]
-    runs: dict[str, dict[int, Row]]
+    runs: dict[str, dict[int, Record]]
 
     @classmethod
     def read(cls, folder: Path) -> "Compared":
@@ -42,47 +41,42 @@ class Compared:
         Raises:
             InvalidInput: if there is none, or one that has not finished in all its runs.
         """
-        file = folder / "comparison.json"
         if parts := [cls.read(part) for part in sorted(folder.glob("seed-*"))]:
             runs = {
                 name: {seed: run for part in parts for seed, run in part.runs[name].items()} for name in parts[0].rows
             }
             return cls(folder, {}, runs)
-        if not file.is_file():
-            raise InvalidInput(f"{folder} must hold a comparison, got none: run it, or name another folder by --from")
-        contents = json.loads(file.read_text(encoding="utf-8"))
+        contents = contents_of(folder)
         rows = {row["name"]: row for row in contents["rows"]}
         unfinished = [name for name, row in rows.items() if row["status"] != "finished"]
         if contents["status"] != "finished" or unfinished:
             missing = ", ".join(unfinished) or contents["status"]
             raise InvalidInput(f"{folder}: every run must have finished, got {missing}: run the comparison again")
-        runs = {name: {int(seed): run for seed, run in of.items()} for name, of in contents["runs"].items()}
+        runs: dict[str, dict[int, Record]] = {name: {} for name in rows}
+        for name, seed, place in run_folders(folder, contents):
+            metrics = [line for line, _ in metrics_lines(place)]
+            runs[name][int(seed)] = {"metrics": metrics, "summary": contents["runs"][name][seed]}
         return cls(folder, rows, runs)
 
     @property
     def training_s(self) -> float:
         """Wall time of all runs, one after the other."""
-        return sum(run["wall_s"] for runs in self.runs.values() for run in runs.values())
-
-    def metrics(self, name: str) -> dict[int, list[dict[str, Any]]]:
-        """Seed → the lines of a variant's run, one a round."""
-        folder = self.folder / "runs" / slugs(self.rows)[name]
-        return {seed: [line for line, _ in metrics_lines(folder / f"seed-{seed}")] for seed in self.runs[name]}
+        return sum(run["summary"]["wall_s"] for runs in self.runs.values() for run in runs.values())
 
     def finals(self, name: str, key: str) -> list[float]:
         """Values of a key in the summaries of a variant's runs, by seed."""
-        return [run[key] for _, run in sorted(self.runs[name].items())]
+        return [run["summary"][key] for _, run in sorted(self.runs[name].items())]
 
     def first_round_as_good(self, name: str, accuracy: float) -> int | None:
         """The first evaluated round in which the mean accuracy over the seeds is as high; None where none is."""
-        for lines in zip(*self.metrics(name).values(), strict=True):
+        for lines in zip(*(run["metrics"] for run in self.runs[name].values()), strict=True):
             mean = spread(line["test_accuracy"] for line in lines)[0]
             if mean is not None and mean >= accuracy:
                 return int(lines[0]["round"])
         return None
 
 
-def cells(found: Compared, labels: Mapping[str, str], texts: Sequence[Text]) -> Iterator[list[str]]:
+def cells(found: Compared, labels: Mapping[str, str], texts: Sequence[_Text]) -> Iterator[list[str]]:
     """Lines of a table, one a variant.
 
     Args:
@@ -108,7 +102,7 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([first, f"|{'---|' * len(head)}", *lines])
 
 
-def mean_of(key: str) -> Text:
+def mean_of(key: str) -> _Text:
     """Mean and standard deviation of a key; where a key has no deviation over seeds, that over clients."""
 
     def text(row: Row) -> str:
@@ -120,17 +114,17 @@ def mean_of(key: str) -> Text:
     return text
 
 
-def bytes_of(*keys: str) -> Text:
+def bytes_of(*keys: str) -> _Text:
     """Sum of some keys as bytes; a dash where nothing was sent."""
     return lambda row: bytes_text(sum(row[key] or 0 for key in keys)) if any(row[key] for key in keys) else "–"
 
 
-def time_of(key: str) -> Text:
+def time_of(key: str) -> _Text:
     """Simulated time."""
     return lambda row: "–" if row[key] is None else duration_text(row[key])
 
 
-def share_of(key: str) -> Text:
+def share_of(key: str) -> _Text:
     """Share in per cent, with a decimal where it is almost all; a dash where there is none."""
 
     def text(row: Row) -> str:
@@ -140,7 +134,7 @@ def share_of(key: str) -> Text:
     return text
 
 
-def to_target(key: str) -> Text:
+def to_target(key: str) -> _Text:
     """Rounds, bytes or time to the target, and of how many seeds where not of all."""
     written = {"rounds": count_text, "bytes": bytes_text, "virtual_s": duration_text}[key]
 

@@ -9,7 +9,7 @@ from fed.clients.data.samples import check_classes
 from fed.clients.measures import Metric, Metrics, as_number
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.config.components import Component
-from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel
+from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
 from fed.tensors import Tensor, nn, torch
 
 __all__ = [
@@ -43,7 +43,7 @@ def own_copy(made: object) -> "nn.Module":
         raise InvalidModel(
             "a model must be one that copy.deepcopy copies, and so hold neither tensors that were computed, as "
             f"torch.nn.utils.weight_norm does (its like in parametrizations does not), nor lazy buffers: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
 
 
@@ -104,7 +104,7 @@ def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> An
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, FedError):
             raise
-        raise InvalidModel(f"{failure}: {_first_line(error)}") from error
+        raise InvalidModel(f"{failure}: {first_line(error)}") from error
 
 
 def _classes(output: object, targets: Tensor) -> int:
@@ -246,7 +246,3 @@ def check_batch_norm(module: "nn.Module", data: FederatedData, batch_size: int) 
             f"a model with BatchNorm1d needs 2 samples or more on every client, got 1 on client {lonely[0]!r} "
             f"({len(lonely)} such): use GroupNorm or LayerNorm, or a partition that gives each client more"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

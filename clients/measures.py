@@ -13,7 +13,7 @@ import numpy as np
 
 from fed.config.components import Component
 from fed.config.experiment import Experiment, check_metric_names
-from fed.errors import FedError, InvalidExperiment, InvalidModel
+from fed.errors import FedError, InvalidExperiment, InvalidModel, first_line
 from fed.tensors import Tensor, torch
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ __all__ = [
     "directions",
     "is_higher_better",
     "is_mean_over_samples",
-    "loss_of",
+    "loss_in_force",
     "measured",
-    "metrics_of",
+    "metrics_in_force",
     "risks_and_times",
 ]
 
@@ -72,7 +72,7 @@ def directions(metrics: Metrics) -> dict[str, str]:
     return {name: "max" if is_higher_better(metric) else "min" for name, metric in metrics.items()}
 
 
-def loss_of(experiment: Experiment, given: "Loss | None") -> "Loss":
+def loss_in_force(experiment: Experiment, given: "Loss | None") -> "Loss":
     """The loss of a run.
 
     Args:
@@ -90,7 +90,7 @@ def loss_of(experiment: Experiment, given: "Loss | None") -> "Loss":
     return loss
 
 
-def metrics_of(experiment: Experiment, loss: "Loss | None", given: "Metric | Metrics | None") -> Metrics:
+def metrics_in_force(experiment: Experiment, loss: "Loss | None", given: "Metric | Metrics | None") -> Metrics:
     """The metrics of a run; of a loss given in Python there are those that the experiment itself names.
 
     Args:
@@ -119,8 +119,9 @@ def _function(section: Component, key: str) -> Any:
     except FedError:
         raise
     except Exception as error:
-        problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidExperiment(f"{key} {section.kind} cannot be made: {problem}: correct its keys") from error
+        raise InvalidExperiment(
+            f"{key} {section.kind} cannot be made: {first_line(error)}: correct its keys"
+        ) from error
     if not callable(made):
         raise InvalidExperiment(
             f"{key} {section.kind} must be a function of (output, target), or a class whose objects are called so, got "
@@ -147,10 +148,9 @@ def measured(name: str, measure: "Loss | Metric", output: Any, target: Tensor, d
     except FedError:
         raise
     except Exception as error:
-        problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidModel(
             f"{_said(name)} must take the model's output and the targets, got {type(error).__name__} for targets of "
-            f"shape {tuple(target.shape)}: {problem}"
+            f"shape {tuple(target.shape)}: {first_line(error)}"
         ) from error
     return as_number(name, value, device)
 

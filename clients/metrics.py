@@ -16,7 +16,6 @@ from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 from fed.tensors import Tensor, nn, torch
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = [
@@ -45,11 +44,6 @@ class _Scored(NamedTuple):
     @property
     def predicted(self) -> Tensor:
         return self.scores.argmax(1) if self.are_classes else (self.scores > 0).long()
-
-    @property
-    def are_several(self) -> bool:
-        """True if a sample has several labels."""
-        return self.labels.ndim > 1
 
 
 def _scored(output: Tensor, target: Tensor) -> _Scored:
@@ -82,10 +76,11 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 @declared()
 def balanced_accuracy(output: Tensor, target: Tensor) -> float:
     """Mean over the classes that occur of the share of their samples that are right (Brodersen et al. 2010)."""
-    labels, predicted = _one_label("balanced_accuracy", output, target)
+    scored = _one_label("balanced_accuracy", output, target)
+    labels = _numpy(scored.labels)
     with _scikit_learn():
         from sklearn.metrics import recall_score
-    return float(recall_score(labels, predicted, labels=sorted({*labels.tolist()}), average="macro"))
+    return float(recall_score(labels, _numpy(scored.predicted), labels=sorted({*labels.tolist()}), average="macro"))
 
 
 @declared()
@@ -189,9 +184,7 @@ def calibration_error(output: Tensor, target: Tensor, bins: PositiveInt = 15) ->
         target: [B, ...].
         bins: how many bins of equal width.
     """
-    scored = _scored(output, target)
-    if scored.are_several:
-        raise _several("calibration_error", target)
+    scored = _one_label("calibration_error", output, target)
     scores_N = scored.scores.double()
     # torchmetrics has it too, but imports torchvision wherever that is installed, of whatever build it is.
     confidence_N = scores_N.softmax(1).amax(1) if scored.are_classes else scores_N.abs().sigmoid()
@@ -201,19 +194,15 @@ def calibration_error(output: Tensor, target: Tensor, bins: PositiveInt = 15) ->
     return float(of_bins.abs().sum()) / len(excess_N)
 
 
-def _one_label(name: str, output: Tensor, target: Tensor) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
-    """The true and the predicted label of each sample."""
+def _one_label(name: str, output: Tensor, target: Tensor) -> _Scored:
+    """Scores and labels for a metric that takes one label a sample."""
     scored = _scored(output, target)
-    if scored.are_several:
-        raise _several(name, target)
-    return _numpy(scored.labels), _numpy(scored.predicted)
-
-
-def _several(name: str, target: Tensor) -> InvalidModel:
-    return InvalidModel(
-        f"{name} needs one label a sample, got targets of shape {tuple(target.shape)}: use accuracy, macro_f1, auroc "
-        "or log_loss for several"
-    )
+    if scored.labels.ndim > 1:
+        raise InvalidModel(
+            f"{name} needs one label a sample, got targets of shape {tuple(target.shape)}: use accuracy, macro_f1, "
+            "auroc or log_loss for several"
+        )
+    return scored
 
 
 def _numpy(tensor: Tensor) -> "NDArray[Any]":

@@ -21,7 +21,7 @@ from fed.clients.checks import (
 )
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
-from fed.clients.measures import Metric, Metrics, loss_of, metrics_of
+from fed.clients.measures import Metric, Metrics, loss_in_force, metrics_in_force
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy, outputs_for
 from fed.clients.training.work_items import Recipe
@@ -84,7 +84,7 @@ class Preparation:
     ) -> None:
         self.streams = Streams(experiment.seed)
         self.data = data
-        self.loss, self.metrics = loss_of(experiment, loss), metrics_of(experiment, loss, metric)
+        self.loss, self.metrics = loss_in_force(experiment, loss), metrics_in_force(experiment, loss, metric)
         self.inputs: ModelInputs | None = None
         self.module = self._first_module(experiment, model)
         self.held_out: Mapping[ClientId, Pair] | None = None

@@ -39,6 +39,7 @@ __all__ = [
     "RunFailed",
     "SessionFailed",
     "ValueRange",
+    "first_line",
     "located",
     "os_errors_as",
 ]
@@ -120,6 +121,16 @@ class Diverged(RunFailed):
             f"round {round_number}, client {client!r}: {reason}; the last good model is kept: "
             "lower local.lr, or clean that client's data"
         )
+
+
+def first_line(error: Exception) -> str:
+    r"""First line of an error's message, or its type where it has none.
+
+    Example:
+        >>> first_line(ValueError("no such thing\nat all")), first_line(KeyError())
+        ('no such thing', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager

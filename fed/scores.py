@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LOSS", "NamedMetric", "metrics_of", "metrics_of_all", "score_of", "words_of"]
+__all__ = ["CLIENT_FIGURES", "LOSS", "NamedMetric", "metrics_of", "metrics_of_all", "score_of", "words_of"]
 
+CLIENT_FIGURES = ("mean", "std", "worst_decile")
+"""Figures of a metric over clients."""
 _WORDS = {
     "macro_f1": "macro F1",
     "auroc": "AUROC",
@@ -48,7 +50,7 @@ class NamedMetric:
         return f"final_test_{self.name}"
 
     def of_clients(self, figure: str) -> str:
-        """Key of a figure over clients: ``mean``, ``std`` or ``worst_decile``."""
+        """Key of a figure over clients, one of ``CLIENT_FIGURES``."""
         return f"client_{self.name}_{figure}"
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Score
 from fed.clients.fingerprint import pair_sha256
-from fed.clients.measures import Metrics, directions, loss_of
+from fed.clients.measures import Metrics, directions, loss_in_force
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.node.sessions import plan_digest
@@ -148,7 +148,7 @@ class Deployment:
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
         self._signature: Signature | None = None
         # None of a loss whose outputs are as many as a sample's targets, such as counts, whatever these are.
-        self._has_classes = not hasattr(loss_of(experiment, None), "outputs")
+        self._has_classes = not hasattr(loss_in_force(experiment, None), "outputs")
         if self._data is not None:
             classes = self._data.number_of_classes() if self._has_classes else None
             self._signature = signature_of(self._data.read(self._data.clients[0]), classes or 0, self._data.names)

@@ -14,6 +14,7 @@ from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluat
 from fed.config.evaluation import ByBoth
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData
+from fed.scores import CLIENT_FIGURES, NamedMetric
 from fed.server.federation import Federation, State
 from fed.server.training_loop import Scores
 from fed.tensors import Tensor, torch
@@ -82,8 +83,8 @@ class ScoringByCoordinator:
     def scores(self) -> Scores:
         """Scores of the federation's model, or the mean over the clients' models; None without a test set."""
         if not self._samples:
-            nothing = _test(None, [None] * len(self._metrics), self._metrics)
-            return Scores({**nothing, **(_over_clients([], self._metrics) if self._own else {})})
+            of_own = _over_clients([], self._metrics) if self._own else {}
+            return Scores({**_test_line(None, self._metrics), **of_own})
         answers = iter(_answers(self._executor, [ticket for scored in self._sets for ticket in scored.tickets]))
         scores = [
             score
@@ -93,15 +94,17 @@ class ScoringByCoordinator:
         ]
         own = scores[: len(self._own)]
         of_clients = zip(self._own, [self._of_own] * len(own), own, strict=True)
-        rows = [_row(ClientScore(*of_client), self._metrics) for of_client in of_clients]
+        rows = [_client_line(ClientScore(*of_client), self._metrics) for of_client in of_clients]
         line: dict[str, Any] = _over_clients(own, self._metrics) if own else {}
         if len(own) > 1:
             of_all = self._of_own if self._only_own else self._samples
             line = {"test_samples": of_all, "client_test_samples": self._of_own, **line}
         if self._only_own:
-            means = [line[f"client_{name}_mean"] for name in self._metrics]
-            return Scores({**_test(statistics.fmean(score.loss for score in own), means, self._metrics), **line}, rows)
-        return Scores({**_test(*scores[-1], self._metrics), **line}, rows)
+            means = tuple(line[f"client_{name}_mean"] for name in self._metrics)
+            score = Score(statistics.fmean(score.loss for score in own), means)
+        else:
+            score = scores[-1]
+        return Scores({**_test_line(score, self._metrics), **line}, rows)
 
     def _submit(self, states: Sequence[State], recipe: Recipe, places: tuple[int, ...] = ()) -> None:
         """Have models scored, on the whole test set or on some places of it."""
@@ -206,7 +209,7 @@ def scores_of_both(by_coordinator: Scores, by_clients: Scores) -> Scores:
 
 
 class ClientScore(NamedTuple):
-    """Score of a client's model on so many samples."""
+    """Score of a client's model, and the number of samples that it is of."""
 
     client: ClientId
     samples: int
@@ -223,8 +226,8 @@ def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Score
         metrics: that were computed, by name.
     """
     if not found:
-        names = [f"client_{name}_{what}" for name in metrics for what in ("mean", "std", "worst_decile")]
-        return Scores({**_test(None, [None] * len(metrics), metrics), **dict.fromkeys(names)})
+        names = [NamedMetric(name).of_clients(figure) for name in metrics for figure in CLIENT_FIGURES]
+        return Scores({**_test_line(None, metrics), **dict.fromkeys(names)})
     scores = [one.score for one in found]
     mean = _mean_score(scores, [one.samples for one in found])
     spread = _over_clients(scores, metrics)
@@ -232,18 +235,19 @@ def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Score
         f"client_{name}_worst_decile": _worst_decile(_defined(scores, place), is_higher_better(metric))
         for place, (name, metric) in enumerate(metrics.items())
     }
-    rows = [_row(one, metrics) for one in found]
-    return Scores({**_test(*mean, metrics), **spread, **worst}, rows)
+    rows = [_client_line(one, metrics) for one in found]
+    return Scores({**_test_line(mean, metrics), **spread, **worst}, rows)
 
 
-def _test(loss: float | None, values: Sequence[float | None], metrics: Metrics) -> dict[str, Any]:
-    """The part of a round's line on one model's scores, the first metric first; an accuracy that is none is None."""
+def _test_line(score: Score | None, metrics: Metrics) -> dict[str, Any]:
+    """The part of a round's line on one model's scores, the first metric first; ``test_accuracy`` is always there."""
+    loss, values = score or (None, [None] * len(metrics))
     named = {f"test_{name}": value for name, value in zip(metrics, values, strict=True)}
     return {**named, "test_accuracy": named.get("test_accuracy"), "test_loss": loss}
 
 
-def _row(one: ClientScore, metrics: Metrics) -> dict[str, Any]:
-    """A client's line of the round."""
+def _client_line(one: ClientScore, metrics: Metrics) -> dict[str, Any]:
+    """A client's line of the round, without its number."""
     named = dict(zip(metrics, one.score.metrics, strict=True))
     return {"client": one.client, "samples": one.samples, "loss": one.score.loss, **named}
 

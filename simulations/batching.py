@@ -27,7 +27,7 @@ from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import device_of, on_device
 from fed.config.experiment import Execution
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, first_line
 from fed.layout import Layout
 from fed.randomness import seeded_torch
 from fed.simulations.side_effects import changed_by_forward
@@ -319,7 +319,7 @@ def _plainly(error: Exception) -> str:
         return f"PyTorch cannot compute {missing[1]} for many models at once"
     if refused := re.fullmatch("where clients train in groups, (.*): train them one by one", text):
         return refused[1]
-    return f"it does not run for many clients at once ({(text.strip().splitlines() or [type(error).__name__])[0]})"
+    return f"it does not run for many clients at once ({first_line(error)})"
 
 
 _OBSTACLES = {

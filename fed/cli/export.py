@@ -1,6 +1,7 @@
 """``fed export``: what a run or a comparison has left, as one table for other programs."""
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fed.errors import InvalidInput, OutputExists
+from fed.errors import InvalidInput, OutputExists, os_errors_as
 
 __all__ = ["export"]
 
@@ -42,8 +43,6 @@ def export(
         what: the table.
         overwrite: replace a file that is there.
     """
-    from fed.errors import os_errors_as
-
     formats = {".csv": _csv, ".parquet": _parquet}
     if to.suffix not in formats:
         raise InvalidInput(f"--to must end in .csv or .parquet, got {to}: choose one of them")
@@ -59,6 +58,7 @@ def export(
 
 def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
     """Columns of a run's table, or of those of a comparison's runs one below the other."""
+    from fed.config.comparison import repetition_of
     from fed.storage.comparison_reader import contents_of, run_folders
     from fed.storage.run_reader import is_run
     from fed.storage.run_tables import columns_of
@@ -68,12 +68,12 @@ def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
     if not (folder / "comparison.json").is_file():
         raise InvalidInput(f"{folder} must hold a run or a comparison that has ended, got none: see fed runs")
     columns: dict[str, list[Any]] = {"variant": [], "seed": []}
-    for name, repetition, place in run_folders(folder, contents_of(folder)):
-        own = columns_of(place, what)
+    for name, text, place in run_folders(folder, contents_of(folder)):
+        own, repetition = columns_of(place, what), repetition_of(text)
         before, rows = len(columns["seed"]), len(next(iter(own.values()), []))
-        seed, _, fold = repetition.partition("-fold-")
-        own |= {"variant": [name] * rows, "seed": [int(seed)] * rows}
-        own |= {"fold": [int(fold)] * rows} if fold else {}
+        seed_and_fold = repetition if isinstance(repetition, tuple) else (repetition,)
+        own |= {"variant": [name] * rows}
+        own |= {key: [number] * rows for key, number in zip(("seed", "fold"), seed_and_fold, strict=False)}
         for key in {**columns, **own}:
             columns.setdefault(key, [None] * before).extend(own.get(key, [None] * rows))
     return columns
@@ -81,8 +81,6 @@ def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
 
 def _csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write RFC 4180, but for ends of lines: nothing where there is no value, and JSON for what is nested."""
-    import io
-
     from fed.storage.atomic_files import replaced
 
     with replaced(path) as file:

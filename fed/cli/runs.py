@@ -17,7 +17,7 @@ from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Re
 from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
 from fed.cli.tables import console
 from fed.errors import InvalidInput, located, os_errors_as
-from fed.machine import keep_freed_memory, usable_cores
+from fed.machine import usable_cores
 from fed.quantities import bytes_text, duration_text, score_text
 from fed.scores import LOSS, metrics_of
 
@@ -57,7 +57,6 @@ def simulate(
     experiment = to_run("simulate", file, settings, output, overwrite, resume, json)
     if experiment is None:
         return 0
-    keep_freed_memory()
     shown = display()
     if verbose:
         say_all(shown)

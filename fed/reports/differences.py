@@ -14,7 +14,7 @@ A *pair* is a seed with which both variants came to their end, and d is the diff
   :math:`n_{test}/n_{train} = 1/(K-1)`.
 
 Intervals are of one difference each. p values of several differences to one baseline are adjusted by Holm's step-down
-rule, so that with probability ``confidence`` no difference is called larger than the noise that is none.
+rule, so that with probability ``confidence`` no true difference of 0 is called larger than the noise.
 
 References:
     Efron & Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5. Holm, A simple sequentially rejective
@@ -32,10 +32,9 @@ from fed.randomness import Streams
 
 __all__ = ["Interval", "PairedDifference", "differences", "holm", "interval_of", "seeds_to_tell_apart"]
 
-_FEW = 20
-"""Pairs from which the bootstrap takes the place of Student's t."""
+_BOOTSTRAP_PAIRS = 20
+"""Pairs from which on the bootstrap takes the place of Student's t."""
 _RESAMPLES = 9_999
-_POWER = 0.8
 _MOST_SEEDS = 1_000_000
 
 _Method: TypeAlias = Literal["student", "bootstrap", "folds"]
@@ -59,7 +58,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """PairedDifference of a variant to the baseline.
+    """Difference of a variant to the baseline, in the mean over pairs.
 
     Args:
         name: the variant's.
@@ -135,7 +134,8 @@ def differences(
         one = PairedDifference(name, len(paired), mean)
         if _varies(paired):
             interval = interval_of(paired, confidence, correction=correction, streams=streams, name=name)
-            seeds = None if is_of_folds else _seeds_for(paired, confidence)
+            effect = abs(statistics.fmean(paired)) / statistics.stdev(paired)
+            seeds = None if is_of_folds else seeds_to_tell_apart(effect, confidence)
             one = replace(one, interval=interval, seeds_to_tell_apart=seeds)
         found.append(one)
     return _adjusted(found, confidence)
@@ -161,7 +161,7 @@ def interval_of(
     from scipy import special
 
     n, mean, deviation = len(paired), statistics.fmean(paired), statistics.stdev(paired)
-    if n >= _FEW and not correction:
+    if n >= _BOOTSTRAP_PAIRS and not correction:
         found = _bootstrapped(paired, confidence, streams or Streams(0), name)
         if found is not None:
             return found
@@ -219,7 +219,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = _POWER) -> int | None:
+def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = 0.8) -> int | None:
     r"""Fewest pairs n with which the two-sided paired t-test finds a difference with that power.
 
     .. math::
@@ -275,13 +275,10 @@ def _varies(paired: Sequence[float]) -> bool:
     return len(paired) > 1 and max(paired) - min(paired) > 1e-12 * max(map(abs, paired))
 
 
-def _seeds_for(paired: Sequence[float], confidence: float) -> int | None:
-    return seeds_to_tell_apart(abs(statistics.fmean(paired)) / statistics.stdev(paired), confidence)
-
-
 def _adjusted(found: Sequence[PairedDifference], confidence: float) -> list[PairedDifference]:
-    known = [one for one in found if one.interval is not None]
-    p_of = dict(zip((one.name for one in known), holm([one.interval.p for one in known if one.interval]), strict=True))
+    """The differences with what Holm's adjustment over those with an interval says of each."""
+    p_of = {one.name: one.interval.p for one in found if one.interval is not None}
+    p_of = dict(zip(p_of, holm([*p_of.values()]), strict=True))
     return [
         replace(one, p_adjusted=p_of[one.name], is_larger_than_noise=p_of[one.name] <= 1 - confidence)
         if one.name in p_of

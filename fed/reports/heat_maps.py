@@ -13,7 +13,6 @@ from fed.reports.plot_style import INK, WIDTH_INCH, blank, see_through, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["confusion", "partition"]
 
@@ -28,6 +27,8 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
         ids: the clients', K of them.
         counts_KC: how many samples of each class each client holds.
     """
+    from matplotlib.ticker import MaxNLocator
+
     clients, classes = counts_KC.shape
     height = min(4.0, max(1.2, 0.22 * classes)) if classes > 1 else 0.0
     with blank(WIDTH_INCH, 1.8 + height) as figure:
@@ -40,25 +41,33 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
         totals.set_ylabel("samples")
         totals.set_ylim(bottom=0)
         if classes > 1:
-            _cells(figure, last, counts_KC)
+            ticks = MaxNLocator(6, integer=True)
+            _shade(last, counts_KC.T, "samples of a class", ax=figure.axes, pad=0.01, ticks=ticks)
+            last.set_ylabel("class")
+            _ticks(last.yaxis, range(classes), 12)
         last.set_xlabel("client")
         last.set_xlim(-0.5, clients - 0.5)
         _ticks(last.xaxis, ids, 25)
         return svg_of(figure, dpi=200)
 
 
-def _cells(figure: "Figure", axes: "Axes", counts_KC: NDArray[np.int64]) -> None:
-    from matplotlib.ticker import MaxNLocator
+def _shade(axes: "Axes", values: NDArray[Any], label: str, *, highest: float | None = None, **scale_keys: Any) -> None:
+    """Shade the cells of a matrix and draw the scale.
 
-    client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_KC.shape)
+    Args:
+        axes: to draw into; rows are along the vertical axis.
+        values: of the cells, at least 0.
+        label: of the scale.
+        highest: value of the darkest shade; the largest of ``values`` unless given.
+        scale_keys: further arguments of matplotlib's ``colorbar``.
+    """
+    edges = (np.arange(length + 1) - 0.5 for length in reversed(values.shape))
     # Beyond a thousand cells or so a picture within the picture is the smaller one.
-    colours = {"cmap": see_through(), "vmin": 0, "rasterized": counts_KC.size > 1500}
+    is_picture = values.size > 1500
     axes.grid(visible=False)
-    mesh = axes.pcolormesh(client_edges, class_edges, counts_KC.T, **colours)
-    axes.set_ylabel("class")
-    _ticks(axes.yaxis, range(counts_KC.shape[1]), 12)
-    scale = figure.colorbar(mesh, ax=figure.axes, pad=0.01, aspect=30, ticks=MaxNLocator(6, integer=True))
-    scale.set_label("samples of a class")
+    mesh = axes.pcolormesh(*edges, values, cmap=see_through(), vmin=0, vmax=highest, rasterized=is_picture)
+    scale = axes.figure.colorbar(mesh, aspect=30, **scale_keys)
+    scale.set_label(label)
     scale.outline.set_visible(False)
 
 
@@ -79,13 +88,10 @@ def confusion(counts_CC: NDArray[np.int64], names: Sequence[object]) -> str:
     """
     classes = len(counts_CC)
     shares_CC = counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)
-    edges = np.arange(classes + 1) - 0.5
     size_inch = min(6.4, max(2.4, 0.34 * classes))
     with blank(size_inch + 1.8, size_inch + 0.5) as figure:
         axes = figure.subplots()
-        axes.grid(visible=False)
-        colours = {"cmap": see_through(), "vmin": 0, "vmax": 1, "rasterized": counts_CC.size > 1500}
-        mesh = axes.pcolormesh(edges, edges, shares_CC, **colours)
+        _shade(axes, shares_CC, "share of the true class", highest=1, ax=axes, pad=0.02)
         axes.set_aspect("equal")
         axes.invert_yaxis()
         axes.set_xlabel("predicted class")
@@ -96,7 +102,4 @@ def confusion(counts_CC: NDArray[np.int64], names: Sequence[object]) -> str:
             for (row, column), count in np.ndenumerate(counts_CC):
                 if count:
                     axes.text(column, row, str(count), ha="center", va="center", fontsize=7)
-        scale = figure.colorbar(mesh, ax=axes, pad=0.02, aspect=30)
-        scale.set_label("share of the true class")
-        scale.outline.set_visible(False)
         return svg_of(figure, dpi=200)

@@ -98,7 +98,7 @@ def comparison_report(
         looks=list(look.values()),
         failures=failures(result),
         settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),
-        changes={name: _differences(reference, variant) for name, variant in variants.items()},
+        changes={name: _changed_keys(reference, variant) for name, variant in variants.items()},
     )
 
 
@@ -321,7 +321,7 @@ def _reference(result: ComparisonResult) -> Experiment:
         return next(iter(result.comparison.variants().values()))
 
 
-def _differences(reference: Experiment, variant: Experiment) -> list[str]:
+def _changed_keys(reference: Experiment, variant: Experiment) -> list[str]:
     ours, theirs = _flat(variant.dump()), _flat(reference.dump())
     return [
         f"{key}: {value}" for key, value in ours.items() if theirs.get(key) != value and key not in ("name", "seed")

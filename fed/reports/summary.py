@@ -18,19 +18,16 @@ from fed.config.comparison import Comparison, Repetition, repetition_of, repetit
 from fed.errors import located
 from fed.randomness import Streams
 from fed.reports.differences import PairedDifference, differences
-from fed.scores import LOSS, NamedMetric, metrics_of_all
+from fed.scores import CLIENT_FIGURES, LOSS, NamedMetric, metrics_of_all
 from fed.storage.comparison_reader import contents_of, run_folders
 from fed.storage.run_reader import metrics_lines
 
-__all__ = ["FIGURES", "ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
+__all__ = ["ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
 
 Record: TypeAlias = dict[str, Any]
 """A run: ``metrics``, a line a round, and ``summary``, whose ``status`` says whether it came to its end."""
 Runs: TypeAlias = dict[str, dict[Any, Record]]
 """Name of a variant → seed, or with folds (seed, fold) → its run."""
-
-FIGURES = ("mean", "std", "worst_decile")
-"""What is said of a metric over clients."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ def row_of(
             reasons.setdefault(str(run["summary"]["reason"]), []).append(repetition)
     summaries = [run["summary"] for run in finished.values()]
     metrics = metrics_of_all(summaries)
-    of_clients = [metric.of_clients(figure) for metric in metrics for figure in FIGURES]
+    of_clients = [metric.of_clients(figure) for metric in metrics for figure in CLIENT_FIGURES]
     return {
         "name": name,
         "algorithm": algorithm,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fed.quantities import bytes_text, count_text, duration_text, mean_text
 from fed.reports.conclusions import final_text
 from fed.reports.difference_texts import difference_text, interval_text
-from fed.reports.summary import FIGURES, ComparisonResult
-from fed.scores import NamedMetric
+from fed.reports.summary import ComparisonResult
+from fed.scores import CLIENT_FIGURES, NamedMetric
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,7 +77,7 @@ def _p_text(p: float | None) -> str:
 
 def _of_clients(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> Iterator[Column]:
     """Columns on differences between clients: their own models on the test set, or scores on each one's own samples."""
-    mean, deviation, worst = ([row.get(metric.of_clients(figure)) for row in rows] for figure in FIGURES)
+    mean, deviation, worst = ([row.get(metric.of_clients(figure)) for row in rows] for figure in CLIENT_FIGURES)
     for heading, by_clients in ((f"clients' own {metric.words}", False), ("mean of clients", True)):
         texts = [
             mean_text(*of_row[:2]) if (of_row[2] is not None) == by_clients else "–"

@@ -15,7 +15,7 @@ from fed.clients.data import ClientId, Pair
 from fed.clients.training.executor import Executor, InProcess
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import Work
-from fed.errors import InvalidExperiment, InvalidInput, RunFailed
+from fed.errors import InvalidExperiment, InvalidInput, RunFailed, first_line
 from fed.machine import usable_cores
 from fed.server.evaluation import MODELS_AT_ONCE
 from fed.simulations.estimate import Expectation, expect
@@ -123,10 +123,9 @@ def _check_portable(simulation: Simulation) -> None:
         try:
             pickle.dumps(part)  # tried here, where the part can be named
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise InvalidExperiment(
-                f"the {name} cannot be pickled ({reason}), so simulation.workers must be 0: write that, or define it "
-                "at the top of a module"
+                f"the {name} cannot be pickled ({first_line(error)}), so simulation.workers must be 0: write that, or "
+                "define it at the top of a module"
             ) from None
 
 

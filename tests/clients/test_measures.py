@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import fed
 from fed.clients import metrics
-from fed.clients.measures import directions, is_mean_over_samples, loss_of, measured, metrics_of
+from fed.clients.measures import directions, is_mean_over_samples, loss_in_force, measured, metrics_in_force
 from fed.clients.training.losses import cross_entropy, huber
 from fed.config.registry import LOSSES, METRICS
 from fed.errors import InvalidExperiment, InvalidModel
@@ -56,12 +56,12 @@ class Directed:
 
 
 def metric_names(**keys: Any) -> list[str]:
-    return list(metrics_of(fed.Experiment(**keys), None, None))
+    return list(metrics_in_force(fed.Experiment(**keys), None, None))
 
 
 def test_a_built_in_loss_without_keys_is_the_function_itself() -> None:
     """Trainers know cross-entropy by that."""
-    assert loss_of(fed.Experiment(), None) is cross_entropy
+    assert loss_in_force(fed.Experiment(), None) is cross_entropy
     assert LOSSES.make("huber", delta=2.0).make() is not huber
 
 
@@ -91,14 +91,14 @@ def test_default_metrics_are_those_of_the_loss(loss: Any, names: list[str]) -> N
 @pytest.mark.parametrize("kind", ["python:torch.nn.functional:smooth_l1_loss", "python:torch.nn:SmoothL1Loss"])
 def test_functions_and_classes_of_others_are_kinds(kind: str) -> None:
     """Whatever a function calls its two arguments."""
-    loss = loss_of(fed.Experiment(loss={"kind": kind, "beta": 0.5}), None)
+    loss = loss_in_force(fed.Experiment(loss={"kind": kind, "beta": 0.5}), None)
     output, target = torch.tensor([0.0, 5.0]), torch.zeros(2)
     assert loss(output, target) == functional.smooth_l1_loss(output, target, beta=0.5)
 
 
 def test_a_metric_is_called_by_its_key_or_its_kind() -> None:
     sections = ["accuracy", {"kind": f"{HERE}bias", "scale": 2.0}, {"kind": f"{HERE}bias", "name": "off_2"}]
-    found = metrics_of(fed.Experiment(metrics=sections), None, None)
+    found = metrics_in_force(fed.Experiment(metrics=sections), None, None)
     assert directions(found) == {"accuracy": "max", "bias": "min", "off_2": "min"}
     output, target = torch.eye(3), torch.tensor([0, 0, 0])
     assert found["bias"](output, target) == 2 * found["off_2"](output, target) == 2
@@ -130,8 +130,8 @@ def test_objects_given_in_python_are_named_where_they_can_be() -> None:
     assert held.loss is not None
     assert held.loss.kind == f"object:{__name__}:Weighted"
     again = held.override({"rounds.count": 3})
-    assert vars(loss_of(again, None))["weight"] == 3.0
-    assert list(metrics_of(again, None, None)) == ["mse", "Weighted"]
+    assert vars(loss_in_force(again, None))["weight"] == 3.0
+    assert list(metrics_in_force(again, None, None)) == ["mse", "Weighted"]
 
 
 LOSS_KEYS = {"size_average": None, "reduce": None, "reduction": "mean", "weight": None}
@@ -143,29 +143,29 @@ def test_a_section_has_the_direction_of_what_it_makes() -> None:
     )
     assert experiment.metrics is not None
     found = {section.called: section.best for section in experiment.metrics}
-    assert found == directions(metrics_of(experiment, None, None)) == {"Directed": "min", "up": "max"}
+    assert found == directions(metrics_in_force(experiment, None, None)) == {"Directed": "min", "up": "max"}
 
 
 def test_a_kind_that_makes_no_function_is_refused() -> None:
     with pytest.raises(
         InvalidExperiment, match=r"loss .*Constant must be a function of \(output, target\), or a class"
     ):
-        loss_of(fed.Experiment(loss=f"{HERE}Constant"), None)
+        loss_in_force(fed.Experiment(loss=f"{HERE}Constant"), None)
 
 
 def test_what_python_gives_takes_the_experiments_place() -> None:
     experiment = fed.Experiment(metrics=["mse"])
     one, two = (lambda output, target: 1.0), (lambda output, target: 2.0)
-    assert metrics_of(fed.Experiment(), Weighted(), None) == {}
-    assert list(metrics_of(experiment, Weighted(), None)) == ["mse"]
-    assert metrics_of(experiment, None, one) == {"accuracy": one}
-    assert metrics_of(experiment, None, {"a": one, "b": two}) == {"a": one, "b": two}
+    assert metrics_in_force(fed.Experiment(), Weighted(), None) == {}
+    assert list(metrics_in_force(experiment, Weighted(), None)) == ["mse"]
+    assert metrics_in_force(experiment, None, one) == {"accuracy": one}
+    assert metrics_in_force(experiment, None, {"a": one, "b": two}) == {"a": one, "b": two}
     with pytest.raises(InvalidExperiment, match="a metric's name must be"):
-        metrics_of(experiment, None, {"a b": one})
+        metrics_in_force(experiment, None, {"a b": one})
     with pytest.raises(InvalidExperiment, match="loss: null needs a loss given in Python"):
-        loss_of(fed.Experiment(loss=None), None)
+        loss_in_force(fed.Experiment(loss=None), None)
     with pytest.raises(InvalidExperiment, match="metrics: null needs metrics given in Python"):
-        metrics_of(fed.Experiment(metrics=None), None, None)
+        metrics_in_force(fed.Experiment(metrics=None), None, None)
 
 
 @pytest.mark.parametrize("value", [0.5, 1, True, Fraction(1, 2), np.float32(0.5), torch.tensor([0.5]), np.array(0.5)])
