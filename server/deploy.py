@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from fed.server.validation import refusal_of_signature
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.tensors import Tensor, nn, torch
+from fed.wire.dialling import DialPatience
 from fed.wire.format import Format
 from fed.wire.protocol_pb2 import Joining, Plan, Signature
 from fed.wire.protocol_pb2 import Scores as NodeScores
@@ -53,9 +55,12 @@ if TYPE_CHECKING:
     from fed.identity.credentials import ServerCredentials
     from fed.identity.identities import SignedIdentities
 
-__all__ = ["Deployment", "serve"]
+__all__ = ["Deployment", "dismiss_nodes", "serve"]
 
 _log = logging.getLogger(__name__)
+
+_OVER = "the run is over"
+_DIALLED_WITHIN_S = 1.6 * DialPatience().most_backoff_s  # a node's longest pause is 1.5 times that
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 _DTYPES: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
@@ -114,8 +119,54 @@ def serve(
         except BaseException:  # Ctrl-C too: nodes are told to dial again
             fleet.close("the server stops for now", is_final=False)
             raise
-        fleet.close("the run is over", is_final=True)
+        fleet.close(_OVER, is_final=True)
     return run
+
+
+def dismiss_nodes(
+    output: Path,
+    *,
+    listen: str,
+    nodes: int,
+    credentials: "ServerCredentials | None" = None,
+    patience: Patience | None = None,
+    within_s: float = _DIALLED_WITHIN_S,
+    on_listen: Callable[[int], None] | None = None,
+) -> None:
+    """Tell the nodes of a finished run that it is over, where its server was killed before it had told them.
+
+    Args:
+        output: the run's folder.
+        listen: HOST:PORT.
+        nodes: the number of nodes to tell.
+        credentials: of the server; None: no encryption, for loopback alone.
+        patience: the times to wait for nodes.
+        within_s: the longest to wait for nodes to dial: some of them may have been told.
+        on_listen: called with the port, where there are nodes to be told.
+
+    Raises:
+        InvalidInput: if nothing can listen there.
+    """
+    folder, are_told, told = RunFolder.existing(output), threading.Event(), list[str]()
+
+    def refuse(joining: Joining) -> str:
+        told.append(joining.name)
+        if len(told) >= nodes:
+            are_told.set()
+        return _OVER
+
+    with folder.held():
+        if not folder.spool.exists():  # which a server removes when it has told them
+            return
+        grpc_credentials = credentials.for_grpc() if credentials else None
+        admits = credentials.roster.admits if credentials else None
+        fleet = NodeFleet(
+            listen, folder.spool, credentials=grpc_credentials, admits=admits, accepts=refuse, patience=patience
+        )
+        if on_listen is not None:
+            on_listen(fleet.port)
+        are_told.wait(within_s)
+        fleet.close(_OVER, is_final=True)
 
 
 class Deployment:

@@ -1,6 +1,5 @@
 """``fed server`` and ``fed client``: an experiment on real nodes."""
 
-import shutil
 import signal
 import threading
 from collections.abc import Mapping
@@ -59,10 +58,7 @@ def server(
     experiment = to_run("server", file, settings, output, overwrite, resume, json)
     if experiment is None:
         if resume is not None:
-            from fed.storage.run_folder import RunFolder
-
-            # of a server that was killed after its last round
-            shutil.rmtree(RunFolder.existing(resume).spool, ignore_errors=True)
+            _dismiss_nodes(resume, listen, credentials, insecure)
         return 0
     pool_freed_memory()  # before threads start, which it concerns
     from fed.identity.credentials import ServerCredentials
@@ -87,6 +83,33 @@ def server(
         )
     tell(directory, run.summary, json, report)
     return 0
+
+
+def _dismiss_nodes(folder: Path, listen: str, credentials: Path | None, insecure: bool) -> None:
+    """Tell nodes that a run is over, if its server was killed before it had told them.
+
+    Args:
+        folder: of the finished run.
+        listen: HOST:PORT to serve at.
+        credentials: the server's folder of keys.
+        insecure: True to go without.
+    """
+    from fed.identity.credentials import ServerCredentials
+    from fed.server.deploy import dismiss_nodes
+    from fed.storage.run_folder import RunFolder
+    from fed.storage.run_reader import summary_of
+
+    if not RunFolder.existing(folder).spool.exists():
+        return
+    hold_to_certificates(listen, credentials, insecure, "--listen")
+    shown = display()
+    dismiss_nodes(
+        folder,
+        listen=listen,
+        nodes=(summary_of(folder) or {}).get("clients", 0),
+        credentials=ServerCredentials.load(credentials) if credentials is not None else None,
+        on_listen=lambda _: shown.say("the run is over, and nodes may not know it yet: telling those that dial"),
+    )
 
 
 def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:

@@ -101,6 +101,22 @@ def test_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, t
     _hold_to_simulation(deployment, tmp_path)
 
 
+def test_server_killed_after_its_last_round_tells_nodes_when_it_is_resumed(deployed: _Start) -> None:
+    deployment = deployed(clients=2, rounds={"count": 1})
+    server, _ = deployment.server(), deployment.all_clients()
+    assert server.end() == 0, server.said
+    outcome = deployment.summary()
+    deployment.spool().mkdir()  # as if it had been killed before it told the nodes
+    again, nodes = deployment.server(resume=True), deployment.all_clients()
+    for node in nodes:
+        assert node.end(30) == 0, node.said
+        assert node.said.endswith("the run is over; 0 tasks were done\n")
+    assert again.end() == 0, again.said
+    assert "nodes may not know it yet" in again.said
+    assert deployment.summary() == outcome
+    _hold_tidy(deployment)
+
+
 @pytest.mark.long
 def test_server_logs_waiting_joining_leaving_and_beginning(deployed: _Start) -> None:
     deployment = deployed(rounds={"count": 2})
