@@ -4,7 +4,11 @@ python -m examples.tcga runs/tcga      # prints the C-indices on the pooled test
 """
 
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +16,7 @@ from torch import nn
 import fed
 from fed.errors import FedError
 
-__all__ = ["linear", "main"]
+__all__ = ["compare", "linear", "main"]
 
 COMPARISON = Path(__file__).with_suffix(".yaml")
 
@@ -29,19 +33,24 @@ def linear(input_shape: tuple[int, ...], seed: int) -> nn.Module:
         return nn.Linear(input_shape[0], 1)
 
 
+def compare(seed: int, folder: Path) -> list[dict[str, Any]]:
+    """Run every variant with one seed, from its initial weights; the rows of the comparison."""
+    torch.set_num_threads(1)
+    keys = fed.Comparison.load(COMPARISON).dump()
+    keys["base"]["model"] = {"kind": "python:examples.tcga:linear", "seed": seed}
+    comparison = fed.Comparison(**{**keys, "seeds": [seed]})
+    return fed.compare(comparison, output=folder / f"seed-{seed}", overwrite=True).rows
+
+
 def main() -> int:
-    """Run every variant with every seed, each seed in a folder of its own."""
+    """Run every variant with every seed, each seed in a folder of its own, two seeds at a time."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/tcga")
-    whole = fed.Comparison.load(COMPARISON)
+    seeds = fed.Comparison.load(COMPARISON).seeds
     try:
-        for seed in whole.seeds:
-            model = {"kind": "python:examples.tcga:linear", "seed": seed}
-            comparison = whole.model_copy(update={"base": {**whole.base, "model": model}, "seeds": [seed]})
-            comparison = fed.Comparison(**comparison.dump())
-            result = fed.compare(comparison, output=folder / f"seed-{seed}", overwrite=True, jobs=2)
-            print(
-                seed, *(f"{row['name']} {row['final_test_c_index']:.3f}" for row in result.rows), sep="  ", flush=True
-            )
+        with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+            for seed, rows in zip(seeds, pool.map(partial(compare, folder=folder), seeds), strict=True):
+                found = (f"{row['name']} {row['final_test_c_index']:.3f}" for row in rows)
+                print(seed, *found, sep="  ", flush=True)
     except FedError as error:
         print(error)
         return 1
