@@ -101,7 +101,7 @@ def test_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, t
     _hold_to_simulation(deployment, tmp_path)
 
 
-def test_server_killed_after_its_last_round_tells_nodes_when_it_is_resumed(deployed: _Start) -> None:
+def test_server_killed_after_its_last_round_tells_nodes(deployed: _Start) -> None:
     deployment = deployed(clients=2, rounds={"count": 1})
     server, _ = deployment.server(), deployment.all_clients()
     assert server.end() == 0, server.said
