@@ -142,12 +142,19 @@ def test_a_finished_run_prints_its_summary(run: Run, whole: dict[str, Any]) -> N
     assert {path: path.read_bytes() for path in Path("whole").rglob("*") if path.is_file()} == files
 
 
-def test_a_finished_run_has_no_spool_left(run: Run, whole: dict[str, Any]) -> None:
+def test_nodes_are_not_told_of_the_end_without_credentials(
+    whole: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     spool = Path(".whole.spool")
-    spool.mkdir()
-    (spool / "3.in").write_bytes(bytes(9))
+    spool.mkdir()  # of a server that was killed before it had told its nodes
+    capsys.readouterr()
+    assert main(["server", "--resume", "whole"]) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("6 rounds in ")
+    assert "--credentials" in said.err
+    assert spool.exists()
+    spool.rmdir()
     assert main(["server", "--resume", "whole"]) == 0
-    assert not spool.exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
