@@ -45,7 +45,7 @@ compression: $(LINKED)  ## speed, bytes and accuracy of codecs, and the bandwidt
 secure: $(LINKED)  ## secure aggregation of 10 to 1,000 clients, beside a cipher's speed and Flower; ten minutes
 	$(BIN)/python benchmarks/secure.py
 
-results: $(LINKED)  ## run the comparisons behind all tables of results and write them; most of an hour; TABLES="digits peers"
+results: $(LINKED)  ## run the comparisons behind all tables of results and write them; seven minutes; TABLES="digits peers"
 	$(BIN)/python benchmarks/results.py $(TABLES)
 
 test: lint  ## lint, types and tests

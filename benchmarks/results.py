@@ -1,6 +1,6 @@
 """Comparisons behind the tables of README.md and docs/results.md, and the tables, written between their markers.
 
-    python benchmarks/results.py                       # all that can be run here; an hour on two cores
+    python benchmarks/results.py                       # all that can be run here; seven minutes on two cores
     python benchmarks/results.py personal mnist        # these tables alone
     python benchmarks/results.py --from runs/results   # the tables again, of comparisons that have been run
 
