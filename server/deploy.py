@@ -45,6 +45,7 @@ from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
+from fed.storage.run_reader import summary_of
 from fed.tensors import Tensor, nn, torch
 from fed.wire.dialling import DialPatience
 from fed.wire.format import Format
@@ -104,14 +105,7 @@ def serve(
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     deployment = Deployment(experiment, credentials.identities if credentials else None)
     with folder.held():
-        fleet = NodeFleet(
-            listen,
-            folder.spool,
-            credentials=credentials.for_grpc() if credentials else None,
-            admits=credentials.roster.admits if credentials else None,
-            accepts=deployment.accepts,
-            patience=patience,
-        )
+        fleet = _fleet(listen, folder, credentials, deployment.accepts, patience)
         try:
             if on_listen is not None:
                 on_listen(fleet.port)
@@ -123,31 +117,22 @@ def serve(
     return run
 
 
-def dismiss_nodes(
-    output: Path,
-    *,
-    listen: str,
-    nodes: int,
-    credentials: "ServerCredentials | None" = None,
-    patience: Patience | None = None,
-    within_s: float = _DIALLED_WITHIN_S,
-    on_listen: Callable[[int], None] | None = None,
-) -> None:
-    """Tell the nodes of a finished run that it is over, where its server was killed before it had told them.
+def dismiss_nodes(output: Path, *, listen: str, credentials: "ServerCredentials | None" = None) -> None:
+    """Tell nodes that dial that a finished run is over, until as many have heard it as it had, or for 24 s.
+
+    For a run whose server was killed before it had told them: they dial again and again, with 22.5 s between two
+    attempts at most.
 
     Args:
         output: the run's folder.
         listen: HOST:PORT.
-        nodes: the number of nodes to tell.
         credentials: of the server; None: no encryption, for loopback alone.
-        patience: the times to wait for nodes.
-        within_s: the longest to wait for nodes to dial: some of them may have been told.
-        on_listen: called with the port, where there are nodes to be told.
 
     Raises:
         InvalidInput: if nothing can listen there.
     """
-    folder, are_told, told = RunFolder.existing(output), threading.Event(), list[str]()
+    folder, nodes = RunFolder.existing(output), (summary_of(output) or {}).get("clients", 0)
+    told, are_told = list[str](), threading.Event()
 
     def refuse(joining: Joining) -> str:
         told.append(joining.name)
@@ -156,17 +141,28 @@ def dismiss_nodes(
         return _OVER
 
     with folder.held():
-        if not folder.spool.exists():  # which a server removes when it has told them
-            return
-        grpc_credentials = credentials.for_grpc() if credentials else None
-        admits = credentials.roster.admits if credentials else None
-        fleet = NodeFleet(
-            listen, folder.spool, credentials=grpc_credentials, admits=admits, accepts=refuse, patience=patience
-        )
-        if on_listen is not None:
-            on_listen(fleet.port)
-        are_told.wait(within_s)
-        fleet.close(_OVER, is_final=True)
+        fleet = _fleet(listen, folder, credentials, refuse)
+        try:
+            are_told.wait(_DIALLED_WITHIN_S)
+        finally:
+            fleet.close(_OVER, is_final=True)
+
+
+def _fleet(
+    listen: str,
+    folder: RunFolder,
+    credentials: "ServerCredentials | None",
+    accepts: Callable[[Joining], str | None],
+    patience: Patience | None = None,
+) -> NodeFleet:
+    return NodeFleet(
+        listen,
+        folder.spool,
+        credentials=credentials.for_grpc() if credentials else None,
+        admits=credentials.roster.admits if credentials else None,
+        accepts=accepts,
+        patience=patience,
+    )
 
 
 class Deployment:

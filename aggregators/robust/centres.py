@@ -28,6 +28,7 @@ __all__ = [
     "Outvoting",
     "Point",
     "TrimmedMean",
+    "ascending",
     "by_columns",
 ]
 
@@ -97,6 +98,17 @@ def by_columns(rule: Callable[[Tensor], Tensor], messages_SM: Tensor) -> Tensor:
         return torch.cat([rule(part_SJ) for part_SJ in parts])
     with ThreadPoolExecutor(threads) as pool:  # NumPy sorts in the thread that calls it, without the GIL
         return torch.cat(list(pool.map(rule, parts)))
+
+
+def ascending(part_SJ: Tensor) -> Tensor:
+    """Each column's values in ascending order.
+
+    NumPy's sort takes a sixth of the time of PyTorch's, which cannot leave out where values came from, and half of its
+    time where the values of a column lie side by side.
+    """
+    columns_JS = part_SJ.numpy().T.copy()
+    columns_JS.sort(axis=1)
+    return torch.from_numpy(columns_JS.T.copy())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +232,6 @@ def _trimmed_mean(part_SJ: Tensor, weights_S: Tensor, share: float) -> Tensor:
 def _sorted(part_SJ: Tensor, weights_S: Tensor) -> tuple[Tensor, Tensor]:
     """Each column's values in ascending order, and their weights; equal weights have one column for all."""
     if bool((weights_S == weights_S[0]).all()):
-        # NumPy's sort takes a sixth of the time of PyTorch's, which cannot leave out where values came from.
-        return torch.from_numpy(np.sort(part_SJ.numpy(), axis=0)), weights_S.unsqueeze(1)
+        return ascending(part_SJ), weights_S.unsqueeze(1)
     values_SJ, order_SJ = part_SJ.sort(dim=0, stable=True)
     return values_SJ, weights_S[order_SJ]

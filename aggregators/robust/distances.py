@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from fed.aggregators.robust.centres import Outvoting, Point, by_columns
+from fed.aggregators.robust.centres import Outvoting, Point, ascending, by_columns
 from fed.aggregators.transforms import Messages, Reducer
 from fed.errors import InvalidExperiment
 from fed.tensors import Tensor, nn, torch
@@ -351,7 +351,7 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
 
 def _about_the_median(part_ZJ: Tensor, count: int) -> Tensor:
     """Mean of the ``count`` values nearest to each column's median."""
-    values_ZJ = np.sort(part_ZJ.numpy(), axis=0)
+    values_ZJ = ascending(part_ZJ).numpy()
     middle = len(values_ZJ) // 2
     median_J = (values_ZJ[middle] + values_ZJ[-1 - middle]) / 2
     # The nearest stand side by side: of all such windows that whose farther end is nearest.

@@ -94,22 +94,17 @@ def _dismiss_nodes(folder: Path, listen: str, credentials: Path | None, insecure
         credentials: the server's folder of keys.
         insecure: True to go without.
     """
-    from fed.identity.credentials import ServerCredentials
-    from fed.server.deploy import dismiss_nodes
     from fed.storage.run_folder import RunFolder
-    from fed.storage.run_reader import summary_of
 
-    if not RunFolder.existing(folder).spool.exists():
+    if not RunFolder.existing(folder).spool.exists():  # which a server removes when it has told them
         return
     hold_to_certificates(listen, credentials, insecure, "--listen")
-    shown = display()
-    dismiss_nodes(
-        folder,
-        listen=listen,
-        nodes=(summary_of(folder) or {}).get("clients", 0),
-        credentials=ServerCredentials.load(credentials) if credentials is not None else None,
-        on_listen=lambda _: shown.say("the run is over, and nodes may not know it yet: telling those that dial"),
-    )
+    from fed.identity.credentials import ServerCredentials
+    from fed.server.deploy import dismiss_nodes
+
+    loaded = ServerCredentials.load(credentials) if credentials is not None else None
+    display().say("the run is over, and nodes may not know it yet: telling those that dial")
+    dismiss_nodes(folder, listen=listen, credentials=loaded)
 
 
 def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:

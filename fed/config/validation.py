@@ -85,7 +85,7 @@ def sentences(error: ValidationError) -> Iterator[str]:
             case "model_type" | "dict_type":
                 yield f"{path or 'the document'} must be a mapping of keys to values, got {_short(value)}"
             case "list_type" | "tuple_type" if isinstance(value, str):
-                yield f"{path} must be a list, got {_short(value)}: write [{_short(value)[1:-1]}]"
+                yield f"{path} must be a list, got {_short(value)}: write [{value}]"
             case _:
                 allowed = re.sub(r"^\w+ should ", "", message).partition(" after validation")[0].replace("a valid", "a")
                 allowed = allowed.replace("a tuple", "a list")

@@ -168,7 +168,7 @@ class FixedPoint:
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""
         losses = enumerate(zip(beside.losses, beside.samples, strict=True))
-        return {row: _too_large(loss, samples) for row, (loss, samples) in losses if not _fits(loss, samples)}
+        return {row: f"its {_too_large(*one)}" for row, one in losses if not _fits(*one)}
 
     def read(self, total: "SecureSum") -> SumOfClients:
         """Mean and sums of the clients, from the sum of their lanes.

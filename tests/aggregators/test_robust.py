@@ -28,7 +28,7 @@ from fed.aggregators.robust.algorithms import (
     FedTrimmedMean,
     Robust,
 )
-from fed.aggregators.robust.centres import CenteredClipping, Centre, Median, NormBound, TrimmedMean
+from fed.aggregators.robust.centres import CenteredClipping, Centre, Median, NormBound, TrimmedMean, ascending
 from fed.aggregators.robust.distances import (
     Bucketing,
     Bulyan,
@@ -101,6 +101,16 @@ def one(left: Any) -> Matrix:
 
 def assert_same(ours: Any, theirs: Any) -> None:
     np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 1), (7, 5)])
+def test_values_are_sorted_in_a_copy(shape: tuple[int, int]) -> None:
+    part_SJ = torch.randn(shape, dtype=torch.float64)
+    kept_SJ = part_SJ.clone()
+    sorted_SJ = ascending(part_SJ)
+    assert torch.equal(sorted_SJ, part_SJ.sort(0).values)
+    sorted_SJ.zero_()
+    assert torch.equal(part_SJ, kept_SJ)
 
 
 @AT_ONCE

@@ -194,12 +194,13 @@ def test_whatever_else_a_metric_gives_is_refused(value: Any, got: str) -> None:
         measured("m", lambda output, target: value, None, torch.zeros(1), CPU)
 
 
-def test_what_a_metric_raises_becomes_a_sentence() -> None:
+@pytest.mark.parametrize("kind", [KeyError, AttributeError, NameError, ZeroDivisionError])
+def test_what_a_metric_raises_becomes_a_sentence(kind: type[Exception]) -> None:
     def fails(output: Tensor, target: Tensor) -> float:
-        raise KeyError("seen nothing\nlike it")
+        raise kind("seen nothing\nlike it")
 
     with pytest.raises(
-        InvalidModel, match=r"the metric m must take .* got KeyError for targets of shape \(1,\): "
+        InvalidModel, match=rf"the metric m must take .* got {kind.__name__} for targets of shape \(1,\): "
     ) as caught:
         measured("m", fails, None, torch.zeros(1), CPU)
     assert "\n" not in str(caught.value)

@@ -1,7 +1,6 @@
 """Clients that diverge, where a run goes on without them: as if they had failed, to the bit."""
 
 import logging
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,7 +116,10 @@ def linear_of_float64() -> nn.Linear:
         (
             {"secure_aggregation": {"max_weight": 2, "minimum_cohort": 2}},
             1e15,
-            r"training loss times its samples must be below 7e\+13 under secure_aggregation, got 1e\+15 × 2: scale .*",
+            (
+                "its training loss times its samples must be below 7e+13 under secure_aggregation, got 1e+15 × 2: "
+                "scale the loss"
+            ),
         ),
     ],
 )
@@ -134,9 +136,7 @@ def test_dropped_clients_are_named_with_the_reason(
         loss=lambda output, target: (1e-9 * output + target[:, None]).mean(),
     )
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(said) == 2
-    for number, sentence in enumerate(said, 1):
-        assert re.fullmatch(f"round {number}: client 2 failed: {reason}", sentence), sentence
+    assert said == [f"round {number}: client 2 failed: {reason}" for number in (1, 2)]
     assert [(line["replied"], line["failed"], line["diverged"]) for line in finished.metrics] == [(3, 1, 1)] * 2
     assert (finished.summary["status"], finished.summary["diverged"]) == ("finished", 2)
 

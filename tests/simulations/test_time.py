@@ -16,6 +16,7 @@ import fed
 from fed.errors import InvalidExperiment, RunFailed
 from fed.randomness import Streams
 from fed.simulations.fleet import SimulatedFleet
+from fed.simulations.in_flight import Occupation
 from fed.simulations.simulate import simulate
 
 from .conftest import Point, mean_output
@@ -125,6 +126,14 @@ def test_idle_time_and_late_clients_are_told(devices: dict[str, Any]) -> None:
     assert late[1] == 2
     told = {one["client"]: one["late"] for one in finished.summary["most_late"]}
     assert told == {client: count for client, count in late.items() if count}
+
+
+def test_nobody_is_idle_for_less_than_no_time() -> None:
+    """0.1 + 0.1 + 0.1 is more than 0.3."""
+    occupation = Occupation()
+    for _ in range(3):
+        occupation.begin("a", 0.1)
+    assert occupation.summary(clients=1, clock=0.3, to_come_s=0.0) == {"idle_share": 0.0}
 
 
 def test_deadline_ends_a_round_unless_a_quorum_is_missing(devices: dict[str, Any]) -> None:

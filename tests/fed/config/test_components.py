@@ -153,6 +153,8 @@ def test_every_wrong_key_has_its_line(family: Family[Any]) -> None:
         "size.spread must be greater than 0, got -1",
         "size.names must be a list, got 3",
     ]
+    (line,) = lines(family, {"kind": "spread", "spread": 1, "names": "one"})
+    assert line == "size.names must be a list, got 'one': write [one]"
 
 
 @pytest.mark.parametrize("name", ["make", "target", "copy", "model_fields", "_hidden"])
