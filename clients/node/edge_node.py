@@ -244,11 +244,12 @@ class EdgeNode(Dialler):
     def _end_with(self, error: Exception) -> None:
         """End the node with an error: this plan cannot be followed. The server, too, is told."""
         words = one_line(self._sentence(error).replace("\n", "; "))
+        self.parting = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
         self._outbox.put(pb.FromNode(farewell=pb.Farewell(reason=words, is_final=True)))
         until_s = time.monotonic() + _FAREWELL_S  # in which the server ends the stream
         while self.connected.is_set() and time.monotonic() < until_s:
             time.sleep(0.02)
-        self.problem = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
+        self.problem = self.parting
 
     def _do(self, held: _Held) -> None:
         """Train and send the answer; train once more if the training process dies, and give up if it dies again."""

@@ -62,6 +62,7 @@ class Dialler(ABC):
         heartbeat_s: between two heartbeats.
         farewell: the server's reason to end for good; it ends the dialler.
         problem: what no patience mends; it ends the dialler.
+        parting: a problem that the server is told before it ends the stream, which is then not opened again.
 
     Args:
         server: HOST:PORT.
@@ -79,6 +80,7 @@ class Dialler(ABC):
         self.heartbeat_s = 1.0
         self.farewell = ""
         self.problem: Exception | None = None
+        self.parting: Exception | None = None
 
     @abstractmethod
     def open(self, channel: grpc.Channel, said: Iterator[FromNode]) -> Any:
@@ -121,12 +123,12 @@ class Dialler(ABC):
             if failures in (0, 1, 5) or failures % 20 == 0:  # a server that is down for a day must not fill the log
                 _log.info("%s cannot be reached (%s); trying again", self.server, words)
             stopped.wait(self.patience.pause_s(failures))
-        if self.problem is not None:
-            raise self.problem
+        if problem := self.problem or self.parting:
+            raise problem
         return self.farewell
 
     def _is_over(self, stopped: threading.Event) -> bool:
-        return stopped.is_set() or bool(self.farewell) or self.problem is not None
+        return stopped.is_set() or bool(self.farewell or self.problem or self.parting)
 
     def attend(self, stopped: threading.Event) -> None:
         """Keep one connection for as long as it lasts."""
