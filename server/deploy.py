@@ -15,7 +15,6 @@ from fed.clients.fingerprint import pair_sha256
 from fed.clients.measures import Metrics, directions, loss_in_force
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
-from fed.clients.node.sessions import plan_digest
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -25,6 +24,7 @@ from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.reports.population import described
+from fed.secure_aggregation.agreement import plan_digest
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import (
     ClientScore,

@@ -75,12 +75,14 @@ class Draw(NamedTuple):
         rounds: the round of each row, from 1.
         clients: the client of each row.
         purpose: of the streams.
+        own_streams: those of the clients' own draws, where these are not the run's.
     """
 
     streams: Streams
     rounds: Sequence[int]
     clients: Sequence[int | str]
     purpose: str = "codec"
+    own_streams: Streams | None = None
 
     def common(self, row: int) -> np.random.Generator:
         """The stream that the coordinator and all clients of the row's round share."""
@@ -88,7 +90,8 @@ class Draw(NamedTuple):
 
     def own(self, row: int) -> np.random.Generator:
         """The stream of the row's client."""
-        return self.streams.generator(self.purpose, self.clients[row], self.rounds[row])
+        streams = self.own_streams or self.streams
+        return streams.generator(self.purpose, self.clients[row], self.rounds[row])
 
     def of(self, row: int) -> "Draw":
         """The streams of one row alone."""
