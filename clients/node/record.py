@@ -10,7 +10,7 @@ from fed.secure_aggregation.key_agreement import DIGEST_BYTES, digest
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.storage.atomic_files import write_atomically
 
-__all__ = ["RECORD_FILE", "Record"]
+__all__ = ["RECORD_FILE", "RevealedRecord"]
 
 RECORD_FILE = "revealed-rounds"
 """Name of the record in the node's folder, and of its mark among the node's credentials."""
@@ -19,7 +19,7 @@ _HEAD = b"fed revealed rounds 1\n"
 _SALT_BYTES = 32
 
 
-class Record:
+class RevealedRecord:
     """The record of one node: a head with a salt, then the entries, of 32 bytes each.
 
     A mark among the node's credentials tells that there is a record: where it is gone, or is another one, the node

@@ -22,7 +22,7 @@ from fed.randomness import Streams
 from fed.secure_aggregation.agreement import digests_of, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
-from fed.secure_aggregation.reasons import Reason, Refused
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.server.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -303,7 +303,7 @@ def test_identities_of_nobody_are_refused(wrong: str, tmp_path: Path) -> None:
             said = json.loads(plan.identities.split(b"\n")[0])
             said["version"] += 1
             plan.identities = json.dumps(said).encode() + b"\n" + plan.identities.split(b"\n")[1]
-    with pytest.raises(Refused, match="signed by this node's authority") as refused:
+    with pytest.raises(ClientRefusal, match="signed by this node's authority") as refused:
         known.node.prepare(known.experiment, plan, known.fixed)
     assert refused.value.reason is Reason.OLD_IDENTITIES
 
@@ -558,7 +558,7 @@ def test_server_is_told_why_a_node_takes_no_part(
 
     def refusing(node: SecureNode, *given: Any) -> None:
         if node.credentials.name == "2":
-            raise Refused("this node takes part in sums of 60", Reason.HIDES_TOO_LITTLE)
+            raise ClientRefusal("this node takes part in sums of 60", Reason.HIDES_TOO_LITTLE)
         prepare(node, *given)
 
     monkeypatch.setattr(SecureNode, "prepare", refusing)
