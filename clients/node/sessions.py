@@ -72,7 +72,7 @@ class SecureNode:
         credentials: the node's, with the identities of all clients.
         folder: keeps the newest identities, and the record of revealed rounds.
         limits: of the node's owner.
-        begins_record: True if the owner begins a new record of revealed rounds in place of one that is gone.
+        begins_record: True if the owner begins a record of revealed rounds where there is none.
     """
 
     credentials: NodeCredentials
@@ -93,7 +93,7 @@ class SecureNode:
                 "folder anew from the authority"
             )
         self._identities = identities
-        self._record = RevealedRecord(self.folder, self.credentials.folder, begins_anew=self.begins_record)
+        self._record = RevealedRecord(self.folder, begins_anew=self.begins_record)
         self._participant = Participant(
             self.credentials.name,
             private_key_of(self.credentials.key_pem),

@@ -152,7 +152,7 @@ def client(
         bool,
         typer.Option(
             "--new-record",
-            help="With --secure: begin a new record of the rounds that this node has revealed, if the old one is gone.",
+            help="With --secure, at the first start: begin the record of the rounds that this node has revealed.",
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
@@ -171,7 +171,7 @@ def client(
         minimum_cohort: refuse runs whose sums may be of fewer clients.
         corrupt: refuse runs in which a smaller share of the clients may collude with the server.
         threshold: refuse sessions in which fewer shares recover a secret.
-        new_record: begin a new record of revealed rounds.
+        new_record: begin a record of revealed rounds where there is none.
         dry_run: check the data, and do not connect.
     """
     from fed.clients.node.edge_node import EdgeNode

@@ -52,7 +52,7 @@ class Faulty(SecureNode):
     """A node that falls silent, and notes what it would have sent without masks."""
 
     def __init__(self, *arguments: Any, client: int, faults: Faults, plain: dict[tuple[int, int], Tensor]) -> None:
-        super().__init__(*arguments)
+        super().__init__(*arguments, begins_record=True)
         self._client, self._faults, self._plain, self._round = client, faults, plain, 0
         self._rounds: dict[bytes, int] = {}  # by message
 
@@ -238,7 +238,7 @@ class _Known:
     def made(self, minimum_cohort: int = 3, name: str = "0") -> SecureNode:
         credentials = NodeCredentials.load(self.folder / "keys" / "nodes" / name)
         (state := self.folder / f"state-{name}").mkdir(exist_ok=True)
-        return SecureNode(credentials, state, Limits(minimum_cohort=minimum_cohort))
+        return SecureNode(credentials, state, Limits(minimum_cohort=minimum_cohort), begins_record=True)
 
     def plan(self, folder: str = "keys") -> pb.Plan:
         content = (self.folder / folder / "server" / "identities.json").read_bytes()
