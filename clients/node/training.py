@@ -98,9 +98,8 @@ class NodeTraining:
         return self._message.fixed
 
     def forget(self) -> None:
-        """Remove what the client keeps between tasks, but for a model, or parts of one, that are its own."""
-        if not any(name.startswith("model.") for name in self._prepared.client_states(self._message).names):
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove what the client keeps between tasks."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def spec(self) -> TaskSpec:
         """The types and lengths of a task's tensors."""

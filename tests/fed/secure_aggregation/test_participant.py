@@ -190,6 +190,7 @@ def test_revealed_round_is_joined_no_more(again: Table) -> None:
     table = Table()
     table.reveal()
     before = table.clients[FIRST]
+    assert not before.holds(table.own_sha256)
     restarted = Participant(FIRST, signer_of(FIRST), entropy_of(9), RevealedRounds(b"salt", list(before._revealed)))
     for client in (before, restarted):
         client.begin(again.plan)
