@@ -85,7 +85,7 @@ class RevealedRounds:
             lanes: the message.
         """
         content = np.ascontiguousarray(lanes.numpy()).data.cast("B")
-        # GMAC under a key of this record: who does not know it finds no two messages of one tag; ten times as fast as SHA
+        # GMAC: who does not know the key finds no two messages of one tag, and it takes a tenth of the time of SHA-256
         pieces = (content[first : first + _PIECE_BYTES] for first in range(0, len(content), _PIECE_BYTES))
         tags = [self._cipher.encrypt(_NONCE, b"", piece) for piece in pieces]
         return self._entry("message", number.to_bytes(8, "big"), *tags)
