@@ -101,8 +101,8 @@ class Encoded(NamedTuple):
     Args:
         content: the bytes of each, of uint8, on the CPU.
         values: what the next codec of a chain encodes; None where nothing is left.
-        counted: the states of the clients once their messages count.
-        lost: their states if the messages are lost.
+        counted: the states of the clients once their messages count, under the names of :meth:`Codec.init`.
+        lost: their states if the messages are lost, under the same names.
     """
 
     content: Rows
@@ -160,7 +160,10 @@ class Codec(Hyperparameters, ABC):
         return 1.0
 
     def init(self, values: Values) -> CodecState:
-        """A client's state before its first task, [·] each; none unless a codec overrides this."""
+        """A client's state before its first task, [·] each; none unless a codec overrides this.
+
+        A codec with a state is the first of its chain, and its names are its own: it sees and writes no others.
+        """
         return {}
 
     @abstractmethod
@@ -186,7 +189,7 @@ class Codec(Hyperparameters, ABC):
         Args:
             rows_KM: finite values, [K, M].
             values: what they are.
-            state: the clients', [K, ·] each.
+            state: the clients', under the names of :meth:`init`, [K, ·] each.
             draw: the random streams; row k is ``draw.clients[k]``'s.
         """
 

@@ -233,8 +233,19 @@ class Encoder:
         return self._scale_bytes + self.chain.size_bytes
 
     def init(self) -> CodecState:
-        """A client's state before its first task, [·] each."""
-        return {**self.feedback.init(self.chain.values), **self.chain.init()}
+        """A client's state before its first task, [·] each: the feedback's, and that of the codecs.
+
+        Raises:
+            InvalidExperiment: if both keep something under one name.
+        """
+        kept = self.feedback.init(self.chain.values)
+        coded = self.chain.init()
+        if both := sorted(kept.keys() & coded.keys()):
+            raise InvalidExperiment(
+                f"{type(self.chain.lossy[0]).__name__} must keep its state under other names than "
+                f"{type(self.feedback).__name__}, got {', '.join(both)} twice: rename it in the codec"
+            )
+        return {**kept, **coded}
 
     def encode(self, update_KM: Tensor, state: CodecState, draw: Draw) -> Sent:
         """Encode updates.
@@ -252,6 +263,7 @@ class Encoder:
             decoded_KM = decoded_KM * scales_K1
             messages = [torch.cat(parts) for parts in zip(as_bytes(scales_K1), messages, strict=True)]
         counted, lost = self.feedback.states(wanted_KM, decoded_KM, state)
+        # the chain holds codecs to their own names, which init holds apart from the feedback's
         return Sent(messages, decoded_KM, {**counted, **made.counted}, {**lost, **made.lost})
 
     def linear(self, wanted_KM: Tensor, draw: Draw) -> Tensor:
