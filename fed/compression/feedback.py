@@ -169,8 +169,13 @@ class EF21(_Feedback):
         )
 
     def lacks(self) -> Sequence[Term]:
-        """Single answers."""
-        return (Term(Feature.SINGLE_ANSWERS, "set error_feedback to ef", "which keeps the sum of all updates alone"),)
+        """Single answers, and messages that say what an update is."""
+        way_out = "set error_feedback to ef"
+        why = "whose messages say how an update differs from the one before"
+        return (
+            Term(Feature.SINGLE_ANSWERS, way_out, "which keeps the sum of all updates alone"),
+            Term(Feature.LEGIBLE_MESSAGES, way_out, why),
+        )
 
     def check_experiment(self, experiment: "Experiment") -> None:
         """Refuse rounds of some clients, too."""

@@ -70,7 +70,12 @@ class SecureAggregation(Section, Combinable):
     def lacks(self) -> Sequence[Term]:
         """Features that read a single client's message or numbers."""
         why = "which hides them from the coordinator"
-        return (Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why), Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why))
+        hidden = "which hides them from everybody"
+        return (
+            Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why),
+            Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why),
+            Term(Feature.LEGIBLE_MESSAGES, _WAY_OUT, hidden),
+        )
 
     def degree(self, clients: int, *, is_begun: bool = False) -> Degree:
         """The graph's degree and threshold in a session of this many clients.
