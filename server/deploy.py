@@ -345,6 +345,7 @@ class Deployment:
             begin_scoring=begin_scoring,
             has_scores=self._held_out is not None or recipe.test is not None,
             scores_meanwhile=False,
+            keeps_metrics=False,
             load_module=load_module,
             metrics=directions(prepared.metrics),
             facts=lambda: {
