@@ -158,8 +158,7 @@ def _fleet(
     return NodeFleet(
         listen,
         folder.spool,
-        credentials=credentials.for_grpc() if credentials else None,
-        admits=credentials.roster.admits if credentials else None,
+        credentials=credentials,
         accepts=accepts,
         patience=patience,
     )
