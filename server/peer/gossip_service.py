@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fed.errors import InvalidPayload, RunFailed, os_errors_as
+from fed.server.peer.ahead import Ahead
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
@@ -107,6 +108,7 @@ class GossipService(MemberService):
         super().__post_init__()
         self._next, self._outbox = ExchangeKey(0, 0), Outbox(self.folder)
         self._copy: tuple[int, list[Tensor]] | None = None
+        self._ahead = Ahead("vectors")
 
     # The run's side.
 
@@ -203,6 +205,11 @@ class GossipService(MemberService):
             return None
         if (key, name) in self._coming:  # over an earlier stream; the last one counts
             self._coming.discard((key, name))
+        if key.round > self.round + self.ahead:
+            self._ahead.note(name, key.round, self.round)
+            self._refuse(key, name, f"this peer is in round {self.round}, got vectors of round {key.round}")
+            return None
+        self._ahead.end(name)
         reason = self._reason_against(key, name)
         if reason is None:
             try:
@@ -257,6 +264,8 @@ class GossipService(MemberService):
     def closed(self, link: Link) -> None:
         """Forget what was to come over a stream."""
         self._coming = {(key, name) for key, name in self._coming if name != link.name}
+        if self.links.link(link.name) is None:
+            self._ahead.end(link.name)
         super().closed(link)
 
     # Details.
@@ -386,8 +395,6 @@ class GossipService(MemberService):
     def _reason_against(self, key: ExchangeKey, name: str) -> str | None:
         if key.exchange >= len(self.specs):
             return f"a round has {len(self.specs)} exchanges, got exchange {key.exchange}"
-        if key.round > self.round + self.ahead:
-            return f"this peer is in round {self.round}, got vectors of round {key.round}"
         held = sum(its_name == name for _, its_name in (*self._arrivals, *self._coming))
         if held > self.ahead * len(self.specs):
             return "it has sent too many vectors ahead"
