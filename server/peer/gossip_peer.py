@@ -93,6 +93,11 @@ class GossipPeer(RealPeer[GossipService]):
         number = 0 if kept is None else kept[0]
         self._neighbourhood.resume(number, state, keeps_checkpoints=self._keeps_checkpoints)
 
+    def resume_end(self) -> None:
+        """Say from now on that this peer has ended; it has nothing that others need."""
+        self.thread.call(self.service.restore, self.policy.count, {})
+        self._end_again()
+
     def meet(self) -> int:
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
         if not self._is_resumed and self._neighbourhood.is_late():

@@ -6,10 +6,11 @@ All of it runs in one event loop.
 import asyncio
 import hashlib
 import logging
+import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ class MemberService(ABC):
         refusals: counts and logs what is refused.
         rounds: of the run.
         snapshot: gives the round of the last state, and the state, for those that join; None before the first.
+        patience_s: seconds to wait for others without whom this peer cannot go on.
     """
 
     own: Member
@@ -83,6 +85,7 @@ class MemberService(ABC):
     refusals: Refusals
     rounds: int
     snapshot: Callable[[], tuple[int, Any] | None]
+    patience_s: float = math.inf
     round: int = 0
     durable: int = 0
 
@@ -100,6 +103,7 @@ class MemberService(ABC):
         self._beating: asyncio.Task[None] | None = None
         self._giving: asyncio.Task[None] | None = None
         self._given: tuple[pb.PeerMessage, Path] | None = None
+        self._failure: FedError | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
@@ -132,6 +136,28 @@ class MemberService(ABC):
         self._tell_progress()
         return self.standing()
 
+    def end(self, number: int) -> None:
+        """End all rounds, and tell the others.
+
+        Args:
+            number: of the last round.
+        """
+        self.members.end()
+        self.begin(number + 1, number)
+
+    def ended(self) -> frozenset[str]:
+        """Names of the others that have ended all their rounds."""
+        return frozenset(member.name for member in self.members.ended())
+
+    def awaited(self, earlier: Collection[str]) -> frozenset[str]:
+        """Names of members that may yet come to ask for the end of the run: they have not ended it, nor left.
+
+        Args:
+            earlier: members of whom this process may have had no sign of life.
+        """
+        unheard = {name for name in earlier if self.members.is_unheard(name)}
+        return (self.members.unended() | unheard) - self.ended() - {self.own.name}
+
     def standing(self) -> Standing:
         """Present members, and the round that each is in."""
         now_s = time.monotonic()
@@ -160,9 +186,19 @@ class MemberService(ABC):
             async with asyncio.timeout(limit_s):
                 await self._changed.wait()
 
-    @abstractmethod
-    def owes(self) -> bool:
-        """Tell whether a present member may still need a message."""
+    def fail(self, error: FedError) -> None:
+        """End the run at this peer, which cannot go on."""
+        self._failure = error
+        self._changed.set()
+
+    def raise_failure(self) -> None:
+        """Raise the error for which this peer cannot go on, if there is one.
+
+        Raises:
+            FedError: if it cannot go on.
+        """
+        if self._failure is not None:
+            raise self._failure
 
     @abstractmethod
     def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
@@ -253,6 +289,10 @@ class MemberService(ABC):
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
         """Take note of how far another is."""
 
+    def earlier_members(self) -> Collection[str]:
+        """Names of members of whom this process may have had no sign of life."""
+        return ()
+
     def _check_round(self, number: int) -> None:
         """Hold what another says to have ended to the run.
 
@@ -342,4 +382,13 @@ class MemberService(ABC):
 
 
 def _record(said: pb.Member) -> Member:
-    return Member(said.name, said.address, said.start, said.beat, said.left, said.samples, said.is_ready)
+    return Member(
+        name=said.name,
+        address=said.address,
+        start=said.start,
+        beat=said.beat,
+        left=said.left,
+        samples=said.samples,
+        is_ready=said.is_ready,
+        has_ended=said.has_ended,
+    )

@@ -69,7 +69,7 @@ class Mixer(threading.Thread):
                 self.x_NP = weights.mixed(self.x_NP, sent_SP).float()
                 self.neighbourhood.end()
                 self.round = number
-        self.thread.close("it leaves", 0.0)
+        self.thread.close("it leaves")
 
 
 @pytest.mark.long
