@@ -249,6 +249,7 @@ def totals(
     kept = ("test_", "client_", "consensus_distance")
     own = {f"final_{name}": value for name, value in last.items() if name.startswith(kept)}
     diverged = [line["diverged"] for line in metrics if "diverged" in line]
+    alone = [line["alone"] for line in metrics if "alone" in line]
     return {
         "experiment": experiment.name,
         "algorithm": experiment.algorithm.kind,
@@ -256,6 +257,7 @@ def totals(
         "empty_rounds": sum(1 for line in metrics if not line["selected"]),
         "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
         **({"diverged": sum(diverged)} if diverged else {}),
+        **({"rounds_alone": sum(alone)} if alone else {}),
         "final_test_accuracy": last["test_accuracy"],
         "final_test_loss": last["test_loss"],
         "metrics": dict(directions),

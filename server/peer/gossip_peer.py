@@ -68,7 +68,11 @@ class GossipPeer(RealPeer[GossipService]):
             check=partial(_check, codec),
         )
         self._neighbourhood = RealNeighbourhood(
-            service, self._topology_or_ring, pushes=rule.corrects_weights, deadline_s=self.deadline_s
+            service,
+            self._topology_or_ring,
+            pushes=rule.corrects_weights,
+            deadline_s=self.deadline_s,
+            waits_alone=self.policy.waits_alone,
         )
         self.thread = self._neighbourhood.thread
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)

@@ -1,6 +1,7 @@
 """Real peers, each a process of its own that can be killed, frozen and started again."""
 
 import ctypes
+import json
 import logging
 import multiprocessing
 import os
@@ -77,6 +78,10 @@ class Processes:
 
     def has_ended(self, peer: int) -> bool:
         return (self.output(peer) / "summary.json").exists()
+
+    def summary(self, peer: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.output(peer) / "summary.json").read_text())
+        return found
 
     def kill(self, *peers: int) -> None:
         for peer in peers:

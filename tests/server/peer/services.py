@@ -39,6 +39,7 @@ def made(
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
     check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None,
     rounds: int = 100,
+    patience_s: float = 60.0,
 ) -> GossipService:
     return GossipService(
         own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
@@ -53,6 +54,7 @@ def made(
         patience=StreamPatience(silence_s=5.0),
         refusals=Refusals(),
         rounds=rounds,
+        patience_s=patience_s,
         snapshot=snapshot,
         check=check,
     )
