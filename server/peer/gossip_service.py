@@ -164,6 +164,7 @@ class GossipService(MemberService):
         until_s = time.monotonic() + limit_s
         asked: set[str] = set()
         while self._copy is None and time.monotonic() < until_s:
+            self.raise_failure()
             holders = [name for name, number in self.reached.items() if number > 1 and name not in asked]
             if holders and (link := self.links.link(holders[0])) is not None:
                 asked.add(link.name)

@@ -310,8 +310,8 @@ class RealNeighbourhood:
     def _others(self) -> frozenset[str]:
         """Names of the others that were members when this peer last took part, or are known where it never did."""
         own = self.service.members.own.name
-        last = frozenset(self._last_names) - {own}
-        return last or self.thread.call(self.service.ready) - {own}
+        last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
+        return frozenset(self.thread.call(self.service.admitted, last))
 
     def _find_neighbours(self, number: int, standing: Standing) -> None:
         self._standing = standing

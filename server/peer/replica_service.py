@@ -323,8 +323,8 @@ class ReplicaService(MemberService):
             return
         if now_s - self._began_s < (self.ballots.deadline_s or math.inf):
             # after a restart the others are given the time to come
-            members = self._agreement.record.members
-            names += [name for name in members if name != self.own.name and self.members.is_unheard(name)]
+            members = self.admitted([name for name in self._agreement.record.members if name != self.own.name])
+            names += [name for name in members if self.members.is_unheard(name)]
         self._do(self._agreement.tick(now_s, names, candidates, listening))
         if self._lacks_sums:
             self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
