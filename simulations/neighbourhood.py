@@ -45,6 +45,7 @@ class SimulatedNeighbourhood:
         deadline_s: of each exchange; None: peers wait for their neighbours, however slow.
         attackers: forge what they send.
         has_buffers: True if a round's first exchange begins with buffers, which attackers do not forge.
+        waits_alone: True if a round begins once two peers are there, where there are two or more; False: one is enough.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class SimulatedNeighbourhood:
         attackers: Attackers | None = None,
         *,
         has_buffers: bool = False,
+        waits_alone: bool = True,
     ) -> None:
         self.clock = 0.0
         self._attackers, self._has_buffers = attackers, has_buffers
@@ -69,6 +71,8 @@ class SimulatedNeighbourhood:
         self._clients = clients
         self._message_bytes = message_bytes
         self._devices = [clients.device_of(member) for member in self.members]
+        self._fewest = 2 if waits_alone and topology and len(self.members) > 1 else 1
+        self._has_mixed_S = np.zeros(len(self.members), bool)
         self._spells = [clients.spells.get(member) for member in self.members]
         sources = clients.devices
         self._all_take_part = sources.are_always_there and not sources.failure and not sources.interruption
@@ -81,17 +85,19 @@ class SimulatedNeighbourhood:
         """Find out who takes part in a round, numbered from 1.
 
         Raises:
-            RunFailed: if no peer is available, and none ever will be.
+            RunFailed: if too few peers are available, and no more ever will be.
         """
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
         self._number, self._exchange = number, 0
         self.weights = self._whole = self._topology.weights(number) if self._topology else None
+        self._has_mixed_S = np.zeros(len(self.members), bool)
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members))
         self._await_peer(number)
         attendance = self._attendance(number)
         self._rows_S = attendance.rows_S.numpy()
+        self._has_mixed_S = np.zeros(len(self._rows_S), bool)
         if self._whole and len(self._rows_S) < len(self.members):
             self.weights = self._whole.among(torch.from_numpy(self._takes_part_N))
         return attendance
@@ -132,6 +138,7 @@ class SimulatedNeighbourhood:
             # an index alone would count one of several messages to a peer
             np.maximum.at(ready_s_S, ends_X[counts_X], arrives_s_X[counts_X])
         self._ready_s_N[self._rows_S] = ready_s_S
+        self._has_mixed_S[receivers_X[counts_X]] = True
         return weights, received
 
     def _attacked(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -180,8 +187,8 @@ class SimulatedNeighbourhood:
                 np.maximum.at(ready_s_N, rows_X[follows_X], ready_s_N[senders_X[follows_X]])
 
     def measures(self) -> dict[str, float]:
-        """Count nothing: who takes part and who is late is counted with the round."""
-        return {}
+        """Peers that took part and mixed with nobody; nothing where peers never meet."""
+        return {"alone": int((~self._has_mixed_S).sum()) if self._exchange else 0} if self._topology else {}
 
     def state(self) -> Tree:
         """All clocks and the bytes that peers missed, for a checkpoint."""
@@ -204,15 +211,12 @@ class SimulatedNeighbourhood:
         return spells.at(float(self._ready_s_N[row])) if spells else Spell(True, math.inf)
 
     def _await_peer(self, number: int) -> None:
-        """Move all clocks to the first return where no peer is available."""
+        """Move all clocks to the first return while too few peers are available."""
         spells = list(map(self._spell, range(len(self.members))))
-        while not any(spell.is_there for spell in spells):
-            returns_s = min(spell.until_s for spell in spells)
+        while (there := sum(spell.is_there for spell in spells)) < self._fewest:
+            returns_s = min((spell.until_s for spell in spells if not spell.is_there), default=math.inf)
             if math.isinf(returns_s):
-                raise RunFailed(
-                    f"round {number} needs a peer, and none will ever be there again: let peers come more often, as "
-                    "devices.availability says"
-                )
+                raise RunFailed(_nobody_else(number, there))
             self._ready_s_N = np.maximum(self._ready_s_N, returns_s)
             spells = list(map(self._spell, range(len(self.members))))
 
@@ -256,6 +260,15 @@ class SimulatedNeighbourhood:
             s_per_byte_X = np.maximum(down_s_S[receivers_X], up_s_S[senders_X])
             self._links = weights, (receivers_X, senders_X, latency_s_X, s_per_byte_X)
         return self._links[1]
+
+
+def _nobody_else(number: int, there: int) -> str:
+    remedy = "let peers come more often, as devices.availability says"
+    if there:
+        needs, remedy = "another peer, for one alone waits", f"{remedy}, or write rounds.alone: go_on"
+    else:
+        needs = "a peer"
+    return f"round {number} needs {needs}, and none will ever be there again: {remedy}"
 
 
 def _either_way(chosen_X: np.ndarray, receivers_X: np.ndarray, senders_X: np.ndarray) -> np.ndarray:

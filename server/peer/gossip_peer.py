@@ -68,7 +68,11 @@ class GossipPeer(RealPeer[GossipService]):
             check=partial(_check, codec),
         )
         self._neighbourhood = RealNeighbourhood(
-            service, self._topology_or_ring, pushes=rule.corrects_weights, deadline_s=self.deadline_s
+            service,
+            self._topology_or_ring,
+            pushes=rule.corrects_weights,
+            deadline_s=self.deadline_s,
+            waits_alone=self.policy.waits_alone,
         )
         self.thread = self._neighbourhood.thread
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
@@ -92,6 +96,11 @@ class GossipPeer(RealPeer[GossipService]):
         state = None if kept is None else kept[1]["federation"]["neighbourhood"]
         number = 0 if kept is None else kept[0]
         self._neighbourhood.resume(number, state, keeps_checkpoints=self._keeps_checkpoints)
+
+    def resume_end(self) -> None:
+        """Say from now on that this peer has ended; it has nothing that others need."""
+        self.thread.call(self.service.restore, self.policy.count, {})
+        self._end_again()
 
     def meet(self) -> int:
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""

@@ -156,6 +156,7 @@ class GossipService(MemberService):
         self.reach(senders | receivers)
         until_s = time.monotonic() + limit_s
         while not self._is_settled() and (left_s := until_s - time.monotonic()) > 0:
+            self.raise_failure()
             await self.next_change(min(left_s, _LOOKS_EVERY_S))
             self.reach(senders | receivers)
         return self._close(messages)
@@ -165,6 +166,7 @@ class GossipService(MemberService):
         until_s = time.monotonic() + limit_s
         asked: set[str] = set()
         while self._copy is None and time.monotonic() < until_s:
+            self.raise_failure()
             holders = [name for name, number in self.reached.items() if number > 1 and name not in asked]
             if holders and (link := self.links.link(holders[0])) is not None:
                 asked.add(link.name)
@@ -174,11 +176,6 @@ class GossipService(MemberService):
             await self.next_change(_ASKS_AGAIN_S)
         found, self._copy = self._copy, None
         return found
-
-    def owes(self) -> bool:
-        """Tell whether a present member may still need a message."""
-        present = {member.name for member in self.members.present(time.monotonic())}
-        return self._outbox.owes(present)
 
     def restore(self, number: int, included: Mapping[ExchangeKey, frozenset[str]]) -> None:
         """Resume after a round, with the messages that are on disk."""

@@ -116,7 +116,7 @@ class Neighbourhood(Exchange, Protocol):
         """End the round."""
 
     def measures(self) -> dict[str, float]:
-        """Counts of the round's others, as a single peer knows them."""
+        """Counts of the round: ``alone``, the peers that mixed with nobody, and of a single peer the others it saw."""
 
     def state(self) -> Tree:
         """State for a checkpoint."""

@@ -95,9 +95,11 @@ class Peers:
 
         x are the parameters of the rule's state, without buffers.
         """
+        counts = self.neighbourhood.measures()
         if len(self.neighbourhood.members) == 1:
-            return self.neighbourhood.measures()
-        return {"consensus_distance": float(self._counted(self._state.model_NP).var(0, correction=0).sum().sqrt())}
+            return counts
+        distance = self._counted(self._state.model_NP).var(0, correction=0).sum().sqrt()
+        return {"consensus_distance": float(distance), **counts}
 
     def _counted(self, part_N: Tensor) -> Tensor:
         return part_N if self.honest is None else part_N[list(self.honest)]

@@ -22,6 +22,7 @@ from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
 from fed.server.peer.outbox import ExchangeKey
 from fed.server.peer.service_thread import ServiceThread
+from fed.server.peer.waiting import Waiting, nobody_came
 from fed.storage.checkpoints import Tree
 from fed.tensors import Tensor, torch
 from fed.topology import Topology
@@ -34,6 +35,7 @@ __all__ = ["RealNeighbourhood", "round_of_most"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
+_SAID_AFTER_S = 1.0
 _FOUND_WITHIN_S = 1.0  # others, if there are some
 _MESSAGES_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
 
@@ -51,6 +53,7 @@ class RealNeighbourhood:
         topology: members → the run's topology of them.
         pushes: True where rules correct weights that do not keep the mean, as push-sum does.
         deadline_s: for an exchange.
+        waits_alone: True if this peer waits in rounds in which all others are away.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RealNeighbourhood:
         *,
         pushes: bool,
         deadline_s: float,
+        waits_alone: bool,
     ) -> None:
         self.service = service
         self.bytes_sent = self.bytes_received = 0
@@ -73,6 +77,9 @@ class RealNeighbourhood:
         self._weights_to: dict[str, float] = {}  # W_ji by receiver
         self._topology = lru_cache(2)(topology)
         self._pushes, self._deadline_s = pushes, deadline_s
+        self._waits_alone = waits_alone
+        self._exchange = 0
+        self._has_mixed = False
         self._began_s = time.monotonic()
         self._earlier_s = 0.0
         self._written = 0  # the last round whose state was asked for, for a checkpoint
@@ -91,9 +98,14 @@ class RealNeighbourhood:
 
         Returns:
             How many are ready, or were and have left.
+
+        Raises:
+            RunFailed: if too few have come for as long as this peer may wait.
         """
         until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
+        waiting = Waiting(self.service.patience_s)
         while True:
+            self.thread.call(self.service.raise_failure)
             standing = self.thread.call(self.service.standing)
             ready = self.thread.call(self.service.ready)
             missing = {*self._last_names} - {member.name for member in standing.present}
@@ -102,6 +114,8 @@ class RealNeighbourhood:
             if (missing or standing.furthest) and time.monotonic() > until_s:
                 _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "those that are not there")
                 return len(ready)
+            if waiting.is_exhausted(time.monotonic()):
+                raise nobody_came(f"{len(ready)} of {len(self._last_names) or count} peers are there", waiting.limit_s)
             if time.monotonic() > said_s:
                 said_s = math.inf
                 _log.info("%d of %d peers are there", len(ready), len(self._last_names) or count)
@@ -127,11 +141,19 @@ class RealNeighbourhood:
         return self._earlier_s + time.monotonic() - self._began_s
 
     def begin(self, number: int) -> Attendance:
-        """Find a round's neighbours; a peer that most others have left behind skips to their round."""
+        """Find a round's neighbours; a peer that most others have left behind skips to their round.
+
+        Raises:
+            RunFailed: if all others are away, and have not come for as long as this peer may wait.
+        """
         self.bytes_sent = self.bytes_received = 0
         self.left_out, self.neighbours = set(), frozenset()
         durable = self._written if self._keeps_checkpoints else number - 1
+        self._exchange = 0
+        self._has_mixed = False
         standing = self.thread.call(self.service.begin, number, durable)
+        if self._waits_alone and number >= self.skips_to:
+            standing = self._await_others(number, standing)
         self._seen = len(standing.present)
         if number >= self.skips_to:
             self._find_neighbours(number, standing)
@@ -172,6 +194,7 @@ class RealNeighbourhood:
         if self._pushes:  # what does not arrive stays here
             own += sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
         here = [name for name in self._weights_from if name in outcome.vectors]  # in the order of the members
+        self._has_mixed |= bool(here)
         weights = Weights(
             torch.full((1, 1), own, dtype=torch.float64),
             torch.tensor([len(here)]),
@@ -205,8 +228,9 @@ class RealNeighbourhood:
         self._left_out_before = self.left_out
 
     def measures(self) -> dict[str, float]:
-        """Members at the beginning of the round, with this peer, and the neighbours that it then had."""
-        return {"members": self._seen, "neighbours": len(self.neighbours)}
+        """Members at the beginning of the round, with this peer, its neighbours then, and 1 if it mixed with nobody."""
+        is_alone = self._exchange > 0 and not self._has_mixed
+        return {"members": self._seen, "neighbours": len(self.neighbours), "alone": int(is_alone)}
 
     def graph(self) -> "nx.Graph[str]":
         """Members and this peer's own neighbours in the last round in which it took part."""
@@ -248,8 +272,49 @@ class RealNeighbourhood:
         if state is not None:
             self.restore(state)
 
+    def _await_others(self, number: int, standing: Standing) -> Standing:
+        """Wait while all others are away; where all have ended their rounds, this peer's end here, too.
+
+        Args:
+            number: of the round that begins.
+            standing: as it begins.
+
+        Returns:
+            The standing once another is there.
+
+        Raises:
+            RunFailed: if none has come for as long as this peer may wait.
+        """
+        waiting = Waiting(self.service.patience_s)
+        is_said = False
+        while len(standing.present) == 1 and (others := self._others()):
+            if others <= self.thread.call(self.service.ended):
+                self.skips_to = self.service.rounds + 1
+                _log.warning("round %d: all others have ended, and this peer ends with the model that it has", number)
+                return standing
+            if waiting.is_exhausted(time.monotonic()):
+                raise nobody_came(f"round {number} needs another peer, and all are away", waiting.limit_s)
+            if waiting.waited_s > _SAID_AFTER_S and not is_said:
+                is_said = True
+                _log.warning(
+                    "round %d waits: all others are away; this peer waits for up to %.0f s more, or goes on alone with "
+                    "rounds.alone: go_on",
+                    number,
+                    waiting.left_s,
+                )
+            time.sleep(_LOOKS_EVERY_S)
+            self.thread.call(self.service.raise_failure)
+            standing = self.thread.call(self.service.standing)
+        return standing
+
+    def _others(self) -> frozenset[str]:
+        """Names of the others that were members when this peer last took part, or are known where it never did."""
+        own = self.service.members.own.name
+        last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
+        return frozenset(self.thread.call(self.service.admitted, last))
+
     def _find_neighbours(self, number: int, standing: Standing) -> None:
-        self._exchange, self._standing = 0, standing
+        self._standing = standing
         self._last_names = [member.name for member in standing.present]
         place = self._last_names.index(self.service.members.own.name)
         # without counts, which grow with each heartbeat: equal members have a topology that is cached
