@@ -122,6 +122,11 @@ class RealNeighbourhood:
         return (self.service.members.own.client,)
 
     @property
+    def gone(self) -> tuple[int, ...]:
+        """None: the only peer whose row is here is this one."""
+        return ()
+
+    @property
     def clock(self) -> float:
         """Seconds since the run began, those between a stop and its resumption left out."""
         return self._earlier_s + time.monotonic() - self._began_s
