@@ -48,7 +48,7 @@ class Processes:
         self.addresses = [f"{home.host}:{free_port()}" for home in homes]
         self.running: dict[int, Any] = {}
 
-    def start(self, *peers: int, resume: bool = False, listens: bool = True) -> None:
+    def start(self, *peers: int, resume: bool = False, listens: bool = True, overwrite: bool = False) -> None:
         for peer in peers:
             setup = {
                 "name": str(peer),
@@ -56,7 +56,7 @@ class Processes:
                 "join": self.addresses,
                 "min_peers": self.min_peers,
             }
-            arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume
+            arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume, overwrite
             self.running[peer] = _FORKS.Process(target=_take_part, args=arguments, daemon=True)
             self.running[peer].start()
 
@@ -123,7 +123,13 @@ def processes(
 
 
 def _take_part(
-    folder: Path, keys: Mapping[str, Any], peer: int, home: Home, setup: Mapping[str, Any], resume: bool
+    folder: Path,
+    keys: Mapping[str, Any],
+    peer: int,
+    home: Home,
+    setup: Mapping[str, Any],
+    resume: bool,
+    overwrite: bool,
 ) -> None:
     logging.basicConfig(filename=folder / f"log-{peer}", level=logging.INFO, format="%(created)f %(message)s")
     logging.getLogger("fed").setLevel(logging.DEBUG)
@@ -138,7 +144,15 @@ def _take_part(
     place = PeerSetup(**setup, credentials=credentials)
     output, say = folder / f"peer-{peer}", logging.getLogger(__name__)
     try:
-        take_part(experiment, own, place, output=output, resume=resume, on_listen=lambda port: say.info("listening"))
+        take_part(
+            experiment,
+            own,
+            place,
+            output=output,
+            overwrite=overwrite,
+            resume=resume,
+            on_listen=lambda port: say.info("listening"),
+        )
     except FedError:
         say.exception("this peer has failed")
         raise

@@ -39,6 +39,7 @@ def made(
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
     check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None,
     rounds: int = 100,
+    conserves_sum: bool = False,
 ) -> GossipService:
     return GossipService(
         own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
@@ -55,6 +56,7 @@ def made(
         rounds=rounds,
         snapshot=snapshot,
         check=check,
+        conserves_sum=conserves_sum,
     )
 
 
