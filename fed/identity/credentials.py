@@ -107,11 +107,9 @@ class NodeCredentials(_Credentials):
     """Credentials of a node.
 
     Args:
-        folder: that they were loaded from.
         identities: of all clients, as the authority signed them; None where the folder is from before there were any.
     """
 
-    folder: Path
     identities: SignedIdentities | None = None
 
     @classmethod
@@ -127,8 +125,7 @@ class NodeCredentials(_Credentials):
                 or the folder is the server's or the authority's.
         """
         own = _load(folder, Role.NODE, clock)
-        identities = _identities(folder / IDENTITIES_FILE, own.authority_pem)
-        return cls(**vars(own), folder=folder, identities=identities)
+        return cls(**vars(own), identities=_identities(folder / IDENTITIES_FILE, own.authority_pem))
 
     @property
     def name(self) -> str:
