@@ -93,7 +93,7 @@ def shares_leave_before_their_record(patch: pytest.MonkeyPatch) -> None:
 
     def told_and_revealed(self: participant.Participant, message: ToSession) -> list[participant.Command]:
         commands = told(self, message)
-        is_asked = any(isinstance(command, participant.Record) for command in commands)
+        is_asked = any(isinstance(command, participant.Remember) for command in commands)
         return [*commands, *self.recorded()] if is_asked else commands
 
     patch.setattr(participant.Participant, "told", told_and_revealed)
