@@ -59,7 +59,10 @@ class TrainingProcess:
 
     def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
         """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, pb.Plan(signature=plan.signature, format=plan.format)
+        wanted = experiment, pb.Plan()
+        wanted[1].CopyFrom(plan)
+        for name in ("identities", "heartbeat_s"):  # which may change, and are nothing to it
+            wanted[1].ClearField(name)
         if self._prepared != wanted:
             self._prepared = None  # what fails here is not prepared
             self.spec, self.fixed = self._ask("prepare", *wanted)
