@@ -158,8 +158,7 @@ def _fleet(
     return NodeFleet(
         listen,
         folder.spool,
-        credentials=credentials.for_grpc() if credentials else None,
-        admits=credentials.roster.admits if credentials else None,
+        credentials=credentials,
         accepts=accepts,
         patience=patience,
     )
@@ -214,7 +213,14 @@ class Deployment:
                 )
             return "the run hides clients' numbers by secure_aggregation: start fed client with --secure"
         if self._signature is None:
+            if joining.hides_numbers and self._has_classes and "float" not in said.target_dtype and not said.labels:
+                return (
+                    "the server must know the number of classes, which nodes under --secure do not tell: give its "
+                    "experiment a data section"
+                )
             self._signature = said
+            if joining.hides_numbers:
+                self._signature.classes = len(said.labels)
             if not self._has_classes:
                 self._signature.classes = 0
         return refusal_of_signature(said, self._signature)
@@ -345,6 +351,7 @@ class Deployment:
             begin_scoring=begin_scoring,
             has_scores=self._held_out is not None or recipe.test is not None,
             scores_meanwhile=False,
+            keeps_metrics=False,
             load_module=load_module,
             metrics=directions(prepared.metrics),
             facts=lambda: {

@@ -21,7 +21,7 @@ from fed.clients.node.training import STATE_LOST, Hidden
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
 from fed.secure_aggregation.agreement import digests_of, plan_digest
-from fed.secure_aggregation.reasons import Reason, Refused, reason_of
+from fed.secure_aggregation.reasons import ClientRefusal, Reason, reason_of
 from fed.tensors import torch
 from fed.wire import protocol_pb2 as pb
 from fed.wire.dialling import Dialler, Outbox
@@ -215,7 +215,7 @@ class EdgeNode(Dialler):
         if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
             own.classes <= said.classes <= MOST_CLASSES
         ):
-            raise Refused(
+            raise ClientRefusal(
                 "the server's plan is for other samples than this node's: is it the right server?", Reason.CANNOT_FOLLOW
             )
         experiment = as_experiment(plan.experiment, self.allowed)
@@ -246,13 +246,11 @@ class EdgeNode(Dialler):
         while not self._transfers.over.is_set():
             said = self._said.get()
             self._is_prepared.wait()
-            match said:
-                case pb.Assignment():
-                    self._say_in_session(secure.join(said))
-                case pb.ToSession():
-                    self._say_in_session(secure.answer(said))
-                case pb.Withdrawal():
-                    secure.withdrawn(said.task)
+            try:
+                self._say_in_session(secure.take(said))
+            except Exception:  # whatever it is, the next session may go well
+                _log.exception("a session failed")
+                self._say_in_session(secure.failed("the node has an error of its own"))
 
     def _say_in_session(self, messages: Iterable[pb.FromSession]) -> None:
         for message in messages:
@@ -339,7 +337,7 @@ class EdgeNode(Dialler):
     def _score(self, examination: pb.Examination, outbox: Outbox) -> None:
         """Send scores to where they were asked for, as long as that connection lasts."""
         if self.secure is not None:
-            raise Refused("a node under secure aggregation scores no model", Reason.SCORES_NOTHING)
+            raise ClientRefusal("a node under secure aggregation scores no model", Reason.SCORES_NOTHING)
         path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec.model[:2]
         try:
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):

@@ -8,15 +8,15 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fed.clients.node.record import Record as RecordFile
+from fed.clients.node.record import RevealedRecord
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCredentials, RunFailed, SessionFailed, os_errors_as
 from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
 from fed.secure_aggregation.fixed_point import FixedPoint
-from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Ended, Participant, Record, Say
-from fed.secure_aggregation.reasons import Reason, Refused
+from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Ended, Participant, Remember, Say
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.storage.atomic_files import write_atomically
 from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
@@ -48,16 +48,16 @@ class Limits:
         """Check the settings of a plan.
 
         Raises:
-            Refused: if they hide less.
+            ClientRefusal: if they hide less.
         """
         if settings.minimum_cohort < self.minimum_cohort:
-            raise Refused(
+            raise ClientRefusal(
                 f"this node takes part in sums of at least {self.minimum_cohort} clients (--minimum-cohort), and the "
                 f"plan's secure_aggregation.minimum_cohort is {settings.minimum_cohort}",
                 Reason.HIDES_TOO_LITTLE,
             )
         if settings.corrupt < self.corrupt:
-            raise Refused(
+            raise ClientRefusal(
                 f"this node takes part where {self.corrupt:g} of the clients may collude (--corrupt), and the plan's "
                 f"secure_aggregation.corrupt is {settings.corrupt:g}",
                 Reason.HIDES_TOO_LITTLE,
@@ -72,7 +72,7 @@ class SecureNode:
         credentials: the node's, with the identities of all clients.
         folder: keeps the newest identities, and the record of revealed rounds.
         limits: of the node's owner.
-        begins_record: True if the owner begins a new record of revealed rounds in place of one that is gone.
+        begins_record: True if the owner begins a record of revealed rounds where there is none.
     """
 
     credentials: NodeCredentials
@@ -93,7 +93,7 @@ class SecureNode:
                 "folder anew from the authority"
             )
         self._identities = identities
-        self._record = RecordFile(self.folder, self.credentials.folder, begins_anew=self.begins_record)
+        self._record = RevealedRecord(self.folder, begins_anew=self.begins_record)
         self._participant = Participant(
             self.credentials.name,
             private_key_of(self.credentials.key_pem),
@@ -114,12 +114,12 @@ class SecureNode:
             fixed: how the node's messages become lanes.
 
         Raises:
-            Refused: if the plan breaks a limit, or its identities are older than the node's, or not signed by the
+            ClientRefusal: if the plan breaks a limit, or its identities are older than the node's, or not signed by the
                 authority.
         """
         settings = experiment.secure_aggregation
         if settings is None or fixed is None:
-            raise Refused(
+            raise ClientRefusal(
                 "this node takes part under secure aggregation alone (--secure), and the plan has none",
                 Reason.HIDES_TOO_LITTLE,
             )
@@ -134,9 +134,9 @@ class SecureNode:
         try:
             identities = SignedIdentities.read(content, self.credentials.authority_pem)
         except InvalidCredentials as error:
-            raise Refused(str(error), Reason.OLD_IDENTITIES) from None
+            raise ClientRefusal(str(error), Reason.OLD_IDENTITIES) from None
         if identities.version < self._identities.version:
-            raise Refused(
+            raise ClientRefusal(
                 f"the server's identities are of version {identities.version}, and this node knows version "
                 f"{self._identities.version}: copy the authority's newest to the server",
                 Reason.OLD_IDENTITIES,
@@ -146,6 +146,16 @@ class SecureNode:
                 write_atomically(self.folder / IDENTITIES_FILE, identities.content, mode=0o600)
             self._identities = identities
 
+    def take(self, said: pb.Assignment | pb.ToSession | pb.Withdrawal) -> Sequence[pb.FromSession]:
+        """Take what the server says that concerns sessions; returns what it is to hear."""
+        match said:
+            case pb.Assignment():
+                return self.join(said)
+            case pb.ToSession():
+                return self.answer(said)
+            case pb.Withdrawal():
+                return self.withdrawn(said.task)
+
     def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
         """Join the session of a task; returns what the server is to hear."""
         return self._carry_out(lambda: self._participant.assigned(assignment))
@@ -154,9 +164,17 @@ class SecureNode:
         """Take a message of the server; returns what it is to hear."""
         return self._carry_out(lambda: self._participant.told(message))
 
-    def withdrawn(self, task: pb.TaskId) -> None:
+    def withdrawn(self, task: pb.TaskId) -> Sequence[pb.FromSession]:
         """End the session of a task that the server needs no more."""
-        self._carry_out(lambda: self._participant.withdrawn(task))
+        return self._carry_out(lambda: self._participant.withdrawn(task))
+
+    def failed(self, problem: str) -> Sequence[pb.FromSession]:
+        """End the session for a reason of the node's own; returns what the server is to hear.
+
+        Args:
+            problem: the reason, for the node's log.
+        """
+        return self._carry_out(lambda: self._participant.failed(Reason.NODE_FAILED, problem))
 
     def holds(self, own_sha256: bytes) -> bool:
         """True if the message of this name is there, so that its task need not be trained again."""
@@ -205,7 +223,7 @@ class SecureNode:
                         said.append(message)
                     case Deliver(own_sha256, lanes):
                         self._masked = own_sha256, lanes
-                    case Record(entries):
+                    case Remember(entries):
                         left += self._recorded(entries)
                     case Ended():
                         _log.warning("the session has ended: %s", command.problem)

@@ -24,7 +24,7 @@ from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFaile
 from fed.randomness import Streams
 from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
-from fed.secure_aggregation.reasons import Reason, Refused
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.tensors import Tensor
@@ -115,9 +115,8 @@ class NodeTraining:
             )
 
     def forget(self) -> None:
-        """Remove what the client keeps between tasks, but for a model, or parts of one, that are its own."""
-        if not any(name.startswith("model.") for name in self._prepared.client_states(self._message).names):
-            shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove what the client keeps between tasks."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def spec(self) -> TaskSpec:
         """The types and lengths of a task's tensors."""
@@ -149,7 +148,7 @@ class NodeTraining:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
         vector_V, integers_I, *broadcast = found
         if self.fixed is not None and model_digest(found) != assignment.model_sha256:
-            raise Refused(
+            raise ClientRefusal(
                 "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL
             )
         states, are_lost = self._states(assignment)

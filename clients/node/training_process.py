@@ -88,7 +88,7 @@ class TrainingProcess:
         return scores
 
     def forget(self) -> None:
-        """Remove what the node keeps between tasks, but for what is its own model."""
+        """Remove what the node keeps between tasks."""
         if self._prepared is not None:
             self._ask("forget")
 

@@ -152,7 +152,7 @@ def client(
         bool,
         typer.Option(
             "--new-record",
-            help="With --secure: begin a new record of the rounds that this node has revealed, if the old one is gone.",
+            help="With --secure, at the first start: begin the record of the rounds that this node has revealed.",
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
@@ -171,7 +171,7 @@ def client(
         minimum_cohort: refuse runs whose sums may be of fewer clients.
         corrupt: refuse runs in which a smaller share of the clients may collude with the server.
         threshold: refuse sessions in which fewer shares recover a secret.
-        new_record: begin a new record of revealed rounds.
+        new_record: begin a record of revealed rounds where there is none.
         dry_run: check the data, and do not connect.
     """
     from fed.clients.node.edge_node import EdgeNode
@@ -226,8 +226,11 @@ def client(
 
 
 def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
+    from fed.clients.node.said import disclosed
+
     joining = training.describe()
     training.close()
+    joining = disclosed(joining) if secure else joining
     signature = joining.signature
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
     samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
@@ -237,9 +240,9 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
         f"({signature.input_dtype}){limits}, that its targets are {_targets(signature)}, and the names of "
         f"{len(signature.columns)} columns and {len(signature.labels)} classes (of very many, only the hash).\n"
         f"{_MASKED if secure else _PLAIN}\n"
-        "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: a "
-        "sentence of why, which may name a folder of this node or a label that was out of range; whether the model "
-        "that differences are added to was lost.\n"
+        "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
+        f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
+        "lost.\n"
         "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
         "docs/security.md."
     )
@@ -252,6 +255,8 @@ def _targets(signature: "Signature") -> str:
     return f"{shape} each ({signature.target_dtype}){classes}"
 
 
+_PLAIN_SENTENCES = "a sentence of why, which may name a folder of this node or a label that was out of range"
+_SECURE_SENTENCES = "a sentence of why, from a closed list, without any number or name of this node"
 _PLAIN = (
     "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it was "
     "trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by clients: how "

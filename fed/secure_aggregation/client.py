@@ -67,7 +67,7 @@ TRANSITIONS = (
     Transition(ClientPhase.MASKING, "its own message, for this very task", ClientPhase.SURVIVORS, "the masked message"),
     Transition(ClientPhase.SURVIVORS, "the list of survivors", ClientPhase.CONSENTS, "its consent"),
     Transition(ClientPhase.CONSENTS, "the others' consents", ClientPhase.RECORDING, "nothing: the round is recorded"),
-    Transition(ClientPhase.RECORDING, "the record is on the disk", ClientPhase.OVER, "shares of the survivors' seeds"),
+    Transition(ClientPhase.RECORDING, "the record is on the disk", ClientPhase.OVER, "one share of each neighbour"),
 )
 """All steps of a session. Every other event in a phase, and every broken rule, leads to OVER, and reveals nothing."""
 

@@ -20,7 +20,7 @@ from fed.secure_aggregation.terms import Identities, Terms
 from fed.tensors import Tensor, torch
 from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
 
-__all__ = ["AgreedPlan", "Command", "Deliver", "Ended", "Participant", "Record", "Say"]
+__all__ = ["AgreedPlan", "Command", "Deliver", "Ended", "Participant", "Remember", "Say"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Deliver(NamedTuple):
     lanes: Tensor
 
 
-class Record(NamedTuple):
+class Remember(NamedTuple):
     """Command to write down that a round is revealed, and then to call :meth:`Participant.recorded`.
 
     Args:
@@ -82,7 +82,7 @@ class Ended(NamedTuple):
     problem: str
 
 
-Command: TypeAlias = Say | Deliver | Record | Ended
+Command: TypeAlias = Say | Deliver | Remember | Ended
 
 
 @dataclass
@@ -279,7 +279,7 @@ class Participant:
                 client.take_consents(message.consents)
                 entries = (*joined.round_entries, joined.message_entry)
                 self._revealed.add(entries)
-                return [Record(entries)]
+                return [Remember(entries)]
         raise SessionFailed("the coordinator says nothing that is known here")
 
     def _masked(self) -> list[Command]:

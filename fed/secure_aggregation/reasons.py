@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from fed.errors import FedError, RunFailed, SessionFailed
 
-__all__ = ["Reason", "Refused", "reason_of"]
+__all__ = ["ClientRefusal", "Reason", "reason_of"]
 
 
 class Reason(StrEnum):
@@ -29,7 +29,7 @@ class Reason(StrEnum):
     NODE_FAILED = "the node could not do it: its log has the reason"
 
 
-class Refused(RunFailed):
+class ClientRefusal(RunFailed):
     """A demand of the server that a client refuses.
 
     Args:
@@ -53,7 +53,7 @@ def reason_of(error: Exception, otherwise: Reason) -> Reason:
         error: of whatever it does for the server.
         otherwise: the sentence for errors of this package that name none.
     """
-    if isinstance(error, Refused):
+    if isinstance(error, ClientRefusal):
         return error.reason
     if isinstance(error, SessionFailed):
         return Reason.BROKEN_RULE

@@ -6,6 +6,7 @@ From two sums of the same message with different clients the coordinator could f
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fed.secure_aggregation.key_agreement import digest
 from fed.tensors import Tensor
@@ -14,6 +15,8 @@ __all__ = ["RevealedRounds"]
 
 _MOST_ROUNDS = 1 << 16
 _ENTRIES_A_ROUND = 3
+_PIECE_BYTES = 1 << 30  # of a message: AES-GCM takes 2³¹ − 1 bytes at most
+_NONCE = bytes(12)
 
 
 class RevealedRounds:
@@ -32,6 +35,7 @@ class RevealedRounds:
 
     def __init__(self, salt: bytes, entries: Iterable[bytes] = ()) -> None:
         self.salt = salt
+        self._cipher = AESGCM(digest("revealed messages", salt))
         self._entries: dict[bytes, None] = {}  # in the order in which they came
         self.add(entries)
 
@@ -80,7 +84,11 @@ class RevealedRounds:
             number: of the round, from 1.
             lanes: the message.
         """
-        return self._entry("message", number.to_bytes(8, "big"), np.ascontiguousarray(lanes.numpy()).data.cast("B"))
+        content = np.ascontiguousarray(lanes.numpy()).data.cast("B")
+        # GMAC: who does not know the key finds no two messages of one tag, and it takes a tenth of the time of SHA-256
+        pieces = (content[first : first + _PIECE_BYTES] for first in range(0, len(content), _PIECE_BYTES))
+        tags = [self._cipher.encrypt(_NONCE, b"", piece) for piece in pieces]
+        return self._entry("message", number.to_bytes(8, "big"), *tags)
 
     def _entry(self, kind: str, *parts: bytes | memoryview) -> bytes:
         return digest(f"revealed {kind}", self.salt, *parts)

@@ -73,7 +73,12 @@ class SecureAggregation(Section, Combinable):
     def lacks(self) -> Sequence[Term]:
         """Features that read a single client's message or numbers."""
         why = "which hides them from the coordinator"
-        return (Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why), Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why))
+        hidden = "which hides them from everybody"
+        return (
+            Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why),
+            Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why),
+            Term(Feature.LEGIBLE_MESSAGES, _WAY_OUT, hidden),
+        )
 
     def colluders(self, clients: int) -> int:
         """A = ⌈γn⌉, the clients of a session that may collude with the coordinator.

@@ -71,7 +71,7 @@ class Conversation:
         for client in range(clients):
             credentials = NodeCredentials.load(folder / "keys" / "nodes" / str(client))
             (place := folder / f"node-{client}").mkdir()
-            self._nodes[client] = SecureNode(credentials, place, Limits(minimum_cohort=3))
+            self._nodes[client] = SecureNode(credentials, place, Limits(minimum_cohort=3), begins_record=True)
             self._nodes[client].prepare(experiment, plan, self.fixed)
         identities = SignedIdentities.read(plan.identities, self._nodes[0].credentials.authority_pem)
         fleet: Any = self  # as far as sessions use it

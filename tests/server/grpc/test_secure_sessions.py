@@ -22,7 +22,7 @@ from fed.randomness import Streams
 from fed.secure_aggregation.agreement import digests_of, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
-from fed.secure_aggregation.reasons import Reason, Refused
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.server.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -52,7 +52,7 @@ class Faulty(SecureNode):
     """A node that falls silent, and notes what it would have sent without masks."""
 
     def __init__(self, *arguments: Any, client: int, faults: Faults, plain: dict[tuple[int, int], Tensor]) -> None:
-        super().__init__(*arguments)
+        super().__init__(*arguments, begins_record=True)
         self._client, self._faults, self._plain, self._round = client, faults, plain, 0
         self._rounds: dict[bytes, int] = {}  # by message
 
@@ -116,7 +116,6 @@ class Outcome:
             "127.0.0.1:0",
             folder / "spool",
             credentials=None,
-            admits=None,
             accepts=deployment.accepts,
             patience=Patience(session_s=1.5),
         )
@@ -238,7 +237,7 @@ class _Known:
     def made(self, minimum_cohort: int = 3, name: str = "0") -> SecureNode:
         credentials = NodeCredentials.load(self.folder / "keys" / "nodes" / name)
         (state := self.folder / f"state-{name}").mkdir(exist_ok=True)
-        return SecureNode(credentials, state, Limits(minimum_cohort=minimum_cohort))
+        return SecureNode(credentials, state, Limits(minimum_cohort=minimum_cohort), begins_record=True)
 
     def plan(self, folder: str = "keys") -> pb.Plan:
         content = (self.folder / folder / "server" / "identities.json").read_bytes()
@@ -303,7 +302,7 @@ def test_identities_of_nobody_are_refused(wrong: str, tmp_path: Path) -> None:
             said = json.loads(plan.identities.split(b"\n")[0])
             said["version"] += 1
             plan.identities = json.dumps(said).encode() + b"\n" + plan.identities.split(b"\n")[1]
-    with pytest.raises(Refused, match="signed by this node's authority") as refused:
+    with pytest.raises(ClientRefusal, match="signed by this node's authority") as refused:
         known.node.prepare(known.experiment, plan, known.fixed)
     assert refused.value.reason is Reason.OLD_IDENTITIES
 
@@ -558,7 +557,7 @@ def test_server_is_told_why_a_node_takes_no_part(
 
     def refusing(node: SecureNode, *given: Any) -> None:
         if node.credentials.name == "2":
-            raise Refused("this node takes part in sums of 60", Reason.HIDES_TOO_LITTLE)
+            raise ClientRefusal("this node takes part in sums of 60", Reason.HIDES_TOO_LITTLE)
         prepare(node, *given)
 
     monkeypatch.setattr(SecureNode, "prepare", refusing)
