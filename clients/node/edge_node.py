@@ -297,6 +297,9 @@ class EdgeNode(Dialler):
             done = self._train(held)  # from a new file: half an answer may be in it
         if isinstance(done, Hidden):
             assert self.secure is not None
+            if done.problem:
+                number = held.assignment.task.number
+                _log.warning("task %d adds nothing to its round's sum: %s", number, done.problem)
             self._say_in_session(self.secure.trained(held.own_sha256, done.lanes))
             done = self._masked(held, done.answer, self.secure)
         if isinstance(done, pb.Failed):

@@ -43,7 +43,6 @@ TOLD: Mapping[str, str] = {
     "Heartbeat.held": "which tasks it holds, by the server's names",
     "Failed.task": "which task failed",
     "Failed.reason": "one of the constant sentences",
-    "Failed.diverged": "that its numbers were not finite, or beyond the range of the sum: one bit a task",
     "Failed.lacks_model": "that it does not have an earlier model: its folder was removed",
     "Scores.id": "which model was to be scored",
     "Scores.problem": "one of the constant sentences",
@@ -83,6 +82,7 @@ TOLD: Mapping[str, str] = {
 WITHHELD: Mapping[str, object] = {
     "Joining.samples": 0,
     "Signature.classes": 0,
+    "Failed.diverged": False,
     "Scores.samples": 0,
     "Scores.loss": 0.0,
     "Scores.metrics": (),

@@ -52,10 +52,12 @@ class Hidden(NamedTuple):
     Args:
         answer: what is said beside the message.
         lanes: the message, signed integers of R bits.
+        problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
     """
 
     answer: pb.Answer
     lanes: Tensor
+    problem: str = ""
 
 
 class NodeTraining:
@@ -70,6 +72,7 @@ class NodeTraining:
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
+        Refused: if the client would keep something between the tasks of secure aggregation.
     """
 
     def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
@@ -84,6 +87,7 @@ class NodeTraining:
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
         self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
+        self._hold_to_no_state()
         self._work = Work(self._recipe, 0)
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._step_s: float | None = None
@@ -97,6 +101,19 @@ class NodeTraining:
     def fixed(self) -> FixedPoint | None:
         """Fixed point of the node's messages; None without secure aggregation."""
         return self._message.fixed
+
+    def _hold_to_no_state(self) -> None:
+        """Refuse secure aggregation of messages that hold what one client has kept.
+
+        The server says after which task a client goes on. It could let one client alone have something to add.
+        """
+        states = self._prepared.client_states(self._message)
+        if self.fixed is not None and (states.names or states.codec_names):
+            raise Refused(
+                "a node under secure aggregation keeps nothing between tasks, since the server could have the sum show "
+                "what one client has kept, and the plan's algorithm or error_feedback does",
+                Reason.KEEPS_STATE,
+            )
 
     def forget(self) -> None:
         """Remove what the client keeps between tasks."""
@@ -157,6 +174,9 @@ class NodeTraining:
         assert isinstance(trained, Trained)
         if trained.diverged:
             ((_, reason),) = trained.diverged
+            if self.fixed is not None:  # a failure would answer what the server asks of the samples, one bit a task
+                path.unlink(missing_ok=True)
+                return Hidden(pb.Answer(task=assignment.task), self.fixed.nothing(), reason)
             return pb.Failed(task=assignment.task, reason=reason, diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once

@@ -82,8 +82,8 @@ class TrainingProcess:
         if not isinstance(done, tuple):
             plain: pb.Answer | pb.Failed = done
             return plain
-        answer, lanes = done
-        return Hidden(answer, torch.from_numpy(lanes))
+        answer, lanes, problem = done
+        return Hidden(answer, torch.from_numpy(lanes), problem)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model on what the node holds out."""
@@ -149,7 +149,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             else:
                 answer = getattr(training, what)(*arguments)
                 if isinstance(answer, Hidden):  # as an array: a tensor would travel through a file of shared memory
-                    answer = answer.answer, answer.lanes.numpy()
+                    answer = answer.answer, answer.lanes.numpy(), answer.problem
         except FedError as error:
             answer = error
         except OSError as error:

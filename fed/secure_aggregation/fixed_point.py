@@ -168,6 +168,12 @@ class FixedPoint:
         lanes, values = zip(*rows, strict=True)
         return Quantised(torch.stack(lanes), torch.stack(values))
 
+    def nothing(self) -> Tensor:
+        """Lanes of a client that has no message to add, as one whose training diverged: without weight or samples."""
+        zeros_1M = torch.zeros(1, self.numbers)
+        without = ClientNumbers(weights=(0.0,), samples=(0,), losses=(0.0,))
+        return self.quantise(zeros_1M, without, [np.random.default_rng(0)]).lanes[0]
+
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""
         losses = enumerate(zip(beside.losses, beside.samples, strict=True))

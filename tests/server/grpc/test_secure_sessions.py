@@ -149,7 +149,7 @@ class Outcome:
 
 
 def test_deployed_run_has_the_bits_and_bytes_of_the_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="scaffold")
+    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="mimelite")
     deployed = Outcome(experiment, tmp_path, {}, monkeypatch)
     deployed.hold_sums_exact()
     off = {"simulation.batching": "off", "simulation.workers": 0}
