@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
 from fed.secure_aggregation.agreement import digests_of, plan_digest
-from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Participant, Record, Say
+from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Participant, Remember, Say
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.terms import Session, Terms
 from fed.wire.protocol_pb2 import Assignment, ClientList, FromSession, KeyList, SessionKeys, TaskId, ToSession
@@ -189,7 +189,7 @@ class Honest:
                     assert self.terms is not None
                     bits = self.terms.fixed.bits
                     self._log.masked.append(log.Masked(self.dealt, self._expected, self._senders, bits, lanes.numpy()))
-                case Record(entries):
+                case Remember(entries):
                     self._to_write, self.is_writing = entries, True
         return said
 

@@ -8,7 +8,6 @@ from tests.fed.secure_aggregation.hostile import world
 from tests.fed.secure_aggregation.hostile.faults import FAULTS
 from tests.fed.secure_aggregation.hostile.play import play
 
-
 _SEEDS = 400
 _LONG_SEEDS = 4000
 
