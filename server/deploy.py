@@ -158,8 +158,7 @@ def _fleet(
     return NodeFleet(
         listen,
         folder.spool,
-        credentials=credentials.for_grpc() if credentials else None,
-        admits=credentials.roster.admits if credentials else None,
+        credentials=credentials,
         accepts=accepts,
         patience=patience,
     )
@@ -352,6 +351,7 @@ class Deployment:
             begin_scoring=begin_scoring,
             has_scores=self._held_out is not None or recipe.test is not None,
             scores_meanwhile=False,
+            keeps_metrics=False,
             load_module=load_module,
             metrics=directions(prepared.metrics),
             facts=lambda: {

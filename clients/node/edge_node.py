@@ -246,13 +246,11 @@ class EdgeNode(Dialler):
         while not self._transfers.over.is_set():
             said = self._said.get()
             self._is_prepared.wait()
-            match said:
-                case pb.Assignment():
-                    self._say_in_session(secure.join(said))
-                case pb.ToSession():
-                    self._say_in_session(secure.answer(said))
-                case pb.Withdrawal():
-                    secure.withdrawn(said.task)
+            try:
+                self._say_in_session(secure.take(said))
+            except Exception:  # whatever it is, the next session may go well
+                _log.exception("a session failed")
+                self._say_in_session(secure.failed("the node has an error of its own"))
 
     def _say_in_session(self, messages: Iterable[pb.FromSession]) -> None:
         for message in messages:

@@ -146,6 +146,16 @@ class SecureNode:
                 write_atomically(self.folder / IDENTITIES_FILE, identities.content, mode=0o600)
             self._identities = identities
 
+    def take(self, said: pb.Assignment | pb.ToSession | pb.Withdrawal) -> Sequence[pb.FromSession]:
+        """Take what the server says that concerns sessions; returns what it is to hear."""
+        match said:
+            case pb.Assignment():
+                return self.join(said)
+            case pb.ToSession():
+                return self.answer(said)
+            case pb.Withdrawal():
+                return self.withdrawn(said.task)
+
     def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
         """Join the session of a task; returns what the server is to hear."""
         return self._carry_out(lambda: self._participant.assigned(assignment))
@@ -154,9 +164,17 @@ class SecureNode:
         """Take a message of the server; returns what it is to hear."""
         return self._carry_out(lambda: self._participant.told(message))
 
-    def withdrawn(self, task: pb.TaskId) -> None:
+    def withdrawn(self, task: pb.TaskId) -> Sequence[pb.FromSession]:
         """End the session of a task that the server needs no more."""
-        self._carry_out(lambda: self._participant.withdrawn(task))
+        return self._carry_out(lambda: self._participant.withdrawn(task))
+
+    def failed(self, problem: str) -> Sequence[pb.FromSession]:
+        """End the session for a reason of the node's own; returns what the server is to hear.
+
+        Args:
+            problem: the reason, for the node's log.
+        """
+        return self._carry_out(lambda: self._participant.failed(Reason.NODE_FAILED, problem))
 
     def holds(self, own_sha256: bytes) -> bool:
         """True if the message of this name is there, so that its task need not be trained again."""

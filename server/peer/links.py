@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,11 +21,12 @@ from fed.server.peer.link import Link, Listener, Refused, StreamPatience
 from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import TurnedAway, converse
 from fed.wire.messages import one_line
+from fed.wire.newcomers import Newcomers
 from fed.wire.payloads import Incoming
 from fed.wire.protocol import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
 from fed.wire.rate_limits import Allowance, Refusals, Unnamed
 
-__all__ = ["Links"]
+__all__ = ["Links", "written"]
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +80,8 @@ class Links:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
         self._server: grpc.aio.Server | None = None
+        self._newcomers = Newcomers()
+        self._watching: asyncio.Task[None] | None = None
 
     async def listen(self, address: str) -> int:
         """Listen for other peers; returns the port.
@@ -93,12 +97,13 @@ class Links:
             if self._credentials is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, self._credentials.for_listening())
+                port = server.add_secure_port(address, self._credentials.for_listening(self._newcomers.arrived))
         except RuntimeError as error:
             raise InvalidInput(
                 f"this peer cannot listen on {address}: is another program there, and is the address this machine's?"
             ) from error
         await server.start()
+        self._watching = asyncio.create_task(self._newcomers.watch(int(port)))
         return int(port)
 
     def link(self, name: str) -> Link | None:
@@ -122,9 +127,19 @@ class Links:
             return
         if time.monotonic() < self._pauses.get(key, (0.0, 0.0))[0]:
             return
-        if name is not None and self._credentials is not None and not self._credentials.may_dial(name):
+        if name is not None and self._credentials is not None and self._credentials.refusals([name]):
             return
         self._dialling[key] = asyncio.create_task(self._dial(address, name, key))
+
+    def end(self, name: str, reason: str) -> None:
+        """End all streams with a peer.
+
+        Args:
+            name: of the peer.
+            reason: to tell it.
+        """
+        for link in self._open.get(name, ()):
+            link.end(reason)
 
     async def close(self, reason: str, grace_s: float = 1.0) -> None:
         """End all streams."""
@@ -137,6 +152,9 @@ class Links:
         for task in dialled:
             task.cancel()
         await asyncio.gather(*dialled, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])  # the door's sockets would keep the port taken
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -166,39 +184,33 @@ class Links:
         async with channel:
             call: Any = channel.stream_stream(_METHOD)()
             try:
-                await self._converse(call.read, call.write, name, address)
+                await self._converse(call.read, partial(written, call), name, address)
             finally:
                 call.cancel()
 
     async def _meet(self, _: Any, context: Any) -> None:
         name: str | None = None
+        certified: tuple[str, bytes] | None = None
         try:
             if self._credentials is not None:
-                known = peer_of(context)
-                if known is None:
+                certified = peer_of(context)
+                if certified is None:
                     raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a peer must show its certificate")
-                name = known[0]
-
-                def hold_to_roster() -> None:
-                    assert self._credentials is not None
-                    if (reason := self._credentials.admits(*known)) is not None:
-                        raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
-
-                hold_to_roster()
-
-                async def read() -> Any:
-                    data = await context.read()
-                    hold_to_roster()  # which may have changed since
-                    return data
-
-            else:
-                read = context.read
-            await self._converse(read, context.write, name)
+                name = certified[0]
+                self._newcomers.identify(context.peer())
+            await self._converse(context.read, context.write, name, certified=certified)
         except TurnedAway as turned:
             self._refusals.note(name or Unnamed(context.peer()), turned.reason)
             await context.abort(turned.code, turned.reason)
 
-    async def _converse(self, read: _Read, write: _Write, name: str | None, address: str = "") -> None:
+    async def _converse(
+        self,
+        read: _Read,
+        write: _Write,
+        name: str | None,
+        address: str = "",
+        certified: tuple[str, bytes] | None = None,
+    ) -> None:
         """One stream, from the greetings to its end.
 
         Args:
@@ -206,7 +218,16 @@ class Links:
             write: sends one.
             name: of the other side, where it is known.
             address: that was dialled; empty: the other side has dialled.
+            certified: name and certificate of the other side; None: it was dialled, or there are none.
         """
+
+        def refusal() -> str | None:  # which may change while the stream stands
+            if self._credentials is None:
+                return None
+            if certified is not None and (reason := self._credentials.admits(*certified)) is not None:
+                return reason
+            return self._credentials.refusals([greeting.name]).get(greeting.name)
+
         patience, is_introduction = self._patience, bool(address) and name is None
 
         async def send(data: bytes) -> None:
@@ -222,13 +243,13 @@ class Links:
         if (greeting.name, greeting.start) == (own.name, own.start):
             self._listener.met_itself(address)
             return
-        if (reason := self._refusal_of(greeting, name)) is not None:
+        if (reason := refusal() or self._refusal_of(greeting, name)) is not None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
         self._open.setdefault(link.name, []).append(link)
         self._listener.opened(link)
         try:
-            problems = await converse(link.speak(send), self._listen(link, read))
+            problems = await converse(link.speak(send), self._listen(link, read, refusal))
         finally:
             self._open[link.name].remove(link)
             if not self._open[link.name]:
@@ -242,7 +263,7 @@ class Links:
             elif not isinstance(problem, grpc.RpcError):
                 _log.warning("the stream with %r has failed: %s: %s", link.name, type(problem).__name__, problem)
 
-    async def _listen(self, link: Link, read: _Read) -> None:
+    async def _listen(self, link: Link, read: _Read, refusal: Callable[[], str | None]) -> None:
         allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S)
         header, left_bytes = pb.PeerMessage(), 0
         incoming: Incoming | None = None
@@ -253,6 +274,10 @@ class Links:
                     raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a peer has to say")
                 if kind == "farewell":
                     return
+                if reason := refusal():
+                    self._refusals.note(link.name, reason)
+                    self._listener.refused(link, reason)
+                    continue
                 try:
                     if kind == "chunk":
                         left_bytes -= len(message.chunk.data)
@@ -315,6 +340,18 @@ class Links:
             )
         else:
             _log.debug("%s cannot be reached: %s", address, words)
+
+
+async def written(call: Any, data: bytes) -> None:
+    """Write to a call that this side has made.
+
+    Raises:
+        AioRpcError: if the call has failed, with the reason.
+    """
+    try:
+        await call.write(data)
+    except asyncio.InvalidStateError:  # gRPC says that it has ended, and not why; its reader does
+        await call.read()
 
 
 def _remove(incoming: Incoming | None) -> None:

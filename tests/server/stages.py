@@ -194,7 +194,6 @@ class OverGrpc(_Real):
             "127.0.0.1:0",
             folder / "spool",
             credentials=None,
-            admits=None,
             accepts=lambda joining: None,
             patience=Patience(heartbeat_s=0.2, silence_s=BOUND_S, lease_s=2.0, stall_s=BOUND_S),
         )

@@ -116,7 +116,6 @@ class Outcome:
             "127.0.0.1:0",
             folder / "spool",
             credentials=None,
-            admits=None,
             accepts=deployment.accepts,
             patience=Patience(session_s=1.5),
         )
