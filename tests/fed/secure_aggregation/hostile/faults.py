@@ -77,10 +77,13 @@ def message_of_another_round(patch: pytest.MonkeyPatch) -> None:
     _with_digests(patch, digests_of)
 
 
-def revealed_rounds_of_one_name_alone(patch: pytest.MonkeyPatch) -> None:
-    count = itertools.count()
-    for name in ("of_task", "of_message"):
-        patch.setattr(RevealedRounds, name, lambda *_: b"never again %d" % next(count))
+def _rounds_not_known(*by: str) -> PutBack:
+    def fault(patch: pytest.MonkeyPatch) -> None:
+        count = itertools.count()
+        for name in by:
+            patch.setattr(RevealedRounds, name, lambda *_: b"never again %d" % next(count))
+
+    return fault
 
 
 def revealed_rounds_forgotten_at_a_restart(patch: pytest.MonkeyPatch) -> None:
@@ -163,7 +166,10 @@ FAULTS: Mapping[str, Fault] = {
     "message kept under its task's id": Fault(message_kept_under_the_id_of_its_task, _DETERMINED, _REUSE),
     "message of another plan": Fault(message_of_another_plan, _DETERMINED, _REUSE),
     "message of another round": Fault(message_of_another_round, _STRAY, _REUSE),
-    "revealed rounds of one run's name alone": Fault(revealed_rounds_of_one_name_alone, _DETERMINED, _ATTEMPTS),
+    "rounds known by their run's name alone": Fault(_rounds_not_known("of_task", "of_message"), _DETERMINED, _ATTEMPTS),
+    "rounds not known by their run's name": Fault(_rounds_not_known("of_round"), _DETERMINED, _ATTEMPTS),
+    "rounds not known by plan and task": Fault(_rounds_not_known("of_task"), _DETERMINED, _ATTEMPTS),
+    "rounds not known by the message": Fault(_rounds_not_known("of_message"), _DETERMINED, _ATTEMPTS),
     "revealed rounds forgotten at a restart": Fault(revealed_rounds_forgotten_at_a_restart, _DETERMINED, _ATTEMPTS),
     "shares leave before their record": Fault(shares_leave_before_their_record, _DETERMINED, _ATTEMPTS),
     "another attempt after a reveal": Fault(another_attempt_after_a_reveal, _DETERMINED, _ATTEMPTS),
