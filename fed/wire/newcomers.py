@@ -10,7 +10,7 @@ from fed.wire.rate_limits import Allowance
 __all__ = ["Newcomers"]
 
 _log = logging.getLogger(__name__)
-_AT_ONCE = 1000  # connections, as when a fleet comes back
+_AT_ONCE = 300  # connections, as when a fleet comes back
 _PER_S = 100.0
 _OPENS_FOR = 10  # connections, so that a door that was shut is not shut again at the next one
 _LOOKS_EVERY_S = 0.05
@@ -37,6 +37,7 @@ class Newcomers:
         self.begun = self.identified = 0
         self._lock = threading.Lock()  # gRPC tells of connections in threads of its own
         self._allowance = Allowance(at_once, per_s)
+        self._per_s = per_s
         self._door: Door | None = None
         self._known: dict[str, None] = {}
         self._settled = self._said = 0
@@ -83,7 +84,7 @@ class Newcomers:
         if strangers <= self._said:
             return
         more, self._said = strangers - self._said, strangers
-        held = f", and new ones are held to {_PER_S:g} a second" if self._allowance.denied else ""
+        held = f", and new ones are held to {self._per_s:g} a second" if self._allowance.denied else ""
         self._allowance.denied = 0
         _log.warning(
             "%d connections came to nothing: they showed no certificate of this authority, or broke off before a call "
