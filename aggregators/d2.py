@@ -38,9 +38,13 @@ class D2(PeerRule):
     Each step has its own η, so that the mean follows the mean gradient under any schedule; the paper's is constant.
     It converges to the optimum of the peers' mean loss where the smallest eigenvalue of W is above −1/3. An even ring
     with Metropolis–Hastings weights is at −1/3: ``topology: {kind: ring, lazy: true}`` mixes by (I + W)/2.
+
+    Conserved is Σ (X_{t+1} − X_t + η_t G_t) = 0 over the members. One that goes for good takes its share along, by
+    which the mean of the others would move in each round for ever: they begin anew at rest, X_t = X_{t+1} and G_t = 0.
     """
 
     needs_gradient: ClassVar[bool] = True
+    conserves_sum: ClassVar[bool] = True
 
     def init(self, params_NP: Tensor) -> State:
         """All peers start from one model, at rest."""
@@ -48,6 +52,10 @@ class D2(PeerRule):
 
     def joined(self, state: State) -> State:
         """Another's model, at rest: its last step is not this peer's."""
+        return self.init(state.model_NP)
+
+    def renewed(self, state: State) -> State:
+        """Own models, at rest."""
         return self.init(state.model_NP)
 
     def step(self, state: State, descend: Descend, mix: Mix) -> State:

@@ -29,9 +29,13 @@ class SGP(PeerRule):
     .. math:: x ← P (x - η g(z)), \qquad w ← P w, \qquad z = x / w
 
     The columns of P add up to 1, so that Σ w = n always, on directed graphs and on those that change.
+
+    A member that goes for good takes its x and w along. The others still agree on Σ x / Σ w, but they are n, and Σ w is
+    not: each step would move their mean by n / Σ w of itself. They begin anew, each with its own z and a weight of 1.
     """
 
     corrects_weights: ClassVar[bool] = True
+    conserves_sum: ClassVar[bool] = True
 
     def init(self, params_NP: Tensor) -> State:
         """All peers start from one model, with a weight of 1."""
@@ -39,6 +43,10 @@ class SGP(PeerRule):
 
     def joined(self, state: State) -> State:
         """Another's model with a weight of 1."""
+        return self.init(state.model_NP)
+
+    def renewed(self, state: State) -> State:
+        """Own models, each with a weight of 1."""
         return self.init(state.model_NP)
 
     def step(self, state: State, descend: Descend, mix: Mix) -> State:

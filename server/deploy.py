@@ -15,7 +15,6 @@ from fed.clients.fingerprint import pair_sha256
 from fed.clients.measures import Metrics, directions, loss_in_force
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
-from fed.clients.node.sessions import plan_digest
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -25,6 +24,7 @@ from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.reports.population import described
+from fed.secure_aggregation.agreement import plan_digest
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import (
     ClientScore,
@@ -213,7 +213,14 @@ class Deployment:
                 )
             return "the run hides clients' numbers by secure_aggregation: start fed client with --secure"
         if self._signature is None:
+            if joining.hides_numbers and self._has_classes and "float" not in said.target_dtype and not said.labels:
+                return (
+                    "the server must know the number of classes, which nodes under --secure do not tell: give its "
+                    "experiment a data section"
+                )
             self._signature = said
+            if joining.hides_numbers:
+                self._signature.classes = len(said.labels)
             if not self._has_classes:
                 self._signature.classes = 0
         return refusal_of_signature(said, self._signature)

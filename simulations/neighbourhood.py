@@ -33,10 +33,12 @@ class SimulatedNeighbourhood:
     when its round begins, leaves before it could have trained and sent its messages, or breaks down by then takes no
     part in the round. Its neighbours do not wait for it. It begins the next round together with the latest of its
     neighbours, and not before the first of all peers has ended this one. Where neighbours keep copies of each other, it
-    gets what it missed with their next messages.
+    gets what it missed with their next messages. A peer that is away and never comes back has gone for good: all others
+    know it at once, and begin anew with the next round in which they take part.
 
     Attributes:
         left_out: peers whose messages came too late for a neighbour in this round.
+        gone: places of peers that have gone for good.
 
     Args:
         clients: who the peers are, how much they train on, and what they run on.
@@ -45,6 +47,7 @@ class SimulatedNeighbourhood:
         deadline_s: of each exchange; None: peers wait for their neighbours, however slow.
         attackers: forge what they send.
         has_buffers: True if a round's first exchange begins with buffers, which attackers do not forge.
+        waits_alone: True if a round begins once two peers are there, where there are two or more; False: one is enough.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class SimulatedNeighbourhood:
         attackers: Attackers | None = None,
         *,
         has_buffers: bool = False,
+        waits_alone: bool = True,
     ) -> None:
         self.clock = 0.0
         self._attackers, self._has_buffers = attackers, has_buffers
@@ -69,6 +73,8 @@ class SimulatedNeighbourhood:
         self._clients = clients
         self._message_bytes = message_bytes
         self._devices = [clients.device_of(member) for member in self.members]
+        self._fewest = 2 if waits_alone and topology and len(self.members) > 1 else 1
+        self._has_mixed_S = np.zeros(len(self.members), bool)
         self._spells = [clients.spells.get(member) for member in self.members]
         sources = clients.devices
         self._all_take_part = sources.are_always_there and not sources.failure and not sources.interruption
@@ -76,22 +82,26 @@ class SimulatedNeighbourhood:
         self._missed_bytes_X = np.zeros(len(self._whole.senders_X) if self._whole else 0, np.int64)
         self._rows_S = np.arange(len(self.members))
         self._links: tuple[Weights, tuple[np.ndarray, ...]] | None = None
+        self.gone: set[int] = set()
+        self._generations_N = np.zeros(len(self.members), np.int64)  # departures after which each peer has begun anew
 
     def begin(self, number: int) -> Attendance:
         """Find out who takes part in a round, numbered from 1.
 
         Raises:
-            RunFailed: if no peer is available, and none ever will be.
+            RunFailed: if too few peers are available, and no more ever will be.
         """
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
         self._number, self._exchange = number, 0
         self.weights = self._whole = self._topology.weights(number) if self._topology else None
+        self._has_mixed_S = np.zeros(len(self.members), bool)
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members))
         self._await_peer(number)
         attendance = self._attendance(number)
         self._rows_S = attendance.rows_S.numpy()
+        self._has_mixed_S = np.zeros(len(self._rows_S), bool)
         if self._whole and len(self._rows_S) < len(self.members):
             self.weights = self._whole.among(torch.from_numpy(self._takes_part_N))
         return attendance
@@ -132,6 +142,7 @@ class SimulatedNeighbourhood:
             # an index alone would count one of several messages to a peer
             np.maximum.at(ready_s_S, ends_X[counts_X], arrives_s_X[counts_X])
         self._ready_s_N[self._rows_S] = ready_s_S
+        self._has_mixed_S[receivers_X[counts_X]] = True
         return weights, received
 
     def _attacked(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -180,18 +191,25 @@ class SimulatedNeighbourhood:
                 np.maximum.at(ready_s_N, rows_X[follows_X], ready_s_N[senders_X[follows_X]])
 
     def measures(self) -> dict[str, float]:
-        """Count nothing: who takes part and who is late is counted with the round."""
-        return {}
+        """Peers that took part and mixed with nobody; nothing where peers never meet."""
+        return {"alone": int((~self._has_mixed_S).sum()) if self._exchange else 0} if self._topology else {}
 
     def state(self) -> Tree:
-        """All clocks and the bytes that peers missed, for a checkpoint."""
-        missed_bytes = self._missed_bytes_X.tolist()
-        return {"clock": self.clock, "ready_s": self._ready_s_N.tolist(), "missed_bytes": missed_bytes}
+        """All clocks, the bytes that peers missed, and those that have gone for good, for a checkpoint."""
+        return {
+            "clock": self.clock,
+            "ready_s": self._ready_s_N.tolist(),
+            "missed_bytes": self._missed_bytes_X.tolist(),
+            "gone": sorted(self.gone),
+            "generations": self._generations_N.tolist(),
+        }
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self.clock, self._ready_s_N = state["clock"], np.array(state["ready_s"])
         self._missed_bytes_X = np.array(state["missed_bytes"], np.int64)
+        self.gone = set(state["gone"])
+        self._generations_N = np.array(state["generations"], np.int64)
 
     @property
     def _takes_part_N(self) -> np.ndarray:  # noqa: N802  # a shape suffix
@@ -204,15 +222,12 @@ class SimulatedNeighbourhood:
         return spells.at(float(self._ready_s_N[row])) if spells else Spell(True, math.inf)
 
     def _await_peer(self, number: int) -> None:
-        """Move all clocks to the first return where no peer is available."""
+        """Move all clocks to the first return while too few peers are available."""
         spells = list(map(self._spell, range(len(self.members))))
-        while not any(spell.is_there for spell in spells):
-            returns_s = min(spell.until_s for spell in spells)
+        while (there := sum(spell.is_there for spell in spells)) < self._fewest:
+            returns_s = min((spell.until_s for spell in spells if not spell.is_there), default=math.inf)
             if math.isinf(returns_s):
-                raise RunFailed(
-                    f"round {number} needs a peer, and none will ever be there again: let peers come more often, as "
-                    "devices.availability says"
-                )
+                raise RunFailed(_nobody_else(number, there))
             self._ready_s_N = np.maximum(self._ready_s_N, returns_s)
             spells = list(map(self._spell, range(len(self.members))))
 
@@ -223,6 +238,8 @@ class SimulatedNeighbourhood:
         for row, degree in enumerate(degrees_N):
             is_there, until_s, _ = self._spell(row)
             if not is_there:
+                if math.isinf(until_s):
+                    self.gone.add(row)
                 continue
             samples, groups = self._clients.sizes[row], self._clients.groups
             steps, breaks_at = self._clients.fate(samples, None, self.members[row], number)
@@ -235,7 +252,9 @@ class SimulatedNeighbourhood:
             else:
                 rows_S.append(row)
                 steps_S.append(steps)
-        return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed)
+        anew_S = np.flatnonzero(self._generations_N[rows_S] < len(self.gone)).tolist()
+        self._generations_N[rows_S] = len(self.gone)
+        return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed, anew_S)
 
     def _links_of_round(self) -> tuple[np.ndarray, ...]:
         """Receivers and senders as places among those that take part, latencies, and seconds per byte.
@@ -256,6 +275,15 @@ class SimulatedNeighbourhood:
             s_per_byte_X = np.maximum(down_s_S[receivers_X], up_s_S[senders_X])
             self._links = weights, (receivers_X, senders_X, latency_s_X, s_per_byte_X)
         return self._links[1]
+
+
+def _nobody_else(number: int, there: int) -> str:
+    remedy = "let peers come more often, as devices.availability says"
+    if there:
+        needs, remedy = "another peer, for one alone waits", f"{remedy}, or write rounds.alone: go_on"
+    else:
+        needs = "a peer"
+    return f"round {number} needs {needs}, and none will ever be there again: {remedy}"
 
 
 def _either_way(chosen_X: np.ndarray, receivers_X: np.ndarray, senders_X: np.ndarray) -> np.ndarray:

@@ -174,8 +174,15 @@ class Simulation:
             message_bytes = sent_bytes(self.algorithm, self.layout, self.peer_codec) if self.topology else 0
             forges = self.attackers if self.attackers and self.attackers.attack.forges else None
             has_buffers = self.layout.size > self.layout.parameters
-            limits = message_bytes, self._deadline_s
-            neighbourhood = SimulatedNeighbourhood(clients, self.topology, *limits, forges, has_buffers=has_buffers)
+            neighbourhood = SimulatedNeighbourhood(
+                clients,
+                self.topology,
+                message_bytes,
+                self._deadline_s,
+                forges,
+                has_buffers=has_buffers,
+                waits_alone=self.policy.waits_alone,
+            )
             row_of = {client: row for row, client in enumerate(self.data.clients)}
             honest = [row_of[client] for client in self.honest_peers] if self.attackers else None
             lr_in = step_sizes(self.experiment, self.policy)

@@ -4,23 +4,28 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import FederatedData
 from fed.clients.node.reference import KeptReference
-from fed.clients.node.sessions import model_digest
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
-from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
+from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFailed, os_errors_as
+from fed.randomness import Streams
+from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
+from fed.secure_aggregation.settings import SecureAggregation
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
@@ -28,7 +33,7 @@ from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
 from fed.wire.payloads import TensorSpec, read, written
 from fed.wire.protocol import name_of
 
-__all__ = ["STATE_LOST", "NodeTraining"]
+__all__ = ["STATE_LOST", "Hidden", "NodeTraining"]
 
 STATE_LOST = (
     "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
@@ -39,6 +44,18 @@ STATE_LOST = (
 _MODEL_LOST = "the model that the differences are added to is not in this node's folder"
 _REFERENCE = "reference"
 _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
+
+
+class Hidden(NamedTuple):
+    """The answer of a client under secure aggregation, before its message is masked: it is in memory alone.
+
+    Args:
+        answer: what is said beside the message.
+        lanes: the message, signed integers of R bits.
+    """
+
+    answer: pb.Answer
+    lanes: Tensor
 
 
 class NodeTraining:
@@ -58,10 +75,14 @@ class NodeTraining:
     def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
         (self._client,) = data.clients
         self._folder = folder
+        with os_errors_as(InvalidInput, f"{folder} cannot be written to", "give another --state"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
         self._prepared = Preparation(experiment, replace(data, classes=plan.signature.classes or None))
         own = self._prepared.message_format(1)
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
-        self._recipe = replace(self._prepared.recipe, format=self._message)
+        secret_streams = _secret_streams(self._prepared.secure_aggregation)
+        self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
         self._work = Work(self._recipe, 0)
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._step_s: float | None = None
@@ -76,6 +97,10 @@ class NodeTraining:
         """Fixed point of the node's messages; None without secure aggregation."""
         return self._message.fixed
 
+    def forget(self) -> None:
+        """Remove what the client keeps between tasks."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def spec(self) -> TaskSpec:
         """The types and lengths of a task's tensors."""
         message = self._message
@@ -87,8 +112,12 @@ class NodeTraining:
 
         return TaskSpec(lenient(message.downlink), message.difference, lenient(message.beside))
 
-    def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
+    def train(
+        self, assignment: pb.Assignment, path: Path, until_s: float | None = None
+    ) -> pb.Answer | pb.Failed | Hidden:
         """Do a task; the answer's tensors take the place of those that came with it.
+
+        Under secure aggregation the message stays in memory: it is on no disk before it is masked.
 
         Args:
             assignment: as the server made it.
@@ -102,7 +131,9 @@ class NodeTraining:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
         vector_V, integers_I, *broadcast = found
         if self.fixed is not None and model_digest(found) != assignment.model_sha256:
-            raise InvalidPayload("the model must be the one that the round's clients have agreed on, got another")
+            raise ClientRefusal(
+                "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL
+            )
         states, are_lost = self._states(assignment)
         given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
         train = Train(
@@ -128,16 +159,16 @@ class NodeTraining:
         # before the answer goes, which the server may count at once
         before = states.of(self._client, (vector_V, integers_I))
         self._keep(name_of(assignment.task), before, states, tensors[count:], are_lost)
-        payload = written(path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
-        return pb.Answer(
-            task=assignment.task,
-            payload=payload,
-            weight=trained.weights[0],
-            samples=trained.samples[0],
-            train_loss=trained.train_losses[0],
-            began_anew=are_lost and bool(states.names),
-        )
+        answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
+        if self.fixed is not None:
+            path.unlink(missing_ok=True)  # the model, which is not needed any more
+            return Hidden(answer, tensors[0][0].clone())
+        answer.payload.CopyFrom(written(path, [part[0] for part in tensors[:count]]))
+        answer.weight = trained.weights[0]
+        answer.samples = trained.samples[0]
+        answer.train_loss = trained.train_losses[0]
+        return answer
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model, or the client's own, on what the client holds out.
@@ -229,6 +260,13 @@ class NodeTraining:
         except InvalidCheckpoint:
             return None
         return None if newest is None else newest[1]
+
+
+def _secret_streams(settings: SecureAggregation | None) -> Streams | None:
+    """Streams that nobody else can follow, where the experiment asks for them."""
+    if settings is None or settings.randomness == "seed":
+        return None
+    return Streams(secrets.randbits(256))
 
 
 def _forget_before(folder: Path, name: str) -> None:

@@ -1,6 +1,7 @@
 """``fed peer``: an experiment without a coordinator, at one of the real peers that mix with each other."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
+    from fed.config.node_data import NodeData
     from fed.server.peer.deploy import PeerSetup
 
 __all__ = ["peer"]
@@ -42,6 +44,14 @@ def peer(
     min_peers: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many peers must be there before the first round.")
     ] = 2,
+    patience: Annotated[
+        float,
+        typer.Option(min=1.0, metavar="SECONDS", help="How long it waits for others without whom it cannot go on."),
+    ] = 3600.0,
+    serve_end: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="SECONDS", help="How long it stays at its end for members that are still away."),
+    ] = 60.0,
     settings: Settings = None,
     output: Output = None,
     overwrite: Overwrite = False,
@@ -61,6 +71,8 @@ def peer(
         insecure: go without certificates, on this machine alone.
         name: the peer's name where there is no certificate to give it.
         min_peers: peers to wait for before the first round, this one among them.
+        patience: seconds to wait for others without whom it cannot go on, > 0.
+        serve_end: seconds to stay at the end for members that have not come to it, >= 0.
         settings: values in place of the file's.
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
@@ -69,17 +81,24 @@ def peer(
         json: print the summary as JSON.
     """
     experiment = to_run("peer", file, settings, output, overwrite, resume, json)
-    if experiment is None:
+    serves_end = experiment is None and resume is not None and _end_is_kept(resume)
+    if experiment is None and not serves_end:
         return 0
     pool_freed_memory()  # before threads start, which it concerns
     from fed.config.node_data import NodeData
     from fed.server.peer.deploy import take_part
 
+    own = NodeData.load(data)
     setup = _setup(listen, advertise, join or [], credentials, insecure, name, min_peers)
+    setup = replace(setup, patience_s=patience, serves_end_s=serve_end)
+    if experiment is None:
+        assert resume is not None
+        _serve_end(resume, own, setup)
+        return 0
     with running("peer", experiment.name, output, overwrite, resume) as (shown, directory):
         run = take_part(
             experiment,
-            NodeData.load(data),
+            own,
             setup,
             output=directory,
             overwrite=overwrite,
@@ -121,6 +140,30 @@ def _setup(
     loaded = PeerCredentials.load(credentials) if credentials is not None else None
     name = name_of("peer", name, credentials, loaded.name if loaded else None)
     return PeerSetup(name=name, listen=listen, join=join, credentials=loaded, advertise=advertise, min_peers=min_peers)
+
+
+def _end_is_kept(folder: Path) -> bool:
+    """Tell whether members had not come to the end of a finished run when its peer left."""
+    from fed.server.peer.deploy import end_is_kept
+
+    return end_is_kept(folder)
+
+
+def _serve_end(folder: Path, own: "NodeData", setup: "PeerSetup") -> None:
+    """Serve the end of a finished run to members that had not come to it.
+
+    Args:
+        folder: of the run.
+        own: what this peer trained on.
+        setup: how it meets the others.
+    """
+    from fed.server.peer.deploy import serve_end
+    from fed.storage.run_folder import RunFolder
+
+    experiment = RunFolder.existing(folder).experiment()
+    with running("peer", experiment.name, None, False, folder) as (shown, _):
+        shown.say(f"the run is over, and others may not know it yet: serving its end for {setup.serves_end_s:g} s")
+        serve_end(experiment, own, setup, output=folder, on_listen=partial(_say_port, shown, setup.listen))
 
 
 def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:

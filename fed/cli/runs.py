@@ -260,6 +260,7 @@ def _outcome(summary: Mapping[str, Any]) -> str:
         score = summary.get(metric.final)
         parts += [f"test {metric.words} {score_text(score)}"] if score is not None else []
     parts += [f"{bytes_text(summary['bytes_up'])} up", f"{bytes_text(summary['bytes_down'])} down"]
+    parts += [f"{summary['rounds_alone']} mixed with nobody"] if summary.get("rounds_alone") else []
     return ", ".join(parts)
 
 

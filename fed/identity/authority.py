@@ -4,8 +4,10 @@
 
     DIR/
     ├── authority/       certificate.pem and key.pem, by which all else is signed
-    ├── server/          authority.pem, certificate.pem, key.pem, roster.json and identities.json: all that it needs
-    └── nodes/NAME/      authority.pem, certificate.pem, key.pem and identities.json: all that a node, or a peer, needs
+    ├── server/          authority.pem, certificate.pem, key.pem, roster.json, identities.json and revocations.json
+    └── nodes/NAME/      authority.pem, certificate.pem, key.pem, identities.json; of a peer revocations.json, too
+
+``server`` has all that a server needs, and ``nodes/NAME`` all that a node or a peer needs.
 
 An authority certifies and a roster admits; what they issued is loaded and used through ``ServerCredentials``,
 ``NodeCredentials`` and ``PeerCredentials``. Folders are for their owner alone (0700), and so are files (0600).
@@ -27,8 +29,19 @@ from pathlib import Path
 from typing import Self
 
 from fed.errors import InvalidCredentials, OutputExists, os_errors_as
-from fed.identity.certificates import CertificateFacts, Role, fingerprint, issue, now, read_facts, read_pair, read_pem
+from fed.identity.certificates import (
+    CertificateFacts,
+    Role,
+    facts_of,
+    fingerprint,
+    issue,
+    now,
+    read_facts,
+    read_pair,
+    read_pem,
+)
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities, signed_identities
+from fed.identity.revocations import REVOCATIONS_FILE, RevocationFile, Revocations, signed_revocations
 from fed.identity.roster import Entry, Roster, keep
 from fed.storage.atomic_files import replaced, write_atomically
 from fed.wire.protocol import NODE_NAME
@@ -96,7 +109,7 @@ class Authority:
             _make_private(folder / "nodes")
             authority._issue("server", Role.SERVER, "fed server", 365, hosts)
             keep(authority._roster_file, {})
-            authority._sign_identities({})
+            authority._sign({})
         return authority
 
     @classmethod
@@ -126,6 +139,15 @@ class Authority:
         file = self.folder / "server" / IDENTITIES_FILE
         own = read_pem(self.folder / "authority" / "certificate.pem")
         return SignedIdentities.read(file.read_bytes(), own) if file.exists() else None
+
+    def revocations(self) -> Revocations:
+        """The revocations as they were signed last.
+
+        Raises:
+            InvalidCredentials: if they cannot be read.
+        """
+        own = read_pem(self.folder / "authority" / "certificate.pem")
+        return RevocationFile(self.folder / "server" / REVOCATIONS_FILE, own).latest()
 
     @property
     def facts(self) -> CertificateFacts:
@@ -185,7 +207,7 @@ class Authority:
                 if not (self.folder / place).exists():
                     undo.callback(shutil.rmtree, self.folder / place, ignore_errors=True)
                 entries = {**entries, name: self._issue(place, Role.PEER if is_peer else Role.NODE, name, days)}
-                self._sign_identities(entries)
+                self._sign(entries)
                 keep(self._roster_file, entries)
                 undo.pop_all()
         return self.folder / place
@@ -230,11 +252,11 @@ class Authority:
                 entries[name] = replace(entries[name], revoked=self.clock())
                 keep(self._roster_file, entries)
                 with suppress(InvalidCredentials):  # the authority's key may be kept elsewhere
-                    self._sign_identities(entries)
+                    self._sign(entries)
         return entries[name]
 
     def sign_identities(self) -> Path:
-        """Sign the identities of all nodes that are not revoked, as after a revocation without the authority's key.
+        """Sign the identities of all nodes that are not revoked, and the revocations, as after one without the key.
 
         Returns:
             The file, which belongs on the server; nodes that take part later hear of it there.
@@ -243,7 +265,7 @@ class Authority:
             InvalidCredentials: if the authority's key or folder cannot be used.
         """
         with self._locked():
-            self._sign_identities(self.roster.entries())
+            self._sign(self.roster.entries())
         return self.folder / "server" / IDENTITIES_FILE
 
     @property
@@ -281,8 +303,8 @@ class Authority:
         self._write(place, {"authority.pem": own.certificate_pem, **files})
         return Entry(sha256=fingerprint(pair.certificate_pem), issued=issued, expires=expires, revoked=None)
 
-    def _sign_identities(self, entries: Mapping[str, Entry]) -> None:
-        """Sign the identities of all nodes that are not revoked, for the server and for every node's folder here."""
+    def _sign(self, entries: Mapping[str, Entry]) -> None:
+        """Sign the identities of all nodes that are not revoked, and the revocations, for the folders here."""
         own = read_pair(self.folder / "authority" / "certificate.pem", self.folder / "authority" / "key.pem")
         before = self.identities()
         admitted = [name for name, entry in entries.items() if entry.revoked is None]
@@ -290,8 +312,13 @@ class Authority:
         here = {name: read_pem(folder / "certificate.pem") for name, folder in folders.items() if folder.is_dir()}
         points = {name: before.points[name] for name in admitted if before and name in before.points}
         content = signed_identities(before.version + 1 if before else 1, here, points, own.key_pem)
-        for folder in (self.folder / "server", *(folder for folder in folders.values() if folder.is_dir())):
+        revoked = {name: entry.sha256 for name, entry in entries.items() if entry.revoked is not None}
+        revocations = signed_revocations(self.revocations(), revoked.values(), revoked.keys(), own.key_pem)
+        peers = [name for name, certificate_pem in here.items() if facts_of(certificate_pem).role is Role.PEER]
+        for folder in (self.folder / "server", *(folders[name] for name in here)):
             write_atomically(folder / IDENTITIES_FILE, content, mode=0o600)
+        for folder in (self.folder / "server", *(folders[name] for name in peers)):
+            write_atomically(folder / REVOCATIONS_FILE, revocations, mode=0o600)
 
     def _write(self, place: str, files: Mapping[str, bytes]) -> None:
         """Write files into a folder, all or, if there is no room, none of them."""

@@ -1,11 +1,11 @@
 """Credentials of a server, a node and a peer: certificate, key, and the authority's, which checks the other side.
 
-A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them, and a
-peer's may have a copy of it.
+A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them, a
+peer's may have a copy of it, and has ``revocations.json``.
 """
 
 import ipaddress
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -19,6 +19,7 @@ from fed.identity.certificates import (
     CertificateFacts,
     Role,
     facts_of,
+    fingerprint,
     is_issued_by,
     now,
     read_facts,
@@ -26,6 +27,7 @@ from fed.identity.certificates import (
     read_pem,
 )
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
+from fed.identity.revocations import REVOCATIONS_FILE, RevocationFile
 from fed.identity.roster import Roster
 
 __all__ = ["NodeCredentials", "PeerCredentials", "ServerCredentials", "hold_to_loopback", "peer_of"]
@@ -155,9 +157,11 @@ class PeerCredentials(_Credentials):
 
     Args:
         roster: a copy of the authority's; None: every peer is admitted that has a certificate.
+        revocations: the list of certificates that are not admitted any more, signed by the authority.
     """
 
     roster: Roster | None
+    revocations: RevocationFile
 
     @classmethod
     def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
@@ -172,7 +176,11 @@ class PeerCredentials(_Credentials):
                 or the folder is the server's, the authority's or a node's.
         """
         own, roster = _load(folder, Role.PEER, clock), folder / "roster.json"
-        return cls(**vars(own), roster=Roster(roster, clock=clock) if roster.exists() else None)
+        return cls(
+            **vars(own),
+            roster=Roster(roster, clock=clock) if roster.exists() else None,
+            revocations=RevocationFile(folder / REVOCATIONS_FILE, own.authority_pem),
+        )
 
     @property
     def name(self) -> str:
@@ -191,20 +199,50 @@ class PeerCredentials(_Credentials):
         """Credentials for ``grpc.secure_channel``, which checks the host as :func:`peer_host` names it."""
         return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
 
+    @property
+    def is_revoked(self) -> bool:
+        """True if the authority has revoked this peer's own certificate."""
+        return fingerprint(self.certificate_pem) in self.revocations.latest().certificates
+
     def admits(self, name: str, certificate_pem: bytes) -> str | None:
         """Check that a peer is admitted with this certificate, which TLS has verified: None, or the reason."""
         if self.roster is not None and (reason := self.roster.admits(name, certificate_pem)) is not None:
             return reason
+        revoked = self.revocations.latest().certificates
         try:
             role = _role_of(certificate_pem)
-        except InvalidCredentials as error:
+            is_revoked = bool(revoked) and _fingerprint_of(certificate_pem) in revoked
+        except (InvalidCredentials, ValueError) as error:
             return f"its certificate {error}"
+        if is_revoked:
+            return f"{name!r} has a certificate that its authority has revoked"
         return None if role is Role.PEER else f"{name!r} has {_WHOSE[role]} certificate, and is no peer"
 
-    def may_dial(self, name: str) -> bool:
-        """Tell whether a peer of this name is admitted, whose certificate is not known before it answers."""
-        entry = None if self.roster is None else self.roster.entries().get(name)
-        return self.roster is None or (entry is not None and entry.status(now()) == "valid")
+    def refusals(self, names: Collection[str]) -> Mapping[str, str]:
+        """Reasons for which peers are not admitted, by name; of the others there is none.
+
+        Args:
+            names: of peers, whose certificates need not be known.
+        """
+        revoked = self.revocations.latest().names
+        found = {name: f"its authority has revoked the certificate of {name!r}" for name in names if name in revoked}
+        if self.roster is None:
+            return found
+        try:
+            entries = self.roster.entries()
+        except InvalidCredentials as error:
+            return dict.fromkeys(names, str(error))
+        time = now()
+        for name in names:
+            status = entries[name].status(time) if name in entries else "not there"
+            if status != "valid":
+                found.setdefault(name, f"{name!r} is {status} on the roster")
+        return found
+
+
+@lru_cache(10_000)
+def _fingerprint_of(certificate_pem: bytes) -> str:
+    return fingerprint(certificate_pem)
 
 
 @lru_cache(10_000)

@@ -5,16 +5,15 @@ compressed, in hexadecimal digits), and the authority's signature of that line. 
 can check it, wherever it comes from; a later version takes the place of an earlier one, and never the other way round.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fed.errors import InvalidCredentials
-from fed.identity.certificates import private_key_of, public_key_of
-from fed.secure_aggregation.key_agreement import digest, is_signed, sign
+from fed.identity.certificates import public_key_of
+from fed.identity.signed_files import read_signed, signed
+from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.terms import Identities
 from fed.wire.protocol import NODE_NAME
 
@@ -23,6 +22,7 @@ __all__ = ["IDENTITIES_FILE", "SignedIdentities", "signed_identities"]
 IDENTITIES_FILE = "identities.json"
 """Name of the file, in the server's folder and in each node's."""
 
+_KIND = "identities"
 _MOST_BYTES = 32 << 20
 
 
@@ -51,17 +51,7 @@ class SignedIdentities:
         Raises:
             InvalidCredentials: if they are not.
         """
-        first, _, second = content.partition(b"\n")
-        try:
-            signature = bytes.fromhex(second.decode())
-        except ValueError:
-            signature = b""
-        if len(content) > _MOST_BYTES or not is_signed(public_key_of(authority_pem), _signed(first), signature):
-            raise InvalidCredentials(
-                "the identities must be signed by this node's authority, got others: copy identities.json anew from "
-                "the authority's folder"
-            )
-        said = json.loads(first)  # the authority's own words
+        said = read_signed(_KIND, content, authority_pem, _MOST_BYTES)
         return cls(said["version"], said["clients"], content)
 
     @classmethod
@@ -114,9 +104,4 @@ def signed_identities(
         key = public_key_of(certificate_pem)
         found[name] = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
     assert all(map(NODE_NAME.fullmatch, found))
-    line = json.dumps({"version": version, "clients": dict(sorted(found.items()))}).encode()
-    return line + b"\n" + sign(private_key_of(authority_key_pem), _signed(line)).hex().encode()
-
-
-def _signed(line: bytes) -> bytes:
-    return digest("identities", line)
+    return signed(_KIND, {"version": version, "clients": dict(sorted(found.items()))}, authority_key_pem)

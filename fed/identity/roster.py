@@ -28,7 +28,7 @@ from fed.errors import InvalidCredentials, os_errors_as
 from fed.identity.certificates import fingerprint, now
 from fed.storage.atomic_files import write_atomically
 
-__all__ = ["Entry", "Roster", "keep"]
+__all__ = ["Entry", "Roster", "file_state", "keep"]
 
 _State = tuple[int, int, int]
 
@@ -93,7 +93,9 @@ class Roster:
             InvalidCredentials: if the file has changed and cannot be read any more.
         """
         read = self._read  # one look at the attribute, which other threads replace
-        if _state(self.path) != read[0]:  # a look at the file's state costs far less than reading it, at every message
+        if (
+            file_state(self.path) != read[0]
+        ):  # a look at the file's state costs far less than reading it, at every message
             read = self._read = _read(self.path)
         return read[1]
 
@@ -136,8 +138,8 @@ def _plain(value: Entry | datetime) -> object:
     return value.isoformat() if isinstance(value, datetime) else vars(value)
 
 
-def _state(path: Path) -> _State | None:
-    """Signature of a file's state: modification time, size and inode."""
+def file_state(path: Path) -> _State | None:
+    """Signature of a file's state: modification time, size and inode; None: it is not there."""
     try:
         found = path.stat()
     except OSError:

@@ -27,6 +27,9 @@ _COUNT_BITS = 54  # of numbers of samples, and of clipped coordinates
 _LOSS_BITS = 64
 _LOSS_UNIT = 2.0**-16
 _LARGEST_LOSS = 2.0**46  # of a client's loss times its samples: in units of 2⁻¹⁶ below 2⁶³
+_TOO_LARGE = (
+    "training loss times its samples is beyond the range of the sum, 7e13: scale the loss"  # no client's number
+)
 
 
 class ClientNumbers(NamedTuple):
@@ -168,7 +171,7 @@ class FixedPoint:
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""
         losses = enumerate(zip(beside.losses, beside.samples, strict=True))
-        return {row: f"its {_too_large(*one)}" for row, one in losses if not _fits(*one)}
+        return {row: f"its {_TOO_LARGE}" for row, one in losses if not _fits(*one)}
 
     def read(self, total: "SecureSum") -> SumOfClients:
         """Mean and sums of the clients, from the sum of their lanes.
@@ -203,7 +206,7 @@ class FixedPoint:
         if not 0 <= samples <= _MOST_SAMPLES:
             raise InvalidExperiment(f"a client must have at most {_MOST_SAMPLES} samples, got {samples}")
         if not _fits(loss, samples):
-            raise InvalidExperiment(f"a client's {_too_large(loss, samples)}")
+            raise InvalidExperiment(f"a client's {_TOO_LARGE}")
         numbers_M = message_M.double().numpy()
         counted = min(int(weight), self.max_weight)
         clipped_M = np.clip(numbers_M, -self._clips_M, self._clips_M)
@@ -319,10 +322,3 @@ class SecureSum:
 
 def _fits(loss: float, samples: int) -> bool:
     return abs(loss) * samples < _LARGEST_LOSS
-
-
-def _too_large(loss: float, samples: int) -> str:
-    return (
-        f"training loss times its samples must be below {_LARGEST_LOSS:.0e} under secure_aggregation, got {loss:g} × "
-        f"{samples}: scale the loss"
-    )

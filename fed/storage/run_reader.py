@@ -258,6 +258,7 @@ class Totals:
     _empty: int = 0
     _unanswered: int = 0
     _diverged: int | None = None
+    _alone: int | None = None
     _bytes_up: int = 0
     _bytes_down: int = 0
     _evaluated: Mapping[str, Any] = field(default_factory=lambda: {"test_accuracy": None, "test_loss": None})
@@ -273,6 +274,8 @@ class Totals:
         self._unanswered += bool(line["selected"] and not line["replied"])
         if "diverged" in line:
             self._diverged = (self._diverged or 0) + line["diverged"]
+        if "alone" in line:
+            self._alone = (self._alone or 0) + line["alone"]
         self._bytes_up += line["bytes_up"]
         self._bytes_down += line["bytes_down"]
         if line["test_loss"] is not None:
@@ -296,6 +299,7 @@ class Totals:
             "empty_rounds": self._empty,
             "unanswered_rounds": self._unanswered,
             **({} if self._diverged is None else {"diverged": self._diverged}),
+            **({} if self._alone is None else {"rounds_alone": self._alone}),
             "final_test_accuracy": last["test_accuracy"],
             "final_test_loss": last["test_loss"],
             "metrics": dict(directions),

@@ -483,7 +483,7 @@ class Greeting(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., start: _Optional[int] = ..., address: _Optional[str] = ..., experiment: _Optional[str] = ..., is_introduction: bool = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "address", "start", "beat", "left", "samples", "is_ready")
+    __slots__ = ("name", "address", "start", "beat", "left", "samples", "is_ready", "has_ended")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +491,7 @@ class Member(_message.Message):
     LEFT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENDED_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     start: int
@@ -498,7 +499,8 @@ class Member(_message.Message):
     left: bool
     samples: int
     is_ready: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., beat: _Optional[int] = ..., left: bool = ..., samples: _Optional[int] = ..., is_ready: bool = ...) -> None: ...
+    has_ended: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., beat: _Optional[int] = ..., left: bool = ..., samples: _Optional[int] = ..., is_ready: bool = ..., has_ended: bool = ...) -> None: ...
 
 class Members(_message.Message):
     __slots__ = ("members", "is_answer")
@@ -509,12 +511,14 @@ class Members(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., is_answer: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("round", "durable")
+    __slots__ = ("round", "durable", "generation")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     round: int
     durable: int
-    def __init__(self, round: _Optional[int] = ..., durable: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, round: _Optional[int] = ..., durable: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Vectors(_message.Message):
     __slots__ = ("round", "exchange", "view", "payload", "before")
@@ -553,6 +557,12 @@ class Copy(_message.Message):
 class CopyWanted(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Revocations(_message.Message):
+    __slots__ = ("content",)
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    content: bytes
+    def __init__(self, content: _Optional[bytes] = ...) -> None: ...
 
 class Ballot(_message.Message):
     __slots__ = ("attempt", "proposer")
@@ -629,7 +639,7 @@ class SumWanted(_message.Message):
     def __init__(self, sha256: _Optional[str] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("greeting", "members", "progress", "vectors", "chunk", "verdict", "copy_wanted", "copy", "farewell", "founding", "decree", "ring_part", "sum", "sum_wanted")
+    __slots__ = ("greeting", "members", "progress", "vectors", "chunk", "verdict", "copy_wanted", "copy", "farewell", "founding", "decree", "ring_part", "sum", "sum_wanted", "revocations")
     GREETING_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -644,6 +654,7 @@ class PeerMessage(_message.Message):
     RING_PART_FIELD_NUMBER: _ClassVar[int]
     SUM_FIELD_NUMBER: _ClassVar[int]
     SUM_WANTED_FIELD_NUMBER: _ClassVar[int]
+    REVOCATIONS_FIELD_NUMBER: _ClassVar[int]
     greeting: Greeting
     members: Members
     progress: Progress
@@ -658,4 +669,5 @@ class PeerMessage(_message.Message):
     ring_part: RingPart
     sum: Sum
     sum_wanted: SumWanted
-    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., vectors: _Optional[_Union[Vectors, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., copy_wanted: _Optional[_Union[CopyWanted, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., founding: _Optional[_Union[Founding, _Mapping]] = ..., decree: _Optional[_Union[Decree, _Mapping]] = ..., ring_part: _Optional[_Union[RingPart, _Mapping]] = ..., sum: _Optional[_Union[Sum, _Mapping]] = ..., sum_wanted: _Optional[_Union[SumWanted, _Mapping]] = ...) -> None: ...
+    revocations: Revocations
+    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., vectors: _Optional[_Union[Vectors, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., copy_wanted: _Optional[_Union[CopyWanted, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., founding: _Optional[_Union[Founding, _Mapping]] = ..., decree: _Optional[_Union[Decree, _Mapping]] = ..., ring_part: _Optional[_Union[RingPart, _Mapping]] = ..., sum: _Optional[_Union[Sum, _Mapping]] = ..., sum_wanted: _Optional[_Union[SumWanted, _Mapping]] = ..., revocations: _Optional[_Union[Revocations, _Mapping]] = ...) -> None: ...

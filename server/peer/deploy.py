@@ -25,7 +25,7 @@ from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.wire.messages import client_id_of
 
-__all__ = ["PeerSetup", "take_part"]
+__all__ = ["PeerSetup", "end_is_kept", "serve_end", "take_part"]
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,6 @@ def take_part(
         if kept is None:
             folder.begin(experiment, parts=parts)
         peer.resume(kept)
-        is_over = False
         try:
             port = peer.listen()
             if on_listen is not None:
@@ -87,10 +86,52 @@ def take_part(
             there = "1 peer is" if count == 1 else f"{count} peers are"
             _log.info("%s there: round %d begins", there, 1 + (kept[0] if kept else 0))
             run = loop.run()
-            is_over = True
-        finally:
-            peer.close("the run is over" if is_over else "this peer stops for now", lingers=is_over)
+        except BaseException:  # Ctrl-C too: the others are told
+            peer.stop()
+            raise
+        peer.end()
     return run
+
+
+def serve_end(
+    experiment: Experiment,
+    own: NodeData,
+    setup: PeerSetup,
+    *,
+    output: Path,
+    on_listen: Callable[[int | None], None] | None = None,
+) -> None:
+    """Serve the end of a finished run to members that had not come to it when this peer left.
+
+    Args:
+        experiment: that was run.
+        own: what this peer trained on.
+        setup: how it meets the others.
+        output: the run's folder.
+        on_listen: called with the port.
+
+    Raises:
+        InvalidInput: if nothing can listen there, or what was kept cannot be read.
+    """
+    folder, client = RunFolder.existing(output), client_id_of(setup.name)
+    prepared = Preparation(experiment, _data(experiment, own, client))
+    kind = _kind_of_peer(experiment, prepared)
+    with folder.held():
+        peer = kind(experiment, prepared, client, setup, output, is_resumed=True)
+        peer.resume_end()
+        port = peer.listen()
+        if on_listen is not None:
+            on_listen(port)
+        peer.serve_end()
+
+
+def end_is_kept(output: Path) -> bool:
+    """Tell whether members had not come to the end of a finished run when its peer left.
+
+    Args:
+        output: the run's folder.
+    """
+    return messages_folder(output).is_dir()
 
 
 def _kind_of_peer(experiment: Experiment, prepared: Preparation) -> type[RealPeer[Any]]:

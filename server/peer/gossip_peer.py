@@ -66,9 +66,14 @@ class GossipPeer(RealPeer[GossipService]):
             ahead=_AHEAD + (every or 0),
             snapshot=lambda: self._peers.copied,
             check=partial(_check, codec),
+            conserves_sum=rule.conserves_sum,
         )
         self._neighbourhood = RealNeighbourhood(
-            service, self._topology_or_ring, pushes=rule.corrects_weights, deadline_s=self.deadline_s
+            service,
+            self._topology_or_ring,
+            pushes=rule.corrects_weights,
+            deadline_s=self.deadline_s,
+            waits_alone=self.policy.waits_alone,
         )
         self.thread = self._neighbourhood.thread
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
@@ -93,10 +98,17 @@ class GossipPeer(RealPeer[GossipService]):
         number = 0 if kept is None else kept[0]
         self._neighbourhood.resume(number, state, keeps_checkpoints=self._keeps_checkpoints)
 
+    def resume_end(self) -> None:
+        """Say from now on that this peer has ended; it has nothing that others need."""
+        self.thread.call(self.service.restore, self.policy.count, {})
+        self._end_again()
+
     def meet(self) -> int:
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
         if not self._is_resumed and self._neighbourhood.is_late():
             self._join()
+            # its share of a sum may be lost with an earlier life
+            self.thread.call(self.service.begin_generation)
         self.thread.call(self.service.members.make_ready)
         return self._neighbourhood.await_members(self.setup.min_peers)
 

@@ -148,5 +148,13 @@ class Listener(Protocol):
             InvalidPayload: if it holds something else than it should.
         """
 
+    def refused(self, link: Link, reason: str) -> None:
+        """End a stream whose other side is not admitted any more.
+
+        Args:
+            link: the stream.
+            reason: to tell the other side.
+        """
+
     def closed(self, link: Link) -> None:
         """Take note that a stream has ended."""

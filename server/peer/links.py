@@ -129,9 +129,19 @@ class Links:
             return
         if time.monotonic() < self._pauses.get(key, (0.0, 0.0))[0]:
             return
-        if name is not None and self._credentials is not None and not self._credentials.may_dial(name):
+        if name is not None and self._credentials is not None and self._credentials.refusals([name]):
             return
         self._dialling[key] = asyncio.create_task(self._dial(address, name, key))
+
+    def end(self, name: str, reason: str) -> None:
+        """End all streams with a peer.
+
+        Args:
+            name: of the peer.
+            reason: to tell it.
+        """
+        for link in self._open.get(name, ()):
+            link.end(reason)
 
     async def close(self, reason: str, grace_s: float = 1.0) -> None:
         """End all streams."""
@@ -182,34 +192,27 @@ class Links:
 
     async def _meet(self, _: Any, context: Any) -> None:
         name: str | None = None
+        certified: tuple[str, bytes] | None = None
         try:
             if self._credentials is not None:
-                known = peer_of(context)
-                if known is None:
+                certified = peer_of(context)
+                if certified is None:
                     raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a peer must show its certificate")
-                name = known[0]
+                name = certified[0]
                 self._newcomers.identify(context.peer())
-
-                def hold_to_roster() -> None:
-                    assert self._credentials is not None
-                    if (reason := self._credentials.admits(*known)) is not None:
-                        raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
-
-                hold_to_roster()
-
-                async def read() -> Any:
-                    data = await context.read()
-                    hold_to_roster()  # which may have changed since
-                    return data
-
-            else:
-                read = context.read
-            await self._converse(read, context.write, name)
+            await self._converse(context.read, context.write, name, certified=certified)
         except TurnedAway as turned:
             self._refusals.note(name or Unnamed(context.peer()), turned.reason)
             await context.abort(turned.code, turned.reason)
 
-    async def _converse(self, read: _Read, write: _Write, name: str | None, address: str = "") -> None:
+    async def _converse(
+        self,
+        read: _Read,
+        write: _Write,
+        name: str | None,
+        address: str = "",
+        certified: tuple[str, bytes] | None = None,
+    ) -> None:
         """One stream, from the greetings to its end.
 
         Args:
@@ -217,7 +220,16 @@ class Links:
             write: sends one.
             name: of the other side, where it is known.
             address: that was dialled; empty: the other side has dialled.
+            certified: name and certificate of the other side; None: it was dialled, or there are none.
         """
+
+        def refusal() -> str | None:  # which may change while the stream stands
+            if self._credentials is None:
+                return None
+            if certified is not None and (reason := self._credentials.admits(*certified)) is not None:
+                return reason
+            return self._credentials.refusals([greeting.name]).get(greeting.name)
+
         patience, is_introduction = self._patience, bool(address) and name is None
 
         async def send(data: bytes) -> None:
@@ -233,13 +245,13 @@ class Links:
         if (greeting.name, greeting.start) == (own.name, own.start):
             self._listener.met_itself(address)
             return
-        if (reason := self._refusal_of(greeting, name)) is not None:
+        if (reason := refusal() or self._refusal_of(greeting, name)) is not None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
         self._open.setdefault(link.name, []).append(link)
         self._listener.opened(link)
         try:
-            problems = await converse(link.speak(send), self._listen(link, read))
+            problems = await converse(link.speak(send), self._listen(link, read, refusal))
         finally:
             self._open[link.name].remove(link)
             if not self._open[link.name]:
@@ -253,7 +265,7 @@ class Links:
             elif not isinstance(problem, grpc.RpcError):
                 _log.warning("the stream with %r has failed: %s: %s", link.name, type(problem).__name__, problem)
 
-    async def _listen(self, link: Link, read: _Read) -> None:
+    async def _listen(self, link: Link, read: _Read, refusal: Callable[[], str | None]) -> None:
         allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S)
         header, left_bytes = pb.PeerMessage(), 0
         incoming: Incoming | None = None
@@ -264,6 +276,10 @@ class Links:
                     raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a peer has to say")
                 if kind == "farewell":
                     return
+                if reason := refusal():
+                    self._refusals.note(link.name, reason)
+                    self._listener.refused(link, reason)
+                    continue
                 try:
                     if kind == "chunk":
                         left_bytes -= len(message.chunk.data)

@@ -6,17 +6,18 @@ All of it runs in one event loop.
 import asyncio
 import hashlib
 import logging
+import math
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fed import __version__
-from fed.errors import FedError
+from fed.errors import FedError, InvalidCredentials, RunFailed
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.link import Link, Refused, StreamPatience
 from fed.server.peer.links import Links
@@ -71,6 +72,7 @@ class MemberService(ABC):
         refusals: counts and logs what is refused.
         rounds: of the run.
         snapshot: gives the round of the last state, and the state, for those that join; None before the first.
+        patience_s: seconds to wait for others without whom this peer cannot go on.
     """
 
     own: Member
@@ -83,6 +85,7 @@ class MemberService(ABC):
     refusals: Refusals
     rounds: int
     snapshot: Callable[[], tuple[int, Any] | None]
+    patience_s: float = math.inf
     round: int = 0
     durable: int = 0
 
@@ -100,6 +103,8 @@ class MemberService(ABC):
         self._beating: asyncio.Task[None] | None = None
         self._giving: asyncio.Task[None] | None = None
         self._given: tuple[pb.PeerMessage, Path] | None = None
+        self._failure: FedError | None = None
+        self._told_version = 0
         self.folder.mkdir(parents=True, exist_ok=True)
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
@@ -132,6 +137,33 @@ class MemberService(ABC):
         self._tell_progress()
         return self.standing()
 
+    def end(self, number: int) -> None:
+        """End all rounds, and tell the others.
+
+        Args:
+            number: of the last round.
+        """
+        self.members.end()
+        self.begin(number + 1, number)
+
+    def ended(self) -> frozenset[str]:
+        """Names of the others that have ended all their rounds."""
+        return frozenset(member.name for member in self.members.ended())
+
+    def awaited(self, earlier: Collection[str]) -> frozenset[str]:
+        """Names of members that may yet come to ask for the end of the run: they have not ended it, nor left.
+
+        Args:
+            earlier: members of whom this process may have had no sign of life.
+        """
+        unheard = {name for name in self.admitted(earlier) if self.members.is_unheard(name)}
+        return (self.members.unended() | unheard) - self.ended() - {self.own.name}
+
+    def admitted(self, names: Collection[str]) -> list[str]:
+        """Those of these names that this peer's credentials do not refuse."""
+        refused = {} if self.credentials is None else self.credentials.refusals(names)
+        return [name for name in names if name not in refused]
+
     def standing(self) -> Standing:
         """Present members, and the round that each is in."""
         now_s = time.monotonic()
@@ -160,9 +192,19 @@ class MemberService(ABC):
             async with asyncio.timeout(limit_s):
                 await self._changed.wait()
 
-    @abstractmethod
-    def owes(self) -> bool:
-        """Tell whether a present member may still need a message."""
+    def fail(self, error: FedError) -> None:
+        """End the run at this peer, which cannot go on."""
+        self._failure = error
+        self._changed.set()
+
+    def raise_failure(self) -> None:
+        """Raise the error for which this peer cannot go on, if there is one.
+
+        Raises:
+            FedError: if it cannot go on.
+        """
+        if self._failure is not None:
+            raise self._failure
 
     @abstractmethod
     def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
@@ -193,6 +235,7 @@ class MemberService(ABC):
         self._hear(link)
         link.tell(self._table(link.name))
         if not link.is_introduction:
+            self._tell_revocations(link)
             self._resend(link)
             link.tell(pb.PeerMessage(progress=self._progress()))
         self._changed.set()
@@ -202,7 +245,9 @@ class MemberService(ABC):
         self._hear(link)
         if message.HasField("members"):
             table = message.members.members
-            self.members.merge([_record(one) for one in table], time.monotonic(), link.name)
+            admitted = {*self.admitted([one.name for one in table])}
+            records = [_record(one) for one in table if one.name in admitted]
+            self.members.merge(records, time.monotonic(), link.name)
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
         elif link.is_introduction:
@@ -211,12 +256,24 @@ class MemberService(ABC):
             self._check_round(message.progress.round - 1)
             self.reached[link.name] = message.progress.round
             self._take_progress(link.name, message.progress)
+        elif message.HasField("revocations"):
+            self._take_revocations(message.revocations.content)
         elif message.HasField("copy_wanted"):
             if self._giving is None or self._giving.done():
                 self._giving = asyncio.create_task(self._give_copy(link))
         else:
             self._take(link, message)
         self._changed.set()
+
+    def refused(self, link: Link, reason: str) -> None:
+        """End a stream whose other side is not admitted any more, once it has been told of its revocation.
+
+        Args:
+            link: the stream.
+            reason: to tell the other side.
+        """
+        self._hold_to_credentials()
+        link.end(reason)
 
     def closed(self, link: Link) -> None:
         """Forget the round that another is in, where no stream with it is left."""
@@ -253,6 +310,10 @@ class MemberService(ABC):
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
         """Take note of how far another is."""
 
+    def earlier_members(self) -> Collection[str]:
+        """Names of members of whom this process may have had no sign of life."""
+        return ()
+
     def _check_round(self, number: int) -> None:
         """Hold what another says to have ended to the run.
 
@@ -280,6 +341,50 @@ class MemberService(ABC):
             self._given = pb.PeerMessage(copy=pb.Copy(round=number, payload=payload)), path
         link.send(*self._given)
 
+    def _take_revocations(self, content: bytes) -> None:
+        """Take a list of revocations that another has sent, if it is a later one than this peer's.
+
+        Raises:
+            Refused: if the authority has not signed it.
+        """
+        if self.credentials is None:
+            raise Refused("peers without credentials have no authority that could revoke some")
+        try:
+            self.credentials.revocations.take(content)
+        except InvalidCredentials as error:
+            raise Refused(str(error)) from None
+        self._hold_to_credentials()
+
+    def _hold_to_credentials(self) -> None:
+        """Drop members that the credentials refuse, and tell the others of revocations that are new here."""
+        if self.credentials is None:
+            return
+        latest = self.credentials.revocations.latest()
+        if latest.version > self._told_version:
+            self._told_version = latest.version
+            for link in self.links.all():  # those that are revoked, too, who then end
+                self._tell_revocations(link)
+        refused = self.credentials.refusals(self.members.names())
+        present = self.members.drop(refused)
+        for name, reason in refused.items():
+            self.links.end(name, reason)
+            self._suspected.discard(name)
+            self._gone.discard(name)
+            if name in present:
+                _log.warning("peer %r is no member any more: %s", name, reason)
+                self._changed.set()
+        if self.credentials.is_revoked:
+            self.fail(
+                RunFailed(
+                    "the authority has revoked this peer's certificate, and no other peer admits it: ask for another "
+                    "(fed keys issue --peer), then resume with it"
+                )
+            )
+
+    def _tell_revocations(self, link: Link) -> None:
+        if self.credentials is not None and (content := self.credentials.revocations.latest().content):
+            link.tell(pb.PeerMessage(revocations=pb.Revocations(content=content)))
+
     def _hear(self, link: Link) -> None:
         self.members.heard(link.name, link.greeting.start, time.monotonic(), link.greeting.address)
 
@@ -287,6 +392,7 @@ class MemberService(ABC):
         told_s = 0.0
         while True:
             now_s = time.monotonic()
+            self._hold_to_credentials()
             targets = self.members.beat(now_s)
             own = self.members.own
             self.links.greeting.name, self.links.greeting.start, self.links.greeting.address = (
@@ -342,4 +448,13 @@ class MemberService(ABC):
 
 
 def _record(said: pb.Member) -> Member:
-    return Member(said.name, said.address, said.start, said.beat, said.left, said.samples, said.is_ready)
+    return Member(
+        name=said.name,
+        address=said.address,
+        start=said.start,
+        beat=said.beat,
+        left=said.left,
+        samples=said.samples,
+        is_ready=said.is_ready,
+        has_ended=said.has_ended,
+    )

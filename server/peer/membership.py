@@ -21,7 +21,7 @@ replicas take as members only those that have shown a certificate over a stream.
 import math
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -54,6 +54,7 @@ class Member(NamedTuple):
         left: it has left, and says so.
         samples: that it trains on.
         is_ready: it takes part in rounds; one that joins copies another's state first.
+        has_ended: it has ended all its rounds, and waits for nobody.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Member(NamedTuple):
     left: bool = False
     samples: int = 0
     is_ready: bool = False
+    has_ended: bool = False
 
     @property
     def client(self) -> int | str:
@@ -210,14 +212,18 @@ class MembershipList:
         if name == self.own.name:
             self.contested += start != self.own.start
         elif (known := self._records.get(name)) is not None and start >= known.member.start:
-            life = (
-                known.member if start == known.member.start else known.member._replace(start=start, beat=0, left=False)
-            )
+            life = known.member
+            if start > life.start:
+                life = life._replace(start=start, beat=0, left=False, has_ended=False)
             self._take(life, self._time_s(now_s), is_direct=True)
 
     def make_ready(self) -> None:
         """Take part in rounds: from now on the table says so."""
         self.own = self.own._replace(beat=self.own.beat + 1, is_ready=True)
+
+    def end(self) -> None:
+        """Have ended all rounds: from now on the table says so."""
+        self.own = self.own._replace(beat=self.own.beat + 1, is_ready=True, has_ended=True)
 
     def leave(self) -> None:
         """Leave: from now on the table says so."""
@@ -233,6 +239,31 @@ class MembershipList:
         """Names of the members that are ready, or were and have left: a short run may be over for them."""
         left = [one.member for one in self._records.values() if one.member.left]
         return frozenset(member.name for member in (*self.present(now_s), *left) if member.is_ready)
+
+    def ended(self) -> tuple[Member, ...]:
+        """The others that have ended all their rounds, those that have left afterwards among them."""
+        return _sorted([one.member for one in self._records.values() if one.member.has_ended])
+
+    def remember(self, ended: Iterable[Member]) -> None:
+        """Take up at a restart what :meth:`ended` gave: members that have left since."""
+        for member in ended:
+            self._records[member.name] = _Record(member._replace(left=True), self._awake_s, self._awake_s)
+
+    def unended(self) -> frozenset[str]:
+        """Names of the others that were seen alive and ready, and have neither ended their rounds nor said farewell."""
+        alive = [one.member for one in self._records.values() if one.alive_s > -math.inf]
+        return frozenset(
+            member.name for member in alive if member.is_ready and not member.has_ended and not member.left
+        )
+
+    def names(self) -> frozenset[str]:
+        """Names of all others that are known."""
+        return frozenset(self._records)
+
+    def drop(self, names: Collection[str]) -> frozenset[str]:
+        """Forget members at once, whatever others say; returns those that were present until now."""
+        dropped = [self._records.pop(name) for name in sorted(names) if name in self._records]
+        return frozenset(one.member.name for one in dropped if self._is_present(one, self._awake_s))
 
     def suspected(self, now_s: float) -> tuple[Member, ...]:
         """Present members that are silent for ``suspect_after_s``."""
@@ -260,7 +291,9 @@ class MembershipList:
 
     def _is_told(self, record: _Record) -> bool:
         if record.member.left:
-            return self._awake_s - record.since_s <= self._timing.gone_after_s
+            is_late_news = self._awake_s - record.since_s > self._timing.gone_after_s
+            # those that come late must learn that the run has ended; hearsay is not passed on, or it would never end
+            return record.alive_s > -math.inf and (record.member.has_ended or not is_late_news)
         return self._is_present(record, self._awake_s)
 
     def _take(self, member: Member, time_s: float, *, is_direct: bool) -> bool:
@@ -269,7 +302,8 @@ class MembershipList:
             return self._refute(member)
         known = self._records.get(member.name)
         if known is None:
-            if member.left or len(self._records) >= MOST_MEMBERS - 1:
+            is_stopped = member.left and not member.has_ended
+            if is_stopped or len(self._records) >= MOST_MEMBERS - 1:
                 return False
             known = self._records[member.name] = _Record(member, time_s)
             known.alive_s = time_s if is_direct else -math.inf

@@ -97,10 +97,6 @@ class Outbox:
         """Messages that a receiver may need."""
         return [message for message in self._messages.values() if name in message.owed]
 
-    def owes(self, names: Collection[str]) -> bool:
-        """Tell whether one of these may need a message."""
-        return any(not message.owed.isdisjoint(names) for message in self._messages.values())
-
     def release(self, key: ExchangeKey, name: str, *, is_open: bool = False) -> None:
         """Keep a message for this receiver no longer.
 

@@ -22,6 +22,7 @@ from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
 from fed.server.peer.outbox import ExchangeKey
 from fed.server.peer.service_thread import ServiceThread
+from fed.server.peer.waiting import Waiting, nobody_came
 from fed.storage.checkpoints import Tree
 from fed.tensors import Tensor, torch
 from fed.topology import Topology
@@ -34,6 +35,7 @@ __all__ = ["RealNeighbourhood", "round_of_most"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
+_SAID_AFTER_S = 1.0
 _FOUND_WITHIN_S = 1.0  # others, if there are some
 _MESSAGES_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
 
@@ -51,6 +53,7 @@ class RealNeighbourhood:
         topology: members → the run's topology of them.
         pushes: True where rules correct weights that do not keep the mean, as push-sum does.
         deadline_s: for an exchange.
+        waits_alone: True if this peer waits in rounds in which all others are away.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RealNeighbourhood:
         *,
         pushes: bool,
         deadline_s: float,
+        waits_alone: bool,
     ) -> None:
         self.service = service
         self.bytes_sent = self.bytes_received = 0
@@ -73,6 +77,9 @@ class RealNeighbourhood:
         self._weights_to: dict[str, float] = {}  # W_ji by receiver
         self._topology = lru_cache(2)(topology)
         self._pushes, self._deadline_s = pushes, deadline_s
+        self._waits_alone = waits_alone
+        self._exchange = 0
+        self._has_mixed = False
         self._began_s = time.monotonic()
         self._earlier_s = 0.0
         self._written = 0  # the last round whose state was asked for, for a checkpoint
@@ -91,9 +98,14 @@ class RealNeighbourhood:
 
         Returns:
             How many are ready, or were and have left.
+
+        Raises:
+            RunFailed: if too few have come for as long as this peer may wait.
         """
         until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
+        waiting = Waiting(self.service.patience_s)
         while True:
+            self.thread.call(self.service.raise_failure)
             standing = self.thread.call(self.service.standing)
             ready = self.thread.call(self.service.ready)
             missing = {*self._last_names} - {member.name for member in standing.present}
@@ -102,6 +114,8 @@ class RealNeighbourhood:
             if (missing or standing.furthest) and time.monotonic() > until_s:
                 _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "those that are not there")
                 return len(ready)
+            if waiting.is_exhausted(time.monotonic()):
+                raise nobody_came(f"{len(ready)} of {len(self._last_names) or count} peers are there", waiting.limit_s)
             if time.monotonic() > said_s:
                 said_s = math.inf
                 _log.info("%d of %d peers are there", len(ready), len(self._last_names) or count)
@@ -122,16 +136,29 @@ class RealNeighbourhood:
         return (self.service.members.own.client,)
 
     @property
+    def gone(self) -> tuple[int, ...]:
+        """None: the only peer whose row is here is this one."""
+        return ()
+
+    @property
     def clock(self) -> float:
         """Seconds since the run began, those between a stop and its resumption left out."""
         return self._earlier_s + time.monotonic() - self._began_s
 
     def begin(self, number: int) -> Attendance:
-        """Find a round's neighbours; a peer that most others have left behind skips to their round."""
+        """Find a round's neighbours; a peer that most others have left behind skips to their round.
+
+        Raises:
+            RunFailed: if all others are away, and have not come for as long as this peer may wait.
+        """
         self.bytes_sent = self.bytes_received = 0
         self.left_out, self.neighbours = set(), frozenset()
         durable = self._written if self._keeps_checkpoints else number - 1
+        self._exchange = 0
+        self._has_mixed = False
         standing = self.thread.call(self.service.begin, number, durable)
+        if self._waits_alone and number >= self.skips_to:
+            standing = self._await_others(number, standing)
         self._seen = len(standing.present)
         if number >= self.skips_to:
             self._find_neighbours(number, standing)
@@ -139,7 +166,10 @@ class RealNeighbourhood:
         if number < self.skips_to:
             self.neighbours = frozenset()
             return Attendance(torch.empty(0, dtype=torch.int64), [])
-        return Attendance(torch.zeros(1, dtype=torch.int64), [None])
+        begins_anew = self.thread.call(self.service.enter_generation)
+        if begins_anew:
+            _log.info("round %d: this peer begins anew with the members that there are now", number)
+        return Attendance(torch.zeros(1, dtype=torch.int64), [None], anew_S=[0] if begins_anew else [])
 
     def train(self, samples_seen_S: Sequence[int]) -> None:
         """Do nothing: real time passes by itself."""
@@ -158,7 +188,7 @@ class RealNeighbourhood:
             self.service.exchange(
                 key,
                 tensors,
-                self._standing.view,
+                f"{self._standing.view}.{self.service.generations.own}",
                 frozenset(self._weights_from),
                 frozenset(self._weights_to),
                 self._deadline_s,
@@ -172,6 +202,7 @@ class RealNeighbourhood:
         if self._pushes:  # what does not arrive stays here
             own += sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
         here = [name for name in self._weights_from if name in outcome.vectors]  # in the order of the members
+        self._has_mixed |= bool(here)
         weights = Weights(
             torch.full((1, 1), own, dtype=torch.float64),
             torch.tensor([len(here)]),
@@ -205,8 +236,9 @@ class RealNeighbourhood:
         self._left_out_before = self.left_out
 
     def measures(self) -> dict[str, float]:
-        """Members at the beginning of the round, with this peer, and the neighbours that it then had."""
-        return {"members": self._seen, "neighbours": len(self.neighbours)}
+        """Members at the beginning of the round, with this peer, its neighbours then, and 1 if it mixed with nobody."""
+        is_alone = self._exchange > 0 and not self._has_mixed
+        return {"members": self._seen, "neighbours": len(self.neighbours), "alone": int(is_alone)}
 
     def graph(self) -> "nx.Graph[str]":
         """Members and this peer's own neighbours in the last round in which it took part."""
@@ -223,13 +255,14 @@ class RealNeighbourhood:
         self._written = self.service.round
         included = self.thread.call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
         kept = {"members": self._last_names, "included": included, "copies": self._copies.state()}
-        return {"clock": self.clock, **kept}
+        return {"clock": self.clock, **kept, "generations": self.thread.call(self.service.generations.state)}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self._earlier_s, self._began_s = state["clock"], time.monotonic()
         self._last_names = state["members"]
         self._copies.restore(state["copies"])
+        self.thread.call(self.service.generations.restore, state["generations"])
 
     def resume(self, number: int, state: Mapping[str, Any] | None, *, keeps_checkpoints: bool) -> None:
         """Make the service ready, before it listens.
@@ -240,16 +273,55 @@ class RealNeighbourhood:
             keeps_checkpoints: True if the run writes some.
         """
         self._keeps_checkpoints, self._written = keeps_checkpoints, number
-        # messages of these rounds may have been here before this peer was killed
-        self._may_lack = number + self.service.ahead if number else 0
         said = [] if state is None else state["included"]
         included = {ExchangeKey(one, exchange): frozenset(names) for one, exchange, *names in said}
         self.thread.call(self.service.restore, number, included)
         if state is not None:
             self.restore(state)
 
+    def _await_others(self, number: int, standing: Standing) -> Standing:
+        """Wait while all others are away; where all have ended their rounds, this peer's end here, too.
+
+        Args:
+            number: of the round that begins.
+            standing: as it begins.
+
+        Returns:
+            The standing once another is there.
+
+        Raises:
+            RunFailed: if none has come for as long as this peer may wait.
+        """
+        waiting = Waiting(self.service.patience_s)
+        is_said = False
+        while len(standing.present) == 1 and (others := self._others()):
+            if others <= self.thread.call(self.service.ended):
+                self.skips_to = self.service.rounds + 1
+                _log.warning("round %d: all others have ended, and this peer ends with the model that it has", number)
+                return standing
+            if waiting.is_exhausted(time.monotonic()):
+                raise nobody_came(f"round {number} needs another peer, and all are away", waiting.limit_s)
+            if waiting.waited_s > _SAID_AFTER_S and not is_said:
+                is_said = True
+                _log.warning(
+                    "round %d waits: all others are away; this peer waits for up to %.0f s more, or goes on alone with "
+                    "rounds.alone: go_on",
+                    number,
+                    waiting.left_s,
+                )
+            time.sleep(_LOOKS_EVERY_S)
+            self.thread.call(self.service.raise_failure)
+            standing = self.thread.call(self.service.standing)
+        return standing
+
+    def _others(self) -> frozenset[str]:
+        """Names of the others that were members when this peer last took part, or are known where it never did."""
+        own = self.service.members.own.name
+        last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
+        return frozenset(self.thread.call(self.service.admitted, last))
+
     def _find_neighbours(self, number: int, standing: Standing) -> None:
-        self._exchange, self._standing = 0, standing
+        self._standing = standing
         self._last_names = [member.name for member in standing.present]
         place = self._last_names.index(self.service.members.own.name)
         # without counts, which grow with each heartbeat: equal members have a topology that is cached
@@ -270,7 +342,9 @@ class RealNeighbourhood:
         may be on the other side of a partition that has healed, are no reason to skip.
         """
         ahead = [name for name, its in standing.rounds.items() if name in self._weights_from and its > number + 1]
-        until_s = time.monotonic() + (_MESSAGES_WITHIN_S if number <= self._may_lack else 0.0)
+        # messages of these rounds may have been here before this peer was killed
+        is_replay = number <= self.service.replays_until
+        until_s = time.monotonic() + (_MESSAGES_WITHIN_S if is_replay else 0.0)
         while ahead:
             ahead = [name for name in ahead if not self.thread.call(self.service.has_message, number, name)]
             if time.monotonic() >= until_s:
@@ -278,6 +352,8 @@ class RealNeighbourhood:
             time.sleep(_LOOKS_EVERY_S)
         if ahead and (later := round_of_most(number, [*standing.rounds.values()])):
             self.skips_to = later
+            if is_replay:  # the others may have counted vectors of rounds that this peer skips
+                self.thread.call(self.service.begin_generation)
             _log.warning("round %d: most of the others are ahead, and this peer goes on in round %d", number, later)
 
 

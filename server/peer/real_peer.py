@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import logging
+import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +18,13 @@ from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
+from fed.errors import FedError, RunFailed, os_errors_as
 from fed.identity.credentials import PeerCredentials
 from fed.reports.population import described
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
 from fed.server.federation import Federation, State
+from fed.server.peer.end_file import EndFile
 from fed.server.peer.link import StreamPatience
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.membership import Member, Timing
@@ -30,6 +34,7 @@ from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
+from fed.wire.messages import client_order
 from fed.wire.rate_limits import Refusals
 
 if TYPE_CHECKING:
@@ -39,8 +44,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
+_log = logging.getLogger(__name__)
 _Service = TypeVar("_Service", bound=MemberService)
 _DEADLINE_S = 60.0  # where rounds have none
+_LOOKS_EVERY_S = 0.05
+_SAID_AFTER_S = 2.0
+
 # sections of the experiment that peers must have in common
 _AGREED = (
     *("seed", "data_seed", "model", "local", "algorithm", "topology", "rounds"),
@@ -59,6 +68,8 @@ class PeerSetup:
         credentials: of the peer; None: no encryption, for loopback alone.
         advertise: HOST:PORT at which others reach it; as it listens unless given.
         min_peers: the number of peers to wait for before the first round.
+        patience_s: seconds to wait for others without whom this peer cannot go on, > 0.
+        serves_end_s: seconds for which a peer that has ended its rounds stays there for members that have not, >= 0.
     """
 
     name: str
@@ -67,6 +78,8 @@ class PeerSetup:
     credentials: PeerCredentials | None = None
     advertise: str | None = None
     min_peers: int = 2
+    patience_s: float = 3600.0
+    serves_end_s: float = 60.0
 
 
 class RealPeer(ABC, Generic[_Service]):
@@ -98,6 +111,7 @@ class RealPeer(ABC, Generic[_Service]):
     ) -> None:
         self.experiment, self.prepared, self.client, self.setup = experiment, prepared, client, setup
         self._output, self._is_resumed = output, is_resumed
+        self._end_file = EndFile.read(messages_folder(output))
         self.policy = experiment.rounds.make()
         if isinstance(self.policy, Synchronous):
             self.policy.check_peers(setup.min_peers)
@@ -145,16 +159,96 @@ class RealPeer(ABC, Generic[_Service]):
     def meet(self) -> int:
         """Wait for the others; returns how many there are with this one."""
 
-    def close(self, reason: str, *, lingers: bool) -> None:
-        """Leave the others.
+    def keep_end(self) -> None:
+        """Keep on disk what members that come late to the end of the run need.
+
+        Raises:
+            CheckpointFailed: if it cannot be written.
+        """
+
+    def stop(self) -> None:
+        """Leave the others, before the run is over."""
+        self.thread.close("this peer stops for now")
+
+    def end(self) -> None:
+        """Leave the others after the last round, once all members have ended it, or have not come for a while.
+
+        Where some have not come, the end is kept on disk, so that this peer can serve it again.
+        """
+        self.thread.call(self.service.end, self.policy.count)
+        earlier = self.thread.call(self.service.earlier_members)
+        if self.thread.call(self.service.awaited, earlier):
+            self._keep(self.keep_end)
+        self._serve_end(earlier)
+
+    def serve_end(self) -> None:
+        """Serve the end again, after :meth:`resume_end` and :meth:`listen`."""
+        self._serve_end(self._end_file.awaited)
+
+    @abstractmethod
+    def resume_end(self) -> None:
+        """Take up what is on disk of a run that is over, before the service listens.
+
+        Raises:
+            InvalidCheckpoint: if it is not there.
+        """
+
+    def _end_again(self) -> None:
+        """Say from the beginning that this peer has ended, and who else has."""
+        self.thread.call(self.service.members.remember, self._end_file.ended)
+        self.thread.call(self.service.end, self.policy.count)
+
+    def _serve_end(self, earlier: Collection[str]) -> None:
+        """Stay there for members that have not ended the run.
 
         Args:
-            reason: to tell them.
-            lingers: once they need this peer no more, or after a deadline.
+            earlier: the names of members of whom this process may have had no sign of life.
         """
-        if lingers:
-            self.thread.call(self.service.begin, self.service.round + 1, self.service.round)
-        self.thread.close(reason, self.deadline_s if lingers else 0.0)
+        self._keep_names(earlier)
+        missing = self._await_end(earlier)
+        if missing:
+            self._keep_names(earlier)
+        self.thread.close("the run is over")
+        if missing:
+            _log.warning(
+                "%s did not come to the end of the run: fed peer --resume with this run's folder serves it once more",
+                _listed(missing),
+            )
+        else:
+            shutil.rmtree(self.service.folder, ignore_errors=True)
+
+    def _keep_names(self, earlier: Collection[str]) -> None:
+        """Write down who has ended the run and who has not."""
+        awaited = self.thread.call(self.service.awaited, earlier)
+        ended = self.thread.call(self.service.members.ended)
+        self._keep(lambda: EndFile(sorted(awaited), ended).write(self.service.folder))
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write what late members need; the run's own results are written, and a full disk does not spoil them."""
+        try:
+            with os_errors_as(RunFailed, f"{self.service.folder} cannot be written to", "make room there"):
+                write()
+        except FedError as error:
+            _log.warning("members that come late cannot be given the end of the run once this peer is gone: %s", error)
+
+    def _await_end(self, earlier: Collection[str]) -> frozenset[str]:
+        """Wait until all members have ended; returns those that have not."""
+        limit_s = max(self.deadline_s, self.setup.serves_end_s) if self.setup.serves_end_s else 0.0
+        began_s = time.monotonic()
+        is_said = False
+        try:
+            while missing := self.thread.call(self.service.awaited, earlier):
+                waited_s = time.monotonic() - began_s
+                if waited_s >= limit_s:
+                    return missing
+                if waited_s > _SAID_AFTER_S and not is_said:
+                    is_said = True
+                    left_s = limit_s - waited_s
+                    _log.info("the run is over; this peer stays for %s, for up to %.0f s", _listed(missing), left_s)
+                time.sleep(_LOOKS_EVERY_S)
+        except KeyboardInterrupt:  # the results are written, and all that is lost is the wait
+            return missing
+        return frozenset()
 
     def service_arguments(self, *, is_ready: bool, gone_after_s: float) -> dict[str, Any]:
         """Arguments of any :class:`fed.server.peer.member_service.MemberService`.
@@ -173,6 +267,7 @@ class RealPeer(ABC, Generic[_Service]):
             "patience": StreamPatience(silence_s=max(2.5, min(10.0, self.deadline_s / 2))),
             "refusals": Refusals(),
             "rounds": self.policy.count,
+            "patience_s": self.setup.patience_s,
         }
 
     def loop(
@@ -234,6 +329,10 @@ class RealPeer(ABC, Generic[_Service]):
 def messages_folder(output: Path) -> Path:
     """Folder of what a peer must not lose between rounds, beside that of its run."""
     return output.with_name(f".{output.name}.messages")
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names, key=client_order))
 
 
 def _hash(fingerprint: Mapping[str, Any]) -> str:

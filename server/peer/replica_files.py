@@ -145,6 +145,18 @@ class ReplicaFiles:
             raise InvalidPayload(f"a copy of the state after round {number} must be whole")
         return newest
 
+    def keep_copy(self, number: int, state: Tree) -> None:
+        """Keep this replica's own state as the last copy.
+
+        Args:
+            number: of the round after which it is.
+            state: to keep.
+
+        Raises:
+            CheckpointFailed: if it cannot be written.
+        """
+        self._copies.write(number, state)
+
     def copy(self) -> tuple[int, Tree] | None:
         """The last copy that was taken, if there is a whole one."""
         try:

@@ -86,6 +86,30 @@ class ReplicaPeer(RealPeer[ReplicaService]):
                 "or let the peer join anew, under another name and with another --output"
             )
 
+    def keep_end(self) -> None:
+        """Keep this replica's state on disk.
+
+        Raises:
+            CheckpointFailed: if it cannot be written.
+        """
+        assert self._replicated.snapshot is not None
+        self.service.keep_end(self._replicated.snapshot)
+
+    def resume_end(self) -> None:
+        """Take up this replica's record and its state after the last round.
+
+        Raises:
+            InvalidCheckpoint: if they are not there.
+        """
+        self.thread.call(self.service.restore, self.policy.count)
+        copy = self.thread.call(self.service.kept_copy)
+        if copy is None or copy.round != self.policy.count or not self.service.has_record:
+            raise InvalidCheckpoint(
+                f"{self.service.folder} must hold the end of the run, got none: let another member serve it"
+            )
+        self._replicated.snapshot = copy
+        self._end_again()
+
     def meet(self) -> int:
         """Wait until there is a group, which this peer founds with others or joins."""
         self._replicated.begin_with(self.thread.wait_for(self.service.founded()))

@@ -8,7 +8,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from fed.server.peer.membership import MOST_MEMBERS
 from fed.server.peer.replica_files import ReplicaFiles
 from fed.server.peer.ring import RoundSum, most_ring_bytes, sum_specs
 from fed.server.peer.ring_transport import RingTransport
+from fed.server.peer.waiting import Waiting, nobody_came
 from fed.storage.checkpoints import Tree
 from fed.tensors import torch
 from fed.wire import protocol_pb2 as pb
@@ -48,6 +49,7 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _REACHED_WITHIN_S = 5.0  # the next member of a ring, over a stream, where deadlines are short
 _LOGS_EVERY_S = 30.0
+_SAID_AFTER_S = 1.0
 _MOST_COPY_BYTES_PER_NUMBER = 1024
 _COPY_AGAIN_S = 3.0
 _COPY_BYTES = 1 << 28  # beside its numbers
@@ -109,8 +111,9 @@ class ReplicaService(MemberService):
         self._wants_copy = self._lacks_sums = False
         self._applied = self._sums_sent = self._sums_received = 0
         self._logged_s = self._asked_s = -math.inf
+        self._waiting = Waiting(self.patience_s)
+        self._seen_round = 0
         self._began_s = time.monotonic()
-        self._failure: FedError | None = None
 
     # The run's side.
 
@@ -190,9 +193,13 @@ class ReplicaService(MemberService):
         self.apply(number)
         self._do(self._agreement.copied(number, value, time.monotonic()))
 
-    def owes(self) -> bool:
-        """Tell whether a present member is in an earlier round, and may still need this replica."""
-        return any(number < self.round for number in self.standing().rounds.values())
+    def keep_end(self, snapshot: Snapshot) -> None:
+        """Keep the state after the last round, for members that come to it late.
+
+        Raises:
+            CheckpointFailed: if it cannot be written.
+        """
+        self._disk.keep_copy(snapshot.round, snapshot.state)
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
         """Listen, and begin to look for others; returns the port."""
@@ -222,11 +229,6 @@ class ReplicaService(MemberService):
         """Say that a ring cannot end."""
         assert self._agreement is not None
         self._do(self._agreement.broken(ring, time.monotonic(), unreachable))
-
-    def fail(self, error: FedError) -> None:
-        """End the run at this replica: what it has promised must be on disk before it says so."""
-        self._failure = error
-        self._changed.set()
 
     # The others' side.
 
@@ -294,8 +296,7 @@ class ReplicaService(MemberService):
         Raises:
             FedError: if this replica cannot go on.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         await self.next_change()
 
     async def _tick_on(self) -> None:
@@ -314,31 +315,63 @@ class ReplicaService(MemberService):
         names, ready = [member.name for member in there], [member.name for member in there if member.is_ready]
         candidates = [name for name in ready if self.links.link(name) is not None]  # which have shown a certificate
         listening = [member.name for member in there if member.address]
+        self._bound_waiting(now_s, frozenset(names), len(ready))
         if self._agreement is None:
             self._go_on_founding(self._founding.tick(now_s, ready, self.reached, listening))
-            if now_s - self._logged_s > _LOGS_EVERY_S and now_s - self._began_s > 1.0:
-                self._logged_s = now_s
-                _log.info("%d of %d peers are there", len(ready), self.min_peers)
+            return
+        if self._agreement.record.round > self.rounds:  # the run is over: others are told when they ask
             return
         if now_s - self._began_s < (self.ballots.deadline_s or math.inf):
             # after a restart the others are given the time to come
-            members = self._agreement.record.members
-            names += [name for name in members if name != self.own.name and self.members.is_unheard(name)]
+            members = self.admitted([name for name in self._agreement.record.members if name != self.own.name])
+            names += [name for name in members if self.members.is_unheard(name)]
         self._do(self._agreement.tick(now_s, names, candidates, listening))
         if self._lacks_sums:
             self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
-        if not self._agreement.is_waiting:
+
+    def _bound_waiting(self, now_s: float, present: frozenset[str], ready: int) -> None:
+        """Say in the log that this replica waits for others, and end the run where too few come.
+
+        Args:
+            now_s: of the monotonic clock.
+            present: the names of present members, this one's among them.
+            ready: the number of present members that take part.
+
+        Raises:
+            RunFailed: if it has waited for as long as it may, or nobody is left who could come.
+        """
+        record = Record() if self._agreement is None else self._agreement.record
+        is_moving = record.round != self._seen_round
+        self._seen_round = record.round
+        needs = self._needs(record, present, ready)
+        if is_moving or not needs:
+            self._waiting.renew()
             self._logged_s = -math.inf
-        elif now_s - self._logged_s > _LOGS_EVERY_S:
+            return
+        others = {*record.members} - {self.own.name}
+        if others and others <= self.ended() - present:
+            raise nobody_came(needs, None)
+        if self._waiting.is_exhausted(now_s):
+            raise nobody_came(needs, self.patience_s)
+        if now_s - self._logged_s > _LOGS_EVERY_S and self._waiting.waited_s > _SAID_AFTER_S:
             self._logged_s = now_s
-            members = self._agreement.record.members
-            here = [name for name in members if name in names]
-            _log.warning(
-                "round %d waits: %d of its %d members are there, and more than half are needed",
-                self._agreement.record.round,
-                len(here),
-                len(members),
+            _log.warning("%s: this peer waits for up to %.0f s more", needs, self._waiting.left_s)
+
+    def _needs(self, record: Record, present: frozenset[str], ready: int) -> str:
+        """Clause that says whom this replica lacks; empty where it can go on."""
+        if record.round > self.rounds:
+            return ""
+        if self._agreement is None:
+            return f"{ready} of {self.min_peers} peers are there"
+        here = [name for name in record.members if name in present]
+        if record.members and len(here) <= len(record.members) // 2:
+            return (
+                f"round {record.round} waits: {len(here)} of its {len(record.members)} members are there, and more "
+                "than half are needed"
             )
+        if (self._lacks_sums or not record.members) and len(present) == 1:
+            return "this peer waits for a copy of another's state, and no other is there"
+        return ""
 
     def _ask_for_copy(self, holders: Sequence[str]) -> None:
         """Ask one of these for a copy of its state, unless one is on its way."""
@@ -423,6 +456,12 @@ class ReplicaService(MemberService):
         """The earliest round after which another's state brings this replica forward."""
         assert self._agreement is not None
         return max(self._applied + 1, self._agreement.record.round - 1)
+
+    def earlier_members(self) -> Collection[str]:
+        """Founders, and members of the last rounds."""
+        record = Record() if self._agreement is None else self._agreement.record
+        decided = [name for _, value in record.decided for name in value.members]
+        return {*(self._founding.members or ()), *record.members, *decided}
 
     def _sum_specs(self) -> Sequence[TensorSpec]:
         members = () if self._agreement is None else self._agreement.record.members

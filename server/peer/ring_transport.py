@@ -232,7 +232,8 @@ class RingTransport:
             for name in (part.sender, successor):
                 # after a restart others may know of a member that this one has not heard of yet
                 is_away = name not in present or service.links.link(name) is None
-                if is_away and now_s - began_s > self._reached_s:
+                is_refused = not service.admitted([name])
+                if is_refused or (is_away and now_s - began_s > self._reached_s):
                     raise _Broken(name)
             if now_s - began_s > self._limit_s:
                 raise _Broken

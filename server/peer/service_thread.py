@@ -1,9 +1,7 @@
 """Thread in which a peer's service runs, while its run trains in another."""
 
 import asyncio
-import shutil
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -13,7 +11,6 @@ __all__ = ["ServiceThread"]
 
 _Service = TypeVar("_Service", bound=MemberService)
 _Result = TypeVar("_Result")
-_LOOKS_EVERY_S = 0.05
 _ENDING_S = 2.0
 
 
@@ -55,23 +52,17 @@ class ServiceThread(Generic[_Service]):
             result.cancel()
             raise
 
-    def close(self, reason: str, linger_s: float) -> None:
-        """Leave the others, once they need no message of this peer any more.
+    def close(self, reason: str) -> None:
+        """Leave the others; messages stay on disk, for a peer that comes back.
 
         Args:
             reason: to tell them.
-            linger_s: how long to wait for them; 0: messages stay on disk, for a peer that comes back.
         """
-        until_s = time.monotonic() + linger_s
-        while self.call(self.service.owes) and time.monotonic() < until_s:
-            time.sleep(_LOOKS_EVERY_S)
         self.wait_for(self.service.stop(reason))
         self.wait_for(_ended())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        if linger_s:
-            shutil.rmtree(self.service.folder, ignore_errors=True)
 
 
 async def _ended() -> None:

@@ -57,6 +57,11 @@ class Rounds(Hyperparameters, ABC):
     diverged: Literal["stop", "drop"] = "stop"
 
     @property
+    def waits_alone(self) -> bool:
+        """True if a peer waits in rounds in which all others are away."""
+        return True
+
+    @property
     def drops_diverged(self) -> bool:
         """True if a client that diverges has failed, rather than the run."""
         return self.diverged == "drop"
@@ -146,6 +151,8 @@ class Synchronous(Rounds):
             has taken, or not at all.
         backup_after_s: how long after its beginning a round asks another client in place of each that has not answered;
             who answers first counts. Never unless given.
+        alone: a peer that all others have left, in rounds of an algorithm over mix: ``wait`` until another is there, or
+            ``go_on`` alone.
     """
 
     cohort: PositiveInt | Literal["all"] = "all"
@@ -154,6 +161,19 @@ class Synchronous(Rounds):
     quorum: Annotated[float, Field(ge=0, le=1)] = 0.0
     partial_work: Literal["accept", "drop"] = "accept"
     backup_after_s: PositiveFloat | None = None
+    alone: Literal["wait", "go_on"] = "wait"
+
+    @property
+    def waits_alone(self) -> bool:
+        """True if a peer waits in rounds in which all others are away."""
+        return self.alone == "wait"
+
+    def needs(self) -> Sequence[Term]:
+        """Neighbours, where peers go on without any."""
+        if self.waits_alone:
+            return super().needs()
+        neighbours = Term(Feature.NEIGHBOURS, "leave rounds.alone out", subject="rounds.alone go_on")
+        return [*super().needs(), neighbours]
 
     def check(self, population: int) -> None:
         """Check the policy against the number of clients.

@@ -167,18 +167,38 @@ def test_a_peer_that_is_away_is_not_waited_for(devices: dict[str, Any], tmp_path
     by_hand(run, takes_part, dict.fromkeys(((i, n) for i in range(PEERS) for n in range(1, ROUNDS + 1)), 1))
 
 
-def test_where_no_peer_is_there_time_passes_until_one_returns(tmp_path: Path) -> None:
-    def run(*spells: tuple[float, float]) -> fed.Run:
-        rows = [(i, *spell) for i, spell in enumerate(spells)]
-        there = table(tmp_path / "a.csv", "client,begins_s,ends_s", *rows)
-        devices = {"kind": "uniform", "availability": there}
-        return fed.simulate(experiment(devices), data=data(), model=model, loss=mean_output)
+def absent(tmp_path: Path, alone: str, *spells: tuple[float, float]) -> fed.Run:
+    """A run of peers each of which is there for one spell."""
+    rows = [(i, *spell) for i, spell in enumerate(spells)]
+    there = table(tmp_path / "a.csv", "client,begins_s,ends_s", *rows)
+    devices = {"kind": "uniform", "availability": there}
+    one = experiment(devices, rounds={"count": ROUNDS, "alone": alone})
+    return fed.simulate(one, data=data(), model=model, loss=mean_output)
 
-    first = run(*((100 + i, 1e9) for i in range(PEERS))).metrics[0]
-    assert first["replied"] == 1
-    assert 100 < first["virtual_s"] < 101
+
+@pytest.mark.parametrize(("alone", "fewest"), [("go_on", 1), ("wait", 2)])
+def test_time_passes_until_as_many_peers_return_as_needed(alone: str, fewest: int, tmp_path: Path) -> None:
+    first = absent(tmp_path, alone, *((100 + i, 1e9) for i in range(PEERS))).metrics[0]
+    assert first["replied"] == fewest
+    assert 99 + fewest < first["virtual_s"] < 100 + fewest
+    assert first["alone"] == (1 if alone == "go_on" else 0)
     with pytest.raises(RunFailed, match="round 2 needs a peer, and none will ever be there again: let peers come more"):
-        run(*[(100, 100.001)] * PEERS)
+        absent(tmp_path, "go_on", *[(100, 100.001)] * PEERS)
+
+
+def test_a_peer_alone_goes_on_only_where_it_may(tmp_path: Path) -> None:
+    left = [(0, 1e9), *[(0, 0.001)] * (PEERS - 1)]
+    with pytest.raises(RunFailed, match=r"round 2 needs another peer, for one alone waits.* rounds.alone: go_on"):
+        absent(tmp_path, "wait", *left)
+    summary = absent(tmp_path, "go_on", *left).summary
+    assert summary["rounds"] == ROUNDS
+    assert summary["rounds_alone"] == ROUNDS  # the others leave within the first
+
+
+def test_going_on_alone_needs_an_algorithm_over_mix(devices: dict[str, Any]) -> None:
+    for algorithm in ("fedavg", {"kind": "allreduce", "rule": "fedavg"}, "local"):
+        with pytest.raises(InvalidExperiment, match=r"rounds.alone go_on needs clients that exchange models"):
+            experiment(devices, algorithm=algorithm, rounds={"count": 1, "alone": "go_on"})
 
 
 @dataclass(frozen=True, kw_only=True)

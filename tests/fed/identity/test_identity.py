@@ -244,7 +244,9 @@ def test_node_folder_is_complete_minimal_and_private_to_its_owner(tmp_path: Path
     place = authority.issue("ann")
     common = ["authority.pem", "certificate.pem", "identities.json", "key.pem"]
     assert sorted(path.name for path in place.iterdir()) == common
-    assert sorted(path.name for path in (authority.folder / "server").iterdir()) == [*common, "roster.json"]
+    assert sorted(path.name for path in authority.issue("bob", is_peer=True).iterdir()) == [*common, "revocations.json"]
+    of_server = sorted(path.name for path in (authority.folder / "server").iterdir())
+    assert of_server == [*common, "revocations.json", "roster.json"]
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [authority.folder, *authority.folder.rglob("*")]}
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}

@@ -1,6 +1,7 @@
 """Real peers, each a process of its own that can be killed, frozen and started again."""
 
 import ctypes
+import json
 import logging
 import multiprocessing
 import os
@@ -20,11 +21,11 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError
 from fed.identity.credentials import PeerCredentials
-from fed.server.peer.deploy import PeerSetup, take_part
+from fed.server.peer.deploy import PeerSetup, serve_end, take_part
 from fed.storage.run_reader import metrics_lines
 from tests.server.deployed import free_port
 
-__all__ = ["Home", "Processes", "processes"]
+__all__ = ["PATIENCE_S", "Home", "Processes", "processes"]
 
 _FORKS = multiprocessing.get_context("forkserver")  # from a process that has loaded all modules, and no more
 _FORKS.set_forkserver_preload(["fed.reports.charts", "matplotlib.backends.backend_svg", __name__])
@@ -42,23 +43,45 @@ class Home(NamedTuple):
 class Processes:
     """Peers of one experiment, named by the clients of its data."""
 
-    def __init__(self, folder: Path, keys: Mapping[str, Any], homes: Sequence[Home], min_peers: int | None) -> None:
+    def __init__(
+        self, folder: Path, keys: Mapping[str, Any], homes: Sequence[Home], min_peers: int | None, **setup: Any
+    ) -> None:
+        self.setup = {"serves_end_s": 2.0, **setup}
         self.folder, self.keys, self.min_peers = folder, dict(keys), min_peers or len(homes)
         self.homes = homes
         self.addresses = [f"{home.host}:{free_port()}" for home in homes]
         self.running: dict[int, Any] = {}
 
-    def start(self, *peers: int, resume: bool = False, listens: bool = True) -> None:
+    def start(self, *peers: int, resume: bool = False, listens: bool = True, overwrite: bool = False) -> None:
         for peer in peers:
             setup = {
                 "name": str(peer),
                 "listen": self.addresses[peer] if listens else None,
                 "join": self.addresses,
                 "min_peers": self.min_peers,
+                **self.setup,
             }
-            arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume
+            arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume, overwrite
             self.running[peer] = _FORKS.Process(target=_take_part, args=arguments, daemon=True)
             self.running[peer].start()
+
+    def serve_end(self, peer: int) -> None:
+        setup = {"name": str(peer), "listen": self.addresses[peer], "join": self.addresses, **self.setup}
+        arguments = self.folder, self.keys, peer, self.homes[peer], setup
+        self.running[peer] = _FORKS.Process(target=_serve_end, args=arguments, daemon=True)
+        self.running[peer].start()
+
+    def await_failure(self, peer: int) -> None:
+        """Wait until a peer has ended with an error, which its log has, and forget its process."""
+        self.await_that(lambda: self.running[peer].exitcode is not None)
+        assert self.running.pop(peer).exitcode == 1, self.said()
+
+    def has_ended(self, peer: int) -> bool:
+        return (self.output(peer) / "summary.json").exists()
+
+    def summary(self, peer: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.output(peer) / "summary.json").read_text())
+        return found
 
     def kill(self, *peers: int) -> None:
         for peer in peers:
@@ -112,10 +135,15 @@ class Processes:
 
 @contextmanager
 def processes(
-    folder: Path, keys: Mapping[str, Any], peers: int | Sequence[Home], min_peers: int | None = None
+    folder: Path,
+    keys: Mapping[str, Any],
+    peers: int | Sequence[Home],
+    min_peers: int | None = None,
+    **setup: Any,
 ) -> Iterator[Processes]:
     """Peers that are killed at the end, whatever happens."""
-    made = Processes(folder, keys, [Home()] * peers if isinstance(peers, int) else peers, min_peers)
+    homes = [Home()] * peers if isinstance(peers, int) else peers
+    made = Processes(folder, keys, homes, min_peers, **setup)
     try:
         yield made
     finally:
@@ -123,8 +151,39 @@ def processes(
 
 
 def _take_part(
-    folder: Path, keys: Mapping[str, Any], peer: int, home: Home, setup: Mapping[str, Any], resume: bool
+    folder: Path,
+    keys: Mapping[str, Any],
+    peer: int,
+    home: Home,
+    setup: Mapping[str, Any],
+    resume: bool,
+    overwrite: bool,
 ) -> None:
+    experiment, own, place, say = _begun(folder, keys, peer, home, setup)
+    output = folder / f"peer-{peer}"
+    try:
+        take_part(
+            experiment,
+            own,
+            place,
+            output=output,
+            overwrite=overwrite,
+            resume=resume,
+            on_listen=lambda port: say.info("listening"),
+        )
+    except FedError:
+        say.exception("this peer has failed")
+        raise
+
+
+def _serve_end(folder: Path, keys: Mapping[str, Any], peer: int, home: Home, setup: Mapping[str, Any]) -> None:
+    experiment, own, place, _ = _begun(folder, keys, peer, home, setup)
+    serve_end(experiment, own, place, output=folder / f"peer-{peer}")
+
+
+def _begun(
+    folder: Path, keys: Mapping[str, Any], peer: int, home: Home, setup: Mapping[str, Any]
+) -> tuple[Experiment, NodeData, PeerSetup, logging.Logger]:
     logging.basicConfig(filename=folder / f"log-{peer}", level=logging.INFO, format="%(created)f %(message)s")
     logging.getLogger("fed").setLevel(logging.DEBUG)
     torch.set_num_threads(1)
@@ -135,10 +194,4 @@ def _take_part(
     assert experiment.data is not None
     own = NodeData.model_validate({"data": experiment.data.model_dump(exclude_unset=True), "client": peer})
     credentials = PeerCredentials.load(home.keys / "nodes" / str(peer)) if home.keys else None
-    place = PeerSetup(**setup, credentials=credentials)
-    output, say = folder / f"peer-{peer}", logging.getLogger(__name__)
-    try:
-        take_part(experiment, own, place, output=output, resume=resume, on_listen=lambda port: say.info("listening"))
-    except FedError:
-        say.exception("this peer has failed")
-        raise
+    return experiment, own, PeerSetup(**setup, credentials=credentials), logging.getLogger(__name__)

@@ -12,6 +12,7 @@ import grpc
 import torch
 from torch import Tensor
 
+from fed.identity.certificates import peer_host
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.gossip_service import GossipService
 from fed.server.peer.link import StreamPatience
@@ -39,6 +40,8 @@ def made(
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
     check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None,
     rounds: int = 100,
+    patience_s: float = 60.0,
+    conserves_sum: bool = False,
 ) -> GossipService:
     return GossipService(
         own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
@@ -53,8 +56,10 @@ def made(
         patience=StreamPatience(silence_s=5.0),
         refusals=Refusals(),
         rounds=rounds,
+        patience_s=patience_s,
         snapshot=snapshot,
         check=check,
+        conserves_sum=conserves_sum,
     )
 
 
@@ -81,8 +86,19 @@ async def await_that(condition: Callable[[], bool], limit_s: float = 20.0) -> No
 class Stranger:
     """Peer that says what it likes, over a stream of its own."""
 
-    def __init__(self, port: int, greeting: pb.PeerMessage | None = None) -> None:
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    def __init__(
+        self,
+        port: int,
+        greeting: pb.PeerMessage | None = None,
+        credentials: PeerCredentials | None = None,
+        dials: str = "",
+    ) -> None:
+        address = f"127.0.0.1:{port}"
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address)
+        else:
+            host = ("grpc.ssl_target_name_override", peer_host(dials))
+            self._channel = grpc.aio.secure_channel(address, credentials.for_dialling(), (host,))
         self.call: Any = self._channel.stream_stream("/fed.v1.Neighbours/Meet")()
         self.greeting = greeting or pb.PeerMessage(greeting=hello())
 

@@ -45,7 +45,9 @@ class Mixer(threading.Thread):
             snapshot=self._snapshot,
             rounds=1_000_000,
         )
-        self.neighbourhood = RealNeighbourhood(self.service, ring, pushes=False, deadline_s=DEADLINE_S)
+        self.neighbourhood = RealNeighbourhood(
+            self.service, ring, pushes=False, deadline_s=DEADLINE_S, waits_alone=True
+        )
         self.thread = self.neighbourhood.thread
         self.neighbourhood.resume(0, None, keeps_checkpoints=False)
         self.thread.listen("127.0.0.1:0", None)
@@ -69,7 +71,7 @@ class Mixer(threading.Thread):
                 self.x_NP = weights.mixed(self.x_NP, sent_SP).float()
                 self.neighbourhood.end()
                 self.round = number
-        self.thread.close("it leaves", 0.0)
+        self.thread.close("it leaves")
 
 
 @pytest.mark.long

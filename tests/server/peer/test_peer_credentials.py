@@ -80,9 +80,10 @@ def test_a_roster_beside_the_certificate_admits(keys: Path, tmp_path: Path) -> N
     assert found == [1, 1]
     assert refused[0] > 0
     ann = PeerCredentials.load(tmp_path / "keys/ours/nodes/ann")
-    assert ann.may_dial("ann")
-    assert not ann.may_dial("bob")
-    assert not ann.may_dial("nobody")
+    assert ann.refusals(["ann", "bob", "nobody"]) == {
+        "bob": "its authority has revoked the certificate of 'bob'",
+        "nobody": "'nobody' is not there on the roster",
+    }
 
 
 def test_each_command_needs_certificates_of_its_own_role(keys: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from fed.config.experiment import Experiment
 from fed.reports.html import write_run_report
 from fed.simulations.simulate import simulate
-from tests.server.peer.processes import Processes, processes
+from tests.server.peer.processes import PATIENCE_S, Processes, processes
 
 LOCAL = {"lr": 0.1, "steps": 4, "batch_size": 16}
 KEYS: dict[str, Any] = {
@@ -92,6 +92,52 @@ def test_others_go_on_without_half_of_the_peers(is_frozen: bool, tmp_path: Path)
         peers.await_end()
         for peer in (0, 3, 5):
             assert peers.longest_round_s(peer) < 2.0 + 1.0
+
+
+def test_a_peer_alone_waits_for_another(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(30, 2.0, 2), 2) as peers:
+        peers.start(0, 1)
+        peers.await_round(4)
+        peers.kill(1)
+        peers.await_that(lambda: "waits: all others are away" in peers.log(0))
+        reached = len(peers.lines(0))
+        assert reached < 30
+        peers.start(1, resume=True)
+        peers.await_end()
+        # the round in which the other was killed, and one in which each sees other members
+        assert peers.summary(0)["rounds_alone"] <= 2, peers.said()
+        assert [line["alone"] for line in peers.lines(0)[reached + 2 :]] == [0] * (28 - reached)
+
+
+def test_a_peer_goes_on_alone_where_it_may(tmp_path: Path) -> None:
+    given = keys(30, 2.0, 2)
+    with processes(tmp_path, {**given, "rounds": {**given["rounds"], "alone": "go_on"}}, 2) as peers:
+        peers.start(0, 1)
+        peers.await_round(4)
+        peers.kill(1)
+        peers.await_end()
+        alone = [line["alone"] for line in peers.lines(0)]
+        assert len(alone) == 30
+        assert peers.summary(0)["rounds_alone"] == sum(alone) >= 20
+
+
+def test_an_experiment_of_one_peer_runs(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(3, 2.0, 1, topology={"kind": "complete"}), 1) as peers:
+        peers.start(0)
+        peers.await_end()
+        assert peers.summary(0)["rounds_alone"] == 3
+
+
+def test_a_late_peer_ends_where_all_others_have(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(12, 2.0, 3), 3, serves_end_s=PATIENCE_S) as peers:
+        peers.start(*range(3))
+        peers.await_round(6)
+        peers.signal(1, signal.SIGSTOP)
+        peers.await_that(lambda: all("this peer stays for '1'" in peers.log(peer) for peer in (0, 2)))
+        peers.signal(1, signal.SIGCONT)
+        peers.await_end()
+        assert len(peers.lines(1)) == 12
+        assert peers.lines(1)[-1]["replied"] == 0
 
 
 def test_copies_of_neighbours_are_renewed_after_missed_messages(tmp_path: Path) -> None:

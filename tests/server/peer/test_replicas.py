@@ -10,7 +10,7 @@ import torch
 
 from fed.config.experiment import Experiment
 from fed.simulations.simulate import simulate
-from tests.server.peer.processes import Processes, processes
+from tests.server.peer.processes import PATIENCE_S, Processes, processes
 
 LOCAL = {"lr": 0.1, "steps": 4, "batch_size": 16}
 
@@ -103,6 +103,44 @@ def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
         peers.await_end()
         assert reached < 30
         peers.assert_equal_models()
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_replicas_that_come_late_get_the_end(is_frozen: bool, tmp_path: Path) -> None:
+    """Those that have ended stay for a member that was away, and for none once it has ended."""
+    with processes(tmp_path, keys(10, 2.0, 4), 4, serves_end_s=PATIENCE_S) as peers:
+        peers.start(*range(4))
+        peers.await_round(6)
+        if is_frozen:
+            peers.signal(2, signal.SIGSTOP)
+        else:
+            peers.kill(2)
+        peers.await_that(lambda: all(peers.has_ended(peer) for peer in (0, 1, 3)))
+        peers.await_that(lambda: all("this peer stays for '2'" in peers.log(peer) for peer in (0, 1, 3)))
+        if is_frozen:
+            peers.signal(2, signal.SIGCONT)
+        else:
+            peers.start(2, resume=True)
+        peers.await_end()
+        peers.assert_equal_models()
+        assert not [*tmp_path.glob(".*.messages")]
+
+
+def test_the_end_is_served_again_by_one_that_has_it(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(10, 2.0, 4), 4, serves_end_s=2.0, patience_s=3.0) as peers:
+        peers.start(*range(4))
+        peers.await_round(6)
+        peers.kill(2)
+        peers.await_end()
+        peers.start(2, resume=True)
+        peers.await_failure(2)
+        assert "no more came for 3 s: if the run has ended at others, let one of them serve its end" in peers.log(2)
+        peers.setup = {"serves_end_s": PATIENCE_S}
+        peers.serve_end(1)
+        peers.start(2, resume=True)
+        peers.await_end()
+        peers.assert_equal_models()
+        assert not (tmp_path / ".peer-1.messages").exists()
 
 
 def test_a_replica_joins_with_a_copy_and_contributes(tmp_path: Path) -> None:
