@@ -270,3 +270,29 @@ def test_d2_takes_graphs_on_which_its_disagreement_shrinks(kind: str, lazy: bool
         assert radius < 1
     if kind == "directed_ring":
         assert radius > 1
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3])
+@pytest.mark.parametrize("kind", TOPOLOGIES.builtin)
+def test_few_peers_have_a_topology_or_a_sentence(kind: str, peers: int) -> None:
+    keys = {"pairs": [[0, peers - 1]]} if kind == "edges" else {}
+    try:
+        made = topology(kind, peers, **keys)
+    except InvalidExperiment:
+        assert kind in ("hypercube", "random_regular", "small_world", "clusters", "edges", "random_directed", "torus")
+        return
+    for number in range(1, 4):
+        sums = made.matrix(number).to_dense().sum(0)  # what a peer sends, and keeps, is all that it has
+        torch.testing.assert_close(sums, torch.ones(peers, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("base", ["ring", "torus", "complete", "exponential", "erdos_renyi"])
+def test_a_single_peer_is_alone_in_matcha(base: str) -> None:
+    made = topology("matcha", 1, base=base)
+    assert [made.matrix(number).to_dense().tolist() for number in (1, 2)] == [[[1.0]], [[1.0]]]
+
+
+def test_matcha_trains_a_single_peer() -> None:
+    keys: dict[str, Any] = {"algorithm": "matcha", "data": {"clients": 1}, "rounds": {"count": 2}}
+    run = fed.simulate(fed.Experiment(**keys, model="logistic", local={"steps": 1}))
+    assert run.summary["status"] == "finished"
