@@ -124,7 +124,12 @@ class Outcome:
             loaded = NodeCredentials.load(folder / "keys" / "nodes" / str(client))
             (place := folder / f"node-{client}").mkdir()
             secure = Faulty(
-                loaded, place, Limits(minimum_cohort=3), client=int(client), faults=faults, plain=self.plain
+                loaded,
+                place,
+                Limits(minimum_cohort=3, allows_state=True),
+                client=int(client),
+                faults=faults,
+                plain=self.plain,
             )
             self.nodes.append(ThreadedNode(fleet.port, client, data.read(client), place, secure=secure))
         run_folder = RunFolder(folder / "run")
@@ -149,7 +154,7 @@ class Outcome:
 
 
 def test_deployed_run_has_the_bits_and_bytes_of_the_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="mimelite")
+    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="scaffold")
     deployed = Outcome(experiment, tmp_path, {}, monkeypatch)
     deployed.hold_sums_exact()
     off = {"simulation.batching": "off", "simulation.workers": 0}

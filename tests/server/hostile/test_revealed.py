@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fed.clients.node.record import RECORD_FILE, Record
+from fed.clients.node.record import RECORD_FILE, RevealedRecord
 from fed.errors import InvalidInput
 from fed.secure_aggregation import revealed_rounds
 from fed.secure_aggregation.reasons import Reason
@@ -88,42 +88,42 @@ def test_node_without_its_record_refuses_to_start(field: Field) -> None:
 @pytest.mark.parametrize("damage", ["gone", "empty", "head", "salt", "another's"])
 def test_damaged_record_is_refused_until_another_is_begun(damage: str, tmp_path: Path) -> None:
     folder, credentials = folders(tmp_path)
-    Record(folder, credentials).append([bytes(32)] * 3)
+    RevealedRecord(folder, credentials).append([bytes(32)] * 3)
     path = folder / RECORD_FILE
     content = path.read_bytes()
     if damage == "gone":
         path.unlink()
     elif damage == "another's":
         other, marks = folders(tmp_path / "other")
-        Record(other, marks)
+        RevealedRecord(other, marks)
         path.write_bytes((other / RECORD_FILE).read_bytes())
     else:
         path.write_bytes({"empty": b"", "head": b"x" + content[1:], "salt": content[:30]}[damage])
     with pytest.raises(InvalidInput, match="--new-record"):
-        Record(folder, credentials)
-    assert not len(Record(folder, credentials, begins_anew=True).rounds)
-    assert not len(Record(folder, credentials).rounds)
+        RevealedRecord(folder, credentials)
+    assert not len(RevealedRecord(folder, credentials, begins_anew=True).rounds)
+    assert not len(RevealedRecord(folder, credentials).rounds)
 
 
 def test_record_that_is_cut_keeps_whole_entries(tmp_path: Path) -> None:
     folder, credentials = folders(tmp_path)
-    first = Record(folder, credentials)
+    first = RevealedRecord(folder, credentials)
     entries = [bytes([number]) * 32 for number in range(6)]
     first.append(entries[:3])
     first.append(entries[3:])
     path = folder / RECORD_FILE
     os.truncate(path, path.stat().st_size - 40)  # of the last entry, and a part of the one before it
-    again = Record(folder, credentials)
+    again = RevealedRecord(folder, credentials)
     assert [*again.rounds] == entries[:4]
     again.append(entries[5:])  # which begins where an entry begins
-    assert [*Record(folder, credentials).rounds] == [*entries[:4], entries[5]]
+    assert [*RevealedRecord(folder, credentials).rounds] == [*entries[:4], entries[5]]
     assert {stat.S_IMODE(one.stat().st_mode) for one in (path, credentials / RECORD_FILE)} == {0o600}
 
 
 def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revealed_rounds, "_MOST_ROUNDS", 2)
     folder, credentials = folders(tmp_path)
-    record = Record(folder, credentials)
+    record = RevealedRecord(folder, credentials)
     rounds = [
         [record.rounds.of_round("run", number), record.rounds.of_message(number, torch.zeros(2)), bytes([number]) * 32]
         for number in range(1, 5)
@@ -132,7 +132,7 @@ def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pyt
         record.rounds.add(entries)
         record.append(entries)
     assert [*record.rounds] == [*rounds[2], *rounds[3]]
-    assert [*Record(folder, credentials).rounds] == [*record.rounds]
+    assert [*RevealedRecord(folder, credentials).rounds] == [*record.rounds]
     assert (folder / RECORD_FILE).stat().st_size == 22 + 32 + 6 * 32
 
 
