@@ -72,7 +72,7 @@ class NodeTraining:
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
-        Refused: if the client would keep something between the tasks of secure aggregation.
+        ClientRefusal: if the client would keep something between the tasks of secure aggregation.
     """
 
     def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
@@ -108,7 +108,7 @@ class NodeTraining:
         """
         states = self._prepared.client_states(self._message)
         if self.fixed is not None and (states.names or states.codec_names):
-            raise Refused(
+            raise ClientRefusal(
                 "a node under secure aggregation keeps nothing between tasks, since the server could have the sum show "
                 "what one client has kept, and the plan's algorithm or error_feedback does",
                 Reason.KEEPS_STATE,

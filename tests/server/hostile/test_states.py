@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fed.clients.node.training import NodeTraining
-from fed.secure_aggregation.reasons import Reason, Refused
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field, samples_of
 from tests.server.hostile.plans import KEYS, Run
@@ -40,7 +40,7 @@ def test_residual_of_one_client_is_no_sum(field: Field) -> None:
 )
 def test_node_refuses_plans_that_keep_states(changed: dict[str, Any], field: Field, tmp_path: Path) -> None:
     run = Run(field.coordinator, "kept", changed)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(ClientRefusal) as refused:
         NodeTraining(run.data.only(int(GUEST), int(GUEST)), run.experiment, run.plan, tmp_path)
     assert refused.value.reason is Reason.KEEPS_STATE
 
