@@ -58,7 +58,7 @@ def test_node_knows_revealed_rounds_after_it_was_killed(field: Field) -> None:
     task = run.task(run.model(44))
     run.sum_of(dict.fromkeys(NAMES, task))
     program.kill()
-    program = field.start(GUEST, state="killed")
+    program = field.start(GUEST, state="killed", begins_record=False)
     try:
         coordinator.wait_to_join([GUEST], coordinator.views[GUEST].connections + 1)
         for name in ("killed", "of another run, killed"):
@@ -77,53 +77,51 @@ def test_node_without_its_record_refuses_to_start(field: Field) -> None:
     coordinator.wait_to_join([GUEST], coordinator.views[GUEST].connections + 1)
     program.kill()
     shutil.rmtree(field.state("gone"))
-    refusing = field.start(GUEST, state="gone")
+    refusing = field.start(GUEST, state="gone", begins_record=False)
     assert refusing.end() == 2
     assert "give --new-record" in refusing.said
-    beginning = field.start(GUEST, state="gone", arguments=["--new-record"])
+    beginning = field.start(GUEST, state="gone")
     coordinator.wait_to_join([GUEST], coordinator.views[GUEST].connections + 1)
     beginning.kill()
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "head", "salt", "another's"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "head", "salt"])
 def test_damaged_record_is_refused_until_another_is_begun(damage: str, tmp_path: Path) -> None:
-    folder, credentials = folders(tmp_path)
-    RevealedRecord(folder, credentials).append([bytes(32)] * 3)
-    path = folder / RECORD_FILE
+    RevealedRecord(tmp_path, begins_anew=True).append([bytes(32)] * 3)
+    path = tmp_path / RECORD_FILE
     content = path.read_bytes()
     if damage == "gone":
         path.unlink()
-    elif damage == "another's":
-        other, marks = folders(tmp_path / "other")
-        RevealedRecord(other, marks)
-        path.write_bytes((other / RECORD_FILE).read_bytes())
     else:
         path.write_bytes({"empty": b"", "head": b"x" + content[1:], "salt": content[:30]}[damage])
     with pytest.raises(InvalidInput, match="--new-record"):
-        RevealedRecord(folder, credentials)
-    assert not len(RevealedRecord(folder, credentials, begins_anew=True).rounds)
-    assert not len(RevealedRecord(folder, credentials).rounds)
+        RevealedRecord(tmp_path)
+    assert not len(RevealedRecord(tmp_path, begins_anew=True).rounds)
+    assert not len(RevealedRecord(tmp_path).rounds)
+
+
+def test_owner_who_begins_a_record_keeps_the_one_there(tmp_path: Path) -> None:
+    RevealedRecord(tmp_path, begins_anew=True).append([bytes(32)] * 3)
+    assert [*RevealedRecord(tmp_path, begins_anew=True).rounds] == [bytes(32)]
 
 
 def test_record_that_is_cut_keeps_whole_entries(tmp_path: Path) -> None:
-    folder, credentials = folders(tmp_path)
-    first = RevealedRecord(folder, credentials)
+    first = RevealedRecord(tmp_path, begins_anew=True)
     entries = [bytes([number]) * 32 for number in range(6)]
     first.append(entries[:3])
     first.append(entries[3:])
-    path = folder / RECORD_FILE
+    path = tmp_path / RECORD_FILE
     os.truncate(path, path.stat().st_size - 40)  # of the last entry, and a part of the one before it
-    again = RevealedRecord(folder, credentials)
+    again = RevealedRecord(tmp_path)
     assert [*again.rounds] == entries[:4]
     again.append(entries[5:])  # which begins where an entry begins
-    assert [*RevealedRecord(folder, credentials).rounds] == [*entries[:4], entries[5]]
-    assert {stat.S_IMODE(one.stat().st_mode) for one in (path, credentials / RECORD_FILE)} == {0o600}
+    assert [*RevealedRecord(tmp_path).rounds] == [*entries[:4], entries[5]]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revealed_rounds, "_MOST_ROUNDS", 2)
-    folder, credentials = folders(tmp_path)
-    record = RevealedRecord(folder, credentials)
+    record = RevealedRecord(tmp_path, begins_anew=True)
     rounds = [
         [record.rounds.of_round("run", number), record.rounds.of_message(number, torch.zeros(2)), bytes([number]) * 32]
         for number in range(1, 5)
@@ -132,19 +130,11 @@ def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pyt
         record.rounds.add(entries)
         record.append(entries)
     assert [*record.rounds] == [*rounds[2], *rounds[3]]
-    assert [*RevealedRecord(folder, credentials).rounds] == [*record.rounds]
-    assert (folder / RECORD_FILE).stat().st_size == 22 + 32 + 6 * 32
+    assert [*RevealedRecord(tmp_path).rounds] == [*record.rounds]
+    assert (tmp_path / RECORD_FILE).stat().st_size == 22 + 32 + 6 * 32
 
 
 def refuses(run: Run, task: object, name: str = COHORT[0]) -> None:
     """Check that a node joins no session of a task."""
     with pytest.raises(NodeRefuses, match=Reason.REVEALED):
         run.session({name: task}).assign()  # type: ignore[dict-item]
-
-
-def folders(parent: Path) -> tuple[Path, Path]:
-    """A node's folder, and that of its credentials."""
-    made = parent / "state", parent / "credentials"
-    for one in made:
-        one.mkdir(parents=True)
-    return made
