@@ -117,7 +117,8 @@ class SecureNode:
         )
         self._changed = threading.Condition()
         self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, by its name
-        self._ended: Ended | None = None  # the last session that has failed
+        self._handed_out = b""  # the name of the message that nobody waits for any more
+        self._ended: Ended | None = None  # the last session that has failed while somebody waited for its message
 
     def prepare(
         self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None, *, keeps_states: bool = False
@@ -217,14 +218,18 @@ class SecureNode:
         Raises:
             SessionFailed: if the session has failed.
         """
+        self._handed_out = b""
         while is_wanted():
             with self._changed:
                 if self._masked is not None and self._masked[0] == own_sha256:
                     lanes = self._masked[1]
                     self._masked = None
+                    self._handed_out = own_sha256
                     return lanes
                 if self._ended is not None and self._ended.own_sha256 == own_sha256:
-                    raise SessionFailed(self._ended.problem)
+                    problem = self._ended.problem
+                    self._ended = None  # another attempt may mask the message
+                    raise SessionFailed(problem)
                 self._changed.wait(_LOOKS_EVERY_S)
         return None
 
@@ -244,7 +249,8 @@ class SecureNode:
                         left += self._recorded(entries)
                     case Ended():
                         _log.warning("the session has ended: %s", command.problem)
-                        self._ended = command
+                        if command.own_sha256 != self._handed_out:
+                            self._ended = command
             self._changed.notify_all()
         return said
 

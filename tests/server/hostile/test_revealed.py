@@ -12,6 +12,7 @@ from fed.clients.node.record import RECORD_FILE, RevealedRecord
 from fed.errors import InvalidInput
 from fed.secure_aggregation import revealed_rounds
 from fed.secure_aggregation.reasons import Reason
+from fed.wire import protocol_pb2 as pb
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field
 from tests.server.hostile.plans import KEYS, Run
@@ -39,14 +40,12 @@ def test_message_that_was_revealed_is_not_masked_again(changed: dict[str, object
     # a plan of which a trifle has changed has the clients make the same messages
     run = Run(field.coordinator, f"message {changed}")
     run.tell()
-    task = run.task(run.model(42))
-    if changed is CLIPPED:
-        task = run.task(run.model(43))
-    run.sum_of(dict.fromkeys(COHORT, task))
+    model_V = run.model(42 if changed is RENAMED else 43)
+    run.sum_of(dict.fromkeys(COHORT, run.task(model_V)))
     other = Run(field.coordinator, f"message again {changed}", changed)
     other.tell()
     with pytest.raises(NodeRefuses, match=Reason.REVEALED):
-        other.sum_of(dict.fromkeys(COHORT, task))
+        other.sum_of(dict.fromkeys(COHORT, other.task(model_V)))
 
 
 def test_node_knows_revealed_rounds_after_it_was_killed(field: Field) -> None:
@@ -134,7 +133,8 @@ def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / RECORD_FILE).stat().st_size == 22 + 32 + 6 * 32
 
 
-def refuses(run: Run, task: object, name: str = COHORT[0]) -> None:
+def refuses(run: Run, task: pb.Assignment, name: str = COHORT[0]) -> None:
     """Check that a node joins no session of a task."""
     with pytest.raises(NodeRefuses, match=Reason.REVEALED):
-        run.session({name: task}).assign()  # type: ignore[dict-item]
+        run.session({name: task}).assign()
+    run.coordinator.tell(name, withdrawal=pb.Withdrawal(task=task.task))
