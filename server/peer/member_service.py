@@ -160,7 +160,7 @@ class MemberService(ABC):
         return (self.members.unended() | unheard) - self.ended() - {self.own.name}
 
     def admitted(self, names: Collection[str]) -> list[str]:
-        """Those of these names that this peer's credentials do not refuse."""
+        """Names among these that this peer's credentials do not refuse."""
         refused = {} if self.credentials is None else self.credentials.refusals(names)
         return [name for name in names if name not in refused]
 
