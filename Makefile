@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare edge secure-edge gossip deployment benchmark time gossip-benchmark compression secure results test test-all lint format docs protocol clean
+.PHONY: help compare edge secure-edge gossip deployment strangers benchmark time gossip-benchmark compression secure results test test-all lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,9 @@ gossip: $(LINKED)  ## eight peers without a coordinator beside a simulation: the
 
 deployment: $(LINKED)  ## rounds, transfers and 200 clients over gRPC; beside Flower where make benchmark has installed it
 	$(BIN)/python benchmarks/deployment.py
+
+strangers: $(LINKED)  ## rounds of nodes and peers while strangers without a certificate come; six minutes
+	$(BIN)/python benchmarks/strangers.py
 
 benchmark: $(LINKED) benchmarks/.venv/installed  ## speed beside PyTorch, pfl-research, Flower and byzfl; a quarter of an hour
 	$(BIN)/python benchmarks/simulation.py

@@ -30,9 +30,13 @@ class GradientTracking(PeerRule):
 
     The trackers' mean is the mean gradient, so that unequal data leave no bias. A round sends two vectors of the
     model's length in one message. The first round takes the first gradients, and moves nothing.
+
+    Conserved is Σ Y = Σ G over the members. One that goes for good takes its Y − G along, and the mean of the others'
+    trackers would be wrong by it for ever: they begin anew, each with Y = G of its last round.
     """
 
     needs_gradient: ClassVar[bool] = True
+    conserves_sum: ClassVar[bool] = True
 
     def init(self, params_NP: Tensor) -> State:
         """All peers start from one model, with trackers of 0."""
@@ -41,6 +45,10 @@ class GradientTracking(PeerRule):
     def joined(self, state: State) -> State:
         """Another's model, with trackers of 0: the sum of all trackers stays that of all gradients."""
         return self.init(state.model_NP)
+
+    def renewed(self, state: State) -> State:
+        """Trackers of own gradients alone."""
+        return state._replace(tracker_NP=state.gradient_NP)
 
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """One exchange, and the gradient at what comes of it."""

@@ -119,10 +119,13 @@ class PeerRule(Algorithm):
     """Whether the experiment's ``uplink`` encodes what it sends: it calls ``mix.encoded`` or ``mix.differences``."""
     needs_fixed_graph: ClassVar[bool] = False
     """Whether a peer's neighbours must stay the same, both ways: it calls ``mix.differences``."""
+    conserves_sum: ClassVar[bool] = False
+    """Whether it relies on a sum over the members' states, of which a member that goes takes its share: it has
+    :meth:`renewed`."""
 
     def needs(self) -> Sequence[Term]:
         """Peers that stay the same from the first round to the last."""
-        why = "because the mean counts every peer's model from the first round to the last"
+        why = "because a simulated peer keeps its place in the graph from the first round to the last"
         return (Term(Feature.FIXED_MEMBERS, "choose an algorithm over mean such as fedavg", why),)
 
     def lacks(self) -> Sequence[Term]:
@@ -167,6 +170,20 @@ class PeerRule(Algorithm):
 
         Args:
             state: of the other peer after its last round.
+        """
+        return state
+
+    def renewed(self, state: Any) -> Any:
+        """The state of members that begin anew once others have come or gone for good: the same, unless a rule says so.
+
+        A rule that :attr:`conserves_sum` makes a state whose sum holds over whichever members begin anew, from each
+        member's own state alone, and keeps its ``model_NP``. Those that have begun anew mix with each other, and with
+        no member that has not: the weight of such a neighbour stays with the peer itself. So the sum holds over all
+        that have begun anew together, until one of them goes. Until the others know of it, which takes real peers the
+        deadline of an exchange, their sum lacks its share.
+
+        Args:
+            state: after the last round in which these peers took part.
         """
         return state
 

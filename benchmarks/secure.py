@@ -165,12 +165,13 @@ class Driver:
         plain = SecureSum(self._terms.fixed.bits, self._terms.fixed.lanes)
         for message in messages.values():
             plain.add(message)
-        given = ((name, deliveries[name], message) for name, message in messages.items())
-        masked = self._ask("masking", SessionClient.mask, given)
+        self._ask("masking", SessionClient.take_boxes, ((name, deliveries[name]) for name in staying))
+        masked = self._ask("masking", SessionClient.mask, messages.items())
         survivors, _ = self._take("adding", coordinator.take_masked, masked, coordinator.close_masked)
         consents = self._ask("unmasking", SessionClient.consent, ((name, survivors) for name in staying))
         relayed = self._take("revealing", coordinator.take_consent, consents, coordinator.close_consents)
-        unmaskings = self._ask("unmasking", SessionClient.unmask, relayed.items())
+        self._ask("unmasking", SessionClient.take_consents, relayed.items())
+        unmaskings = self._ask("unmasking", SessionClient.unmask, ((name,) for name in relayed))
         self._take("revealing", coordinator.take_unmasking, unmaskings, lambda: None)
         cores = patch.object(fed.secure_aggregation.coordinator, "usable_cores", lambda: self._setting.cores)
         with cores, self._watch("", "unmasking"):

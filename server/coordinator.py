@@ -120,10 +120,11 @@ class Coordinator:
             clients: the clients that train, none of which has a task.
             cohort: the number of clients that the step size is scaled for; those of ``clients`` unless given.
             deadline_s: seconds from now in which an answer must arrive.
-            takes_parts: a client may answer with fewer steps.
+            takes_parts: True if a client may answer with fewer steps; under secure aggregation none may.
         """
         model, steps = self._model_to_send()
         lr = self.lr_in(number, cohort or len(clients)) if self.lr_in else None
+        takes_parts = takes_parts and self.message.fixed is None  # else a deadline would decide whose message counts
         of_all, timing = (lr, steps), (deadline_s, takes_parts)
         tasks = [
             Task(

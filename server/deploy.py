@@ -15,7 +15,6 @@ from fed.clients.fingerprint import pair_sha256
 from fed.clients.measures import Metrics, directions, loss_in_force
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
-from fed.clients.node.sessions import plan_digest
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -25,6 +24,7 @@ from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.reports.population import described
+from fed.secure_aggregation.agreement import plan_digest
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import (
     ClientScore,
@@ -158,8 +158,7 @@ def _fleet(
     return NodeFleet(
         listen,
         folder.spool,
-        credentials=credentials.for_grpc() if credentials else None,
-        admits=credentials.roster.admits if credentials else None,
+        credentials=credentials,
         accepts=accepts,
         patience=patience,
     )
@@ -214,7 +213,14 @@ class Deployment:
                 )
             return "the run hides clients' numbers by secure_aggregation: start fed client with --secure"
         if self._signature is None:
+            if joining.hides_numbers and self._has_classes and "float" not in said.target_dtype and not said.labels:
+                return (
+                    "the server must know the number of classes, which nodes under --secure do not tell: give its "
+                    "experiment a data section"
+                )
             self._signature = said
+            if joining.hides_numbers:
+                self._signature.classes = len(said.labels)
             if not self._has_classes:
                 self._signature.classes = 0
         return refusal_of_signature(said, self._signature)
@@ -257,7 +263,7 @@ class Deployment:
         secure = self.experiment.secure_aggregation
         if secure is not None:
             # now, so that what would be refused below is refused before the wait for nodes
-            self._message(prepared, policy, max(min_nodes, len(fleet.registered())))
+            _hold_to_no_state(prepared, self._message(prepared, policy, max(min_nodes, len(fleet.registered()))))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))
         if asks_place or (secure is not None and policy.most_asked(len(fleet.registered())) == len(fleet.registered())):
@@ -345,6 +351,7 @@ class Deployment:
             begin_scoring=begin_scoring,
             has_scores=self._held_out is not None or recipe.test is not None,
             scores_meanwhile=False,
+            keeps_metrics=False,
             load_module=load_module,
             metrics=directions(prepared.metrics),
             facts=lambda: {
@@ -397,6 +404,17 @@ def _free_memory(module: "nn.Module") -> Callable[[], None]:
             storage.resize_(size_bytes)
 
     return restore_memory
+
+
+def _hold_to_no_state(prepared: Preparation, message: Format) -> None:
+    """Refuse secure aggregation on real nodes where clients keep something between tasks, as the nodes would."""
+    states = prepared.client_states(message)
+    if states.names or states.codec_names:
+        raise InvalidExperiment(
+            "secure_aggregation on real nodes needs clients that keep nothing between tasks, since a sum could show "
+            "what one of them alone has kept, got an algorithm or an error_feedback that does: choose "
+            "fedavg or the like, with error_feedback none, or simulate it"
+        )
 
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -14,9 +14,9 @@ from fed.reports.population import Confusion
 from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
 from fed.storage.checkpoints import Checkpoints, Tree
-from fed.storage.run import Run
+from fed.storage.run import Run, RunOnDisk
 from fed.storage.run_folder import RunFolder
-from fed.storage.run_reader import totals
+from fed.storage.run_reader import Totals
 
 if TYPE_CHECKING:
     from fed.tensors import nn
@@ -62,6 +62,8 @@ class TrainingLoop:
         has_scores: True where there are samples to score them on.
         scores_meanwhile: True where the scoring continues during the next round.
         keeps_models: True where the clients' own models are here, and belong to the run's results.
+        keeps_metrics: True where all metrics stay in memory; else a run with a folder has them there alone, so that it
+            may go on for ever.
         load_module: a model's state → a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
         facts: called at the end for what the summary says beside the measurements.
@@ -80,6 +82,7 @@ class TrainingLoop:
     has_scores: bool
     scores_meanwhile: bool
     keeps_models: bool = False
+    keeps_metrics: bool = True
     load_module: "Callable[[State], nn.Module]"
     metrics: Mapping[str, str]
     facts: Callable[[], Mapping[str, Any]]
@@ -92,6 +95,7 @@ class TrainingLoop:
     def __post_init__(self) -> None:
         """Begin before the first round."""
         self._policy = self.experiment.rounds.make()
+        self._totals = Totals()
         self._metrics: list[dict[str, Any]] = []
         self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
@@ -103,11 +107,27 @@ class TrainingLoop:
     def restore(self, number: int, state: Tree) -> None:
         """Resume after a round, from the state of its checkpoint."""
         assert self.folder is not None
-        self._metrics = [self._as_measured(line) for line in self.folder.resume(number)]
+        self.folder.resume(number)
+        for line in self._measured_lines():
+            self._count(line)
         self.federation.restore(state["federation"])
         self._states = self.federation.model(), self.federation.models()
         self._first = number + 1
         self._began -= state["wall_s"]
+
+    def _count(self, line: dict[str, Any]) -> None:
+        self._totals.add(line)
+        if self._is_in_memory:
+            self._metrics.append(line)
+
+    @property
+    def _is_in_memory(self) -> bool:
+        return self.keeps_metrics or self.folder is None
+
+    def _measured_lines(self) -> Iterator[dict[str, Any]]:
+        """The metrics in the folder."""
+        assert self.folder is not None
+        return map(self._as_measured, self.folder.lines())
 
     def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
         """A line of the metrics with the scores that were not finite, for which JSON has no number."""
@@ -142,8 +162,8 @@ class TrainingLoop:
                     self._record_pending()
             self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
             raise
-        if self._metrics and not any(line["replied"] for line in self._metrics):
-            why = "is a deadline too short?" if any(line["late"] for line in self._metrics) else "all have failed"
+        if self._totals.rounds and not self._totals.replied:
+            why = "is a deadline too short?" if self._totals.late else "all have failed"
             _log.warning("no client has ever answered, so the model is the initial one: %s", why)
         return self._finish("finished", None)
 
@@ -202,7 +222,7 @@ class TrainingLoop:
         line = {**pending.line, **scores.line, **pending.stats.measured()}
         # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states
-        self._metrics.append(line)
+        self._count(line)
         if self.folder is not None:
             # first, so that a round with metrics has all its lines
             number = line["round"]
@@ -216,14 +236,20 @@ class TrainingLoop:
         model = self.load_module(self._states[0])
         own = self._states[1] if self.keeps_models else {}
         models = {client: self.load_module(state) for client, state in own.items()}
-        directory = self.folder.path if self.folder else None
-        run = Run(self.experiment, self._metrics, self._summary(status, reason), model, models, directory)
+        found: dict[str, Any] = {
+            "experiment": self.experiment,
+            "summary": self._summary(status, reason),
+            "model": model,
+            "models": models,
+            "directory": self.folder.path if self.folder else None,
+        }
+        run = Run(metrics=self._metrics, **found) if self._is_in_memory else RunOnDisk(self._measured_lines, **found)
         if self.folder is not None:
             self.folder.keep(model, models)
             self.folder.finish(run.summary, self.population(self._confusion))
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
-        summary = {"status": status, **totals(self.experiment, self._metrics, self.metrics), **self.facts()}
+        summary = {"status": status, **self._totals.summary(self.experiment, self.metrics), **self.facts()}
         summary["wall_s"] = time.perf_counter() - self._began
         return {**summary, **({"reason": reason} if reason else {})}

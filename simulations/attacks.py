@@ -45,7 +45,8 @@ class Knowledge:
 
     Args:
         own_AP: the updates that they have trained as honest clients do, in float64.
-        honest_HP: the honest clients' updates. There may be none.
+        honest_HP: the honest clients' updates. There may be none, and there is none where an attack says that it does
+            not look at them.
         mimicked: the row of an honest client: of those that stay the same in every round, the first that takes part.
         generators: a random stream for each of the attackers.
     """
@@ -64,6 +65,8 @@ class Attack(Hyperparameters):
     """Whether attackers learn from other labels: the class overrides :meth:`poison`."""
     forges: ClassVar[bool] = False
     """Whether attackers send other updates: the class overrides :meth:`forge`."""
+    looks_at_others: ClassVar[bool] = True
+    """True if what attackers send depends on the honest clients' updates, unless a class says otherwise."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -71,8 +74,12 @@ class Attack(Hyperparameters):
         cls.forges = cls.forge is not Attack.forge
 
     def needs(self) -> Sequence[Term]:
-        """Clients that send something, in a simulation."""
-        return [Term(feature, "set adversaries to null") for feature in (Feature.MESSAGES, Feature.SIMULATION)]
+        """Clients that send something, in a simulation, and legible messages where attackers look at them."""
+        terms = [Term(feature, "set adversaries to null") for feature in (Feature.MESSAGES, Feature.SIMULATION)]
+        if self.forges and self.looks_at_others:
+            way_out = "choose adversaries that do not, such as sign_flip"
+            terms.append(Term(Feature.LEGIBLE_MESSAGES, way_out, "because they look at the others' updates"))
+        return terms
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """Labels that an attacker learns in place of its own.
@@ -109,6 +116,8 @@ class SignFlip(Attack):
         scale: s > 0. With 4, a fifth of the clients bring the mean of alike ones to a standstill.
     """
 
+    looks_at_others: ClassVar[bool] = False
+
     scale: PositiveFloat = 4.0
 
     def forge(self, known: Knowledge) -> Tensor:
@@ -123,6 +132,8 @@ class Gaussian(Attack):
     Args:
         deviation: σ > 0 of each coordinate. An honest update's coordinates are more like 0.01.
     """
+
+    looks_at_others: ClassVar[bool] = False
 
     deviation: PositiveFloat = 1.0
 
@@ -287,7 +298,8 @@ class Attackers:
                 own.setdefault(answer.round, []).append(answer)
             else:
                 answer = encode(answer)
-                honest.setdefault(answer.round, []).append(answer)
+                if self.attack.looks_at_others:
+                    honest.setdefault(answer.round, []).append(answer)
                 yield answer
         for number, replies in own.items():
             forged = self._forged(_in_order(replies), _in_order(honest.get(number, [])), message.parts[0])
@@ -305,6 +317,7 @@ class Attackers:
         if not own:
             return sent_SM
         honest = [row for row, sender in enumerate(senders) if sender not in self.clients]
+        honest = honest if self.attack.looks_at_others else []
         streams = tuple(self.streams.generator("attack", senders[row], *exchange) for row in own)
         mimicked = self._mimicked([senders[row] for row in honest])
         forged_AM = self.attack.forge(Knowledge(sent_SM[own].double(), sent_SM[honest].double(), mimicked, streams))

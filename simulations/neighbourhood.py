@@ -33,10 +33,12 @@ class SimulatedNeighbourhood:
     when its round begins, leaves before it could have trained and sent its messages, or breaks down by then takes no
     part in the round. Its neighbours do not wait for it. It begins the next round together with the latest of its
     neighbours, and not before the first of all peers has ended this one. Where neighbours keep copies of each other, it
-    gets what it missed with their next messages.
+    gets what it missed with their next messages. A peer that is away and never comes back has gone for good: all others
+    know it at once, and begin anew with the next round in which they take part.
 
     Attributes:
         left_out: peers whose messages came too late for a neighbour in this round.
+        gone: places of peers that have gone for good.
 
     Args:
         clients: who the peers are, how much they train on, and what they run on.
@@ -80,6 +82,8 @@ class SimulatedNeighbourhood:
         self._missed_bytes_X = np.zeros(len(self._whole.senders_X) if self._whole else 0, np.int64)
         self._rows_S = np.arange(len(self.members))
         self._links: tuple[Weights, tuple[np.ndarray, ...]] | None = None
+        self.gone: set[int] = set()
+        self._generations_N = np.zeros(len(self.members), np.int64)  # departures after which each peer has begun anew
 
     def begin(self, number: int) -> Attendance:
         """Find out who takes part in a round, numbered from 1.
@@ -191,14 +195,21 @@ class SimulatedNeighbourhood:
         return {"alone": int((~self._has_mixed_S).sum()) if self._exchange else 0} if self._topology else {}
 
     def state(self) -> Tree:
-        """All clocks and the bytes that peers missed, for a checkpoint."""
-        missed_bytes = self._missed_bytes_X.tolist()
-        return {"clock": self.clock, "ready_s": self._ready_s_N.tolist(), "missed_bytes": missed_bytes}
+        """All clocks, the bytes that peers missed, and those that have gone for good, for a checkpoint."""
+        return {
+            "clock": self.clock,
+            "ready_s": self._ready_s_N.tolist(),
+            "missed_bytes": self._missed_bytes_X.tolist(),
+            "gone": sorted(self.gone),
+            "generations": self._generations_N.tolist(),
+        }
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self.clock, self._ready_s_N = state["clock"], np.array(state["ready_s"])
         self._missed_bytes_X = np.array(state["missed_bytes"], np.int64)
+        self.gone = set(state["gone"])
+        self._generations_N = np.array(state["generations"], np.int64)
 
     @property
     def _takes_part_N(self) -> np.ndarray:  # noqa: N802  # a shape suffix
@@ -227,6 +238,8 @@ class SimulatedNeighbourhood:
         for row, degree in enumerate(degrees_N):
             is_there, until_s, _ = self._spell(row)
             if not is_there:
+                if math.isinf(until_s):
+                    self.gone.add(row)
                 continue
             samples, groups = self._clients.sizes[row], self._clients.groups
             steps, breaks_at = self._clients.fate(samples, None, self.members[row], number)
@@ -239,7 +252,9 @@ class SimulatedNeighbourhood:
             else:
                 rows_S.append(row)
                 steps_S.append(steps)
-        return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed)
+        anew_S = np.flatnonzero(self._generations_N[rows_S] < len(self.gone)).tolist()
+        self._generations_N[rows_S] = len(self.gone)
+        return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed, anew_S)
 
     def _links_of_round(self) -> tuple[np.ndarray, ...]:
         """Receivers and senders as places among those that take part, latencies, and seconds per byte.

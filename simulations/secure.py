@@ -212,14 +212,16 @@ class RealSessions(SimulatedSessions):
             counted.down(delivery)
             if of_name[name] in self._messages:
                 lanes = self._messages[of_name[name]].clone()  # another attempt needs it
-                coordinator.take_masked(name, clients[name].mask(delivery, lanes))
+                clients[name].take_boxes(delivery)
+                coordinator.take_masked(name, clients[name].mask(lanes))
         if not is_enough:
             return None
         told, names = coordinator.close_masked()
         for name in names:
             coordinator.take_consent(name, counted.up(clients[name].consent(counted.down(told))))
         for name, consents in coordinator.close_consents().items():
-            coordinator.take_unmasking(name, counted.up(clients[name].unmask(counted.down(consents))))
+            clients[name].take_consents(counted.down(consents))
+            coordinator.take_unmasking(name, counted.up(clients[name].unmask()))
         return coordinator.finish()
 
     def _parties(self, of_name: dict[str, int], attempt: int) -> tuple[SessionCoordinator, dict[str, SessionClient]]:

@@ -5,30 +5,31 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
 from fed.clients.data import ClientId
 from fed.clients.node.plans import as_experiment
+from fed.clients.node.said import disclosed
 from fed.clients.node.sessions import SecureNode
-from fed.clients.node.training import STATE_LOST
+from fed.clients.node.training import STATE_LOST, Hidden
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
+from fed.secure_aggregation.agreement import digests_of, plan_digest
+from fed.secure_aggregation.reasons import ClientRefusal, Reason, reason_of
+from fed.tensors import torch
 from fed.wire import protocol_pb2 as pb
 from fed.wire.dialling import Dialler, Outbox
 from fed.wire.messages import one_line
-from fed.wire.payloads import read, written
+from fed.wire.payloads import written
 from fed.wire.protocol import MOST_CLASSES, name_of
 from fed.wire.protocol_pb2_grpc import CoordinationStub
 from fed.wire.transfers import Transfers
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 __all__ = ["EdgeNode"]
 
@@ -40,9 +41,17 @@ _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 
 @dataclass(frozen=True)
 class _Held:
-    """A task, until its answer is delivered or withdrawn; with when it must be there, by our clock."""
+    """A task, until its answer is delivered or withdrawn.
+
+    Args:
+        assignment: as the server made it.
+        own_sha256: digest of the run, the plan and all that the task carries, under which its message is kept.
+        path: the file of its tensors.
+        due_s: when the answer must be there, by :func:`time.monotonic`.
+    """
 
     assignment: pb.Assignment
+    own_sha256: bytes
     path: Path
     due_s: float
 
@@ -50,6 +59,8 @@ class _Held:
     def name(self) -> str:
         return name_of(self.assignment.task)
 
+
+_Said = TypeVar("_Said", pb.FromNode, pb.Answer)
 
 _Work: TypeAlias = tuple[Callable[[], None], Callable[[Exception], None]]
 """What the server has asked for, and what to do with an error of it."""
@@ -81,9 +92,8 @@ class EdgeNode(Dialler):
         super().__post_init__()
         self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Work] = queue.Queue()
-        self._said: queue.Queue[pb.Assignment | pb.ToSession] = queue.Queue()  # of sessions, to be answered
+        self._said: queue.Queue[pb.Assignment | pb.ToSession | pb.Withdrawal] = queue.Queue()  # of sessions
         self._is_prepared = threading.Event()
-        self._plain: tuple[str, Sequence[Tensor]] | None = None  # the last task's message before it was masked
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._transfers = Transfers(self.patience, self.connected)
         self._outbox: Outbox = queue.Queue()
@@ -106,21 +116,23 @@ class EdgeNode(Dialler):
         """
         stopped = stopped or threading.Event()
         self._described = self.training.describe()
-        if self.secure is not None:
-            self._described.samples, self._described.hides_numbers = 0, True
+        self._described.hides_numbers = self.secure is not None
         self.clear_folder()
         threading.Thread(target=self._work_on, name="work", daemon=True).start()
         if self.secure is not None:
             threading.Thread(target=self._converse, args=(self.secure,), name="sessions", daemon=True).start()
         try:
-            return self.dial(stopped)
+            farewell = self.dial(stopped)
         finally:
             self._transfers.over.set()
+        if farewell and self.secure is not None:
+            self.training.forget()  # the run is over
+        return farewell
 
     def clear_folder(self) -> None:
         """Remove files that were on their way when this process, or an earlier one that was killed, came to its end."""
         with os_errors_as(InvalidInput, f"{self.folder} cannot be written to", "give another --state"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in self.folder.iterdir():
                 left.unlink()
 
@@ -136,7 +148,7 @@ class EdgeNode(Dialler):
             held = [item.assignment.task for item in self._held.values()]
             greeting = pb.FromNode(joining=pb.Joining(name=self.name, held=held))
             greeting.joining.MergeFrom(self._described)
-            outbox.put(greeting)
+            outbox.put(self._disclosed(greeting))
             # under one lock with the list: what ends between them would be told on the old connection
             self._outbox = outbox
 
@@ -163,6 +175,8 @@ class EdgeNode(Dialler):
         elif message.HasField("withdrawal"):
             with self._lock:
                 self._held.pop(name_of(message.withdrawal.task), None)
+            if self.secure is not None:
+                self._said.put(message.withdrawal)
         elif message.HasField("session"):
             if self.secure is not None and self._said.qsize() < _MOST_WAITING:
                 self._said.put(message.session)
@@ -184,7 +198,11 @@ class EdgeNode(Dialler):
             )
             return
         is_new = self.connected.is_set() or plan != self._plan  # each connection begins with one
-        self.heartbeat_s, self._plan = plan.heartbeat_s, plan
+        if self._plan is None or (self._plan.run, plan_digest(self._plan)) != (plan.run, plan_digest(plan)):
+            with self._lock:
+                self._held.clear()  # tasks of another plan
+        self.heartbeat_s = plan.heartbeat_s
+        self._plan = plan
         _log.info("connected to %s, as %r", self.server, self.client)
         self.connected.set()
         if is_new:
@@ -197,7 +215,9 @@ class EdgeNode(Dialler):
         if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
             own.classes <= said.classes <= MOST_CLASSES
         ):
-            raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
+            raise ClientRefusal(
+                "the server's plan is for other samples than this node's: is it the right server?", Reason.CANNOT_FOLLOW
+            )
         experiment = as_experiment(plan.experiment, self.allowed)
         self.training.prepare(experiment, plan)
         if self.secure is not None:
@@ -207,13 +227,17 @@ class EdgeNode(Dialler):
         self._is_prepared.set()
 
     def _accept(self, assignment: pb.Assignment) -> None:
+        """Hold a task; one that is told again is kept if all that it carries is the same, and replaced otherwise."""
         name = name_of(assignment.task)
+        own_sha256 = digests_of(self._plan or pb.Plan(), assignment).own
         due_s = time.monotonic() + assignment.deadline_s  # counted from now, since the clocks of two machines differ
         with self._lock:
-            if name not in self._held:  # after a reconnection a server tells its tasks again
-                held = self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
+            before = self._held.get(name)
+            if before is None or before.own_sha256 != own_sha256:
+                path = self.folder / f"{self._mark}-{own_sha256.hex()[:32]}"
+                held = self._held[name] = _Held(assignment, own_sha256, path, due_s)
                 self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
-        self._outbox.put(pb.FromNode(accepted=assignment.task))
+        self._say(pb.FromNode(accepted=assignment.task))
         if self.secure is not None:
             self._said.put(assignment)
 
@@ -223,12 +247,22 @@ class EdgeNode(Dialler):
             said = self._said.get()
             self._is_prepared.wait()
             try:
-                answer = secure.join(said) if isinstance(said, pb.Assignment) else secure.answer(said)
-            except (FedError, OSError) as error:
-                _log.warning("task %d takes no part in its round's session: %s", said.task.number, error)
-                answer = pb.FromSession(task=said.task, attempt=said.attempt, aborted=str(error))
-            if answer is not None:
-                self._outbox.put(pb.FromNode(session=answer))
+                self._say_in_session(secure.take(said))
+            except Exception:  # whatever it is, the next session may go well
+                _log.exception("a session failed")
+                self._say_in_session(secure.failed("the node has an error of its own"))
+
+    def _say_in_session(self, messages: Iterable[pb.FromSession]) -> None:
+        for message in messages:
+            self._say(pb.FromNode(session=message))
+
+    def _say(self, message: pb.FromNode, outbox: Outbox | None = None) -> None:
+        """Send the server a message, on the connection that there is or on that of an outbox."""
+        (outbox or self._outbox).put(self._disclosed(message))
+
+    def _disclosed(self, message: _Said) -> _Said:
+        """A message as it may leave the node."""
+        return message if self.secure is None else disclosed(message)
 
     def _work_on(self) -> None:
         """Do what the server asks for, one thing after another."""
@@ -245,7 +279,8 @@ class EdgeNode(Dialler):
         """End the node with an error: this plan cannot be followed. The server, too, is told."""
         words = one_line(self._sentence(error).replace("\n", "; "))
         self.parting = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
-        self._outbox.put(pb.FromNode(farewell=pb.Farewell(reason=words, is_final=True)))
+        reason = words if self.secure is None else reason_of(error, Reason.CANNOT_FOLLOW)
+        self._say(pb.FromNode(farewell=pb.Farewell(reason=reason, is_final=True)))
         until_s = time.monotonic() + _FAREWELL_S  # in which the server ends the stream
         while self.connected.is_set() and time.monotonic() < until_s:
             time.sleep(0.02)
@@ -260,8 +295,13 @@ class EdgeNode(Dialler):
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # from a new file: half an answer may be in it
-        if isinstance(done, pb.Answer) and self.secure is not None:
-            done = self._masked(held, done, self.secure)
+        if isinstance(done, Hidden):
+            assert self.secure is not None
+            if done.problem:
+                number = held.assignment.task.number
+                _log.warning("task %d adds nothing to its round's sum: %s", number, done.problem)
+            self._say_in_session(self.secure.trained(held.own_sha256, done.lanes))
+            done = self._masked(held, done.answer, self.secure)
         if isinstance(done, pb.Failed):
             self._give_up(held, done)
         elif done is not None:
@@ -270,48 +310,48 @@ class EdgeNode(Dialler):
             self._deliver(held, done)
 
     def _masked(self, held: _Held, answer: pb.Answer, secure: SecureNode) -> pb.Answer | None:
-        """Answer with the masked message, and without any number of the client's; None if the task is withdrawn."""
-        if self._plain is None or self._plain[0] != held.name:
-            self._plain = held.name, [part.clone() for part in read(held.path, answer.payload)]
-        lanes, *rest = self._plain[1]
-        masked = secure.masked(held.name, lanes, lambda: self._is_wanted(held))
+        """Answer with the masked message; None if the task is withdrawn."""
+        masked = secure.masked(held.own_sha256, lambda: self._is_wanted(held))
         if masked is None:
             held.path.unlink(missing_ok=True)
             return None
-        payload = written(held.path, [masked, *rest])
-        return pb.Answer(task=answer.task, payload=payload, weight=1, samples=1, began_anew=answer.began_anew)
+        payload = written(held.path, [masked, torch.zeros(0, dtype=torch.int64)])
+        return pb.Answer(task=answer.task, payload=payload, began_anew=answer.began_anew)
 
-    def _train(self, held: _Held) -> pb.Answer | pb.Failed | None:
+    def _train(self, held: _Held) -> pb.Answer | pb.Failed | Hidden | None:
         """Train; None if the task has been withdrawn. A message that is asked for once more is there already."""
         assignment = held.assignment
-        if self._plain is not None and self._plain[0] == held.name:
-            return pb.Answer(task=assignment.task)
+        if self.secure is not None and self.secure.holds(held.own_sha256):
+            return self._masked(held, pb.Answer(task=assignment.task), self.secure)
         began_s = time.monotonic()
         spec = self.training.spec.of(assignment)
         if not self._transfers.download(assignment.payload, held.path, spec, lambda: self._is_wanted(held)):
             held.path.unlink(missing_ok=True)
             return None
         until_s = None
-        if assignment.HasField("deadline_s") and assignment.takes_parts:  # the way back may be as long as the way here
+        takes_parts = assignment.takes_parts and self.secure is None  # what decides when a secure node stops is agreed
+        if assignment.HasField("deadline_s") and takes_parts:  # the way back may be as long as the way here
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         return self.training.train(assignment, held.path, until_s)
 
     def _score(self, examination: pb.Examination, outbox: Outbox) -> None:
         """Send scores to where they were asked for, as long as that connection lasts."""
+        if self.secure is not None:
+            raise ClientRefusal("a node under secure aggregation scores no model", Reason.SCORES_NOTHING)
         path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec.model[:2]
         try:
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
-                outbox.put(pb.FromNode(scores=self.training.score(examination, path)))
+                self._say(pb.FromNode(scores=self.training.score(examination, path)), outbox)
         finally:
             path.unlink(missing_ok=True)
 
     def _say_unscored(self, examination: pb.Examination, outbox: Outbox, error: Exception) -> None:
-        outbox.put(pb.FromNode(scores=pb.Scores(id=examination.id, problem=self._sentence(error))))
+        self._say(pb.FromNode(scores=pb.Scores(id=examination.id, problem=self._reason(error))), outbox)
 
     def _deliver(self, held: _Held, answer: pb.Answer) -> None:
         """Send an answer, and hear what becomes of it."""
         began_s = time.monotonic()
-        receipt = self._transfers.deliver(answer, held.path, lambda: self._is_wanted(held))
+        receipt = self._transfers.deliver(self._disclosed(answer), held.path, lambda: self._is_wanted(held))
         if receipt is None:
             held.path.unlink(missing_ok=True)
             return
@@ -328,22 +368,30 @@ class EdgeNode(Dialler):
         self.tasks_done += receipt.accepted
 
     def _give_up_with(self, held: _Held, error: Exception) -> None:
-        self._give_up(held, pb.Failed(reason=self._sentence(error)))
+        if self.secure is not None:
+            _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, error)
+        self._give_up(held, pb.Failed(reason=self._reason(error)))
 
     def _give_up(self, held: _Held, failed: pb.Failed) -> None:
         if self._transfers.over.is_set():  # it may be done after another start
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, failed.reason)
+        if self.secure is not None and failed.reason not in set(Reason):
+            failed.reason = Reason.LACKS_MODEL if failed.lacks_model else Reason.NO_MESSAGE
         held.path.unlink(missing_ok=True)
         with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
             if self._held.get(held.name) is held:
                 del self._held[held.name]
                 failed.task.CopyFrom(held.assignment.task)
-                self._outbox.put(pb.FromNode(failed=failed))
+                self._say(pb.FromNode(failed=failed))
 
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:
             return self._held.get(held.name) is held
+
+    def _reason(self, error: Exception) -> str:
+        """The sentence that the server hears of an error."""
+        return self._sentence(error) if self.secure is None else reason_of(error, Reason.NO_MESSAGE)
 
     def _sentence(self, error: Exception) -> str:
         if isinstance(error, FileNotFoundError):

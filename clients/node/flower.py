@@ -102,6 +102,7 @@ class FlowerNode:
             done = training.train(assignment, path)
             if isinstance(done, pb.Failed):
                 return pb.Response(failed=done), None
+            assert isinstance(done, pb.Answer)  # an app's experiment is refused secure aggregation
             if done.began_anew:
                 _log.warning("task %s: %s", name_of(assignment.task), STATE_LOST)
             return pb.Response(answer=done), path.read_bytes()

@@ -1,72 +1,88 @@
 """Node's sessions of secure aggregation: it checks plans against its owner's limits, and masks what leaves it."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fed.clients.node.record import RevealedRecord
 from fed.config.experiment import Experiment
-from fed.errors import FedError, InvalidCredentials, RunFailed, SessionFailed, os_errors_as
+from fed.errors import InvalidCredentials, RunFailed, SessionFailed, os_errors_as
 from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
-from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.fixed_point import FixedPoint
-from fed.secure_aggregation.key_agreement import digest
-from fed.secure_aggregation.revealed_rounds import RevealedRounds
-from fed.secure_aggregation.terms import Terms
+from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Ended, Participant, Remember, Say
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.storage.atomic_files import write_atomically
 from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
-from fed.wire.protocol import name_of
 
 if TYPE_CHECKING:
     from fed.secure_aggregation.settings import SecureAggregation
 
-__all__ = ["SecureNode", "model_digest", "plan_digest", "task_digest"]
+__all__ = ["Limits", "SecureNode"]
 
+_log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.2
 
 
-@dataclass
-class _JoinedSession:
-    """Session of one attempt of one task."""
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a node's owner, to which every plan is held.
 
-    name: str
-    round: int
-    attempt: int
-    task_sha256: bytes
-    client: SessionClient
-    keys: pb.FromSession
-    delivery: pb.Delivery | None = None
-    problem: str = ""
-    answered: list[tuple[pb.ToSession, pb.FromSession | None]] = field(default_factory=list)
+    Args:
+        minimum_cohort: the smallest number of clients in a sum, at least 2.
+        corrupt: γ in [0, 1), the share of clients that may collude, rounded up to whole clients.
+        threshold: the smallest number of shares that recover a secret, at least 1.
+    """
+
+    minimum_cohort: int = 5
+    corrupt: float = 0.1
+    threshold: int = 1
+
+    def check(self, settings: "SecureAggregation") -> None:
+        """Check the settings of a plan.
+
+        Raises:
+            ClientRefusal: if they hide less.
+        """
+        if settings.minimum_cohort < self.minimum_cohort:
+            raise ClientRefusal(
+                f"this node takes part in sums of at least {self.minimum_cohort} clients (--minimum-cohort), and the "
+                f"plan's secure_aggregation.minimum_cohort is {settings.minimum_cohort}",
+                Reason.HIDES_TOO_LITTLE,
+            )
+        if settings.corrupt < self.corrupt:
+            raise ClientRefusal(
+                f"this node takes part where {self.corrupt:g} of the clients may collude (--corrupt), and the plan's "
+                f"secure_aggregation.corrupt is {settings.corrupt:g}",
+                Reason.HIDES_TOO_LITTLE,
+            )
 
 
 @dataclass
 class SecureNode:
-    """Sessions of a node that takes part under secure aggregation alone.
+    """Sessions of a node that takes part under secure aggregation alone: it carries out a participant's commands.
 
     Args:
         credentials: the node's, with the identities of all clients.
-        folder: keeps the newest identities, and the last round whose shares were revealed.
-        minimum_cohort: the smallest number of clients in a sum; plans with a smaller one are refused.
-        corrupt: γ in [0, 1), the share of clients that may collude; plans with a smaller one are refused.
+        folder: keeps the newest identities, and the record of revealed rounds.
+        limits: of the node's owner.
+        begins_record: True if the owner begins a record of revealed rounds where there is none.
     """
 
     credentials: NodeCredentials
     folder: Path
-    minimum_cohort: int
-    corrupt: float = 0.1
-    _session: _JoinedSession | None = None
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    limits: Limits = field(default_factory=Limits)
+    _: KW_ONLY
+    begins_record: bool = False
 
     def __post_init__(self) -> None:
-        """Load the newest identities that the node has seen."""
-        self._key = private_key_of(self.credentials.key_pem)
+        """Load the newest identities that the node has seen, and the record of revealed rounds."""
         kept = self.folder / IDENTITIES_FILE
         content = kept.read_bytes() if kept.exists() else None
         seen = SignedIdentities.read(content, self.credentials.authority_pem) if content else None
@@ -77,7 +93,17 @@ class SecureNode:
                 "folder anew from the authority"
             )
         self._identities = identities
-        self._settings: SecureAggregation | None = None
+        self._record = RevealedRecord(self.folder, begins_anew=self.begins_record)
+        self._participant = Participant(
+            self.credentials.name,
+            private_key_of(self.credentials.key_pem),
+            os.urandom,
+            self._record.rounds,
+            least_threshold=self.limits.threshold,
+        )
+        self._changed = threading.Condition()
+        self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, by its name
+        self._ended: Ended | None = None  # the last session that has failed
 
     def prepare(self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None) -> None:
         """Check a plan against the node's limits, and get ready for its sessions.
@@ -88,147 +114,128 @@ class SecureNode:
             fixed: how the node's messages become lanes.
 
         Raises:
-            RunFailed: if the plan breaks a limit, or its identities are older than the node's.
-            InvalidCredentials: if its identities are not signed by the authority.
+            ClientRefusal: if the plan breaks a limit, or its identities are older than the node's, or not signed by the
+                authority.
         """
         settings = experiment.secure_aggregation
         if settings is None or fixed is None:
-            raise RunFailed("this node takes part under secure aggregation alone (--secure), and the plan has none")
-        if settings.minimum_cohort < self.minimum_cohort:
-            raise RunFailed(
-                f"this node takes part in sums of at least {self.minimum_cohort} clients (--minimum-cohort), and the "
-                f"plan's secure_aggregation.minimum_cohort is {settings.minimum_cohort}"
+            raise ClientRefusal(
+                "this node takes part under secure aggregation alone (--secure), and the plan has none",
+                Reason.HIDES_TOO_LITTLE,
             )
-        if settings.corrupt < self.corrupt:
-            raise RunFailed(
-                f"this node takes part where {self.corrupt:g} of the clients may collude (--corrupt), and the plan's "
-                f"secure_aggregation.corrupt is {settings.corrupt:g}"
-            )
-        identities = SignedIdentities.read(plan.identities, self.credentials.authority_pem)
+        self.limits.check(settings)
+        self._take_identities(plan.identities)
+        agreed = AgreedPlan(plan=plan, settings=settings, fixed=fixed, identities=self._identities.known())
+        with self._changed:
+            self._participant.begin(agreed)
+
+    def _take_identities(self, content: bytes) -> None:
+        """Take the identities of a plan, and keep them where they are newer."""
+        try:
+            identities = SignedIdentities.read(content, self.credentials.authority_pem)
+        except InvalidCredentials as error:
+            raise ClientRefusal(str(error), Reason.OLD_IDENTITIES) from None
         if identities.version < self._identities.version:
-            raise RunFailed(
+            raise ClientRefusal(
                 f"the server's identities are of version {identities.version}, and this node knows version "
-                f"{self._identities.version}: copy the authority's newest to the server"
+                f"{self._identities.version}: copy the authority's newest to the server",
+                Reason.OLD_IDENTITIES,
             )
         if identities.content != self._identities.content:
             with os_errors_as(RunFailed, f"{self.folder} cannot be written to", "make room there"):
                 write_atomically(self.folder / IDENTITIES_FILE, identities.content, mode=0o600)
             self._identities = identities
-        self._known = identities.known()
-        self._settings, self._fixed, self._run = settings, fixed, plan.run
-        self._plan_sha256 = plan_digest(plan)
-        self._revealed = RevealedRounds(self.folder / "revealed", plan.run)
 
-    def join(self, assignment: pb.Assignment) -> pb.FromSession:
-        """Join the session of a task, with fresh keys; a session of an earlier one is over.
+    def take(self, said: pb.Assignment | pb.ToSession | pb.Withdrawal) -> Sequence[pb.FromSession]:
+        """Take what the server says that concerns sessions; returns what it is to hear."""
+        match said:
+            case pb.Assignment():
+                return self.join(said)
+            case pb.ToSession():
+                return self.answer(said)
+            case pb.Withdrawal():
+                return self.withdrawn(said.task)
 
-        Raises:
-            SessionFailed: if the node has revealed shares in this round, or has been sent this task with another model.
+    def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
+        """Join the session of a task; returns what the server is to hear."""
+        return self._carry_out(lambda: self._participant.assigned(assignment))
+
+    def answer(self, message: pb.ToSession) -> Sequence[pb.FromSession]:
+        """Take a message of the server; returns what it is to hear."""
+        return self._carry_out(lambda: self._participant.told(message))
+
+    def withdrawn(self, task: pb.TaskId) -> Sequence[pb.FromSession]:
+        """End the session of a task that the server needs no more."""
+        return self._carry_out(lambda: self._participant.withdrawn(task))
+
+    def failed(self, problem: str) -> Sequence[pb.FromSession]:
+        """End the session for a reason of the node's own; returns what the server is to hear.
+
+        Args:
+            problem: the reason, for the node's log.
         """
-        if self._settings is None:
-            raise SessionFailed("the server asks before it has told its plan")
-        name, session, task_sha256 = name_of(assignment.task), self._session, task_digest(assignment)
-        if session is not None and (session.name, session.attempt) == (name, assignment.attempt):
-            if session.task_sha256 == task_sha256:
-                return session.keys  # sent again after a connection was lost
-            session.client.abort()
-            session.problem = "the server has told one task with two models"
-            raise SessionFailed(session.problem)
-        terms = Terms(
-            self._settings,
-            self._fixed,
-            self._run,
-            assignment.round,
-            assignment.attempt,
-            self._plan_sha256,
-            task_sha256,
-            self._known.sha256,
-        )
-        self._revealed.check(assignment.round)
-        client = SessionClient(self.credentials.name, self._key, self._known, terms, os.urandom)
-        keys = pb.FromSession(task=assignment.task, attempt=assignment.attempt, keys=client.open())
+        return self._carry_out(lambda: self._participant.failed(Reason.NODE_FAILED, problem))
+
+    def holds(self, own_sha256: bytes) -> bool:
+        """True if the message of this name is there, so that its task need not be trained again."""
         with self._changed:
-            if self._session is not None:
-                self._session.client.abort()
-            self._session = _JoinedSession(name, assignment.round, assignment.attempt, task_sha256, client, keys)
-            self._changed.notify_all()
-        return keys
+            return self._participant.holds(own_sha256)
 
-    def answer(self, message: pb.ToSession) -> pb.FromSession | None:
-        """Answer to a message of the server; None if it needs none, or if its session is over."""
-        session = self._session
-        if session is None or (session.name, session.attempt) != (name_of(message.task), message.attempt):
-            return None
-        for earlier, answer in session.answered:
-            if earlier == message:  # sent again after a connection was lost
-                return answer
-        answer = self._answer(session, message)
-        session.answered.append((message, answer))
-        return answer
+    def trained(self, own_sha256: bytes, lanes: Tensor) -> Sequence[pb.FromSession]:
+        """Take the node's message of a task; returns what the server is to hear.
 
-    def _answer(self, session: _JoinedSession, message: pb.ToSession) -> pb.FromSession | None:
-        client, answer = session.client, partial(pb.FromSession, task=message.task, attempt=message.attempt)
-        try:
-            if message.HasField("key_list"):
-                return answer(shares=client.share(message.key_list))
-            if message.HasField("delivery"):
-                with self._changed:
-                    session.delivery = message.delivery
-                    self._changed.notify_all()
-                return None
-            if message.HasField("survivors"):
-                return answer(consent=client.consent(message.survivors))
-            if message.HasField("consents"):
-                unmasking = client.unmask(message.consents)
-                self._revealed.note(session.round)  # on the disk before the shares leave
-                return answer(unmasking=unmasking)
-            raise SessionFailed("the server says nothing that is known here")
-        except (FedError, OSError) as error:
-            client.abort()
-            with self._changed:
-                session.problem = str(error)
-                self._changed.notify_all()
-            return answer(aborted=str(error))
+        Args:
+            own_sha256: the name of the message.
+            lanes: signed integers of R bits.
+        """
+        return self._carry_out(lambda: self._participant.trained(own_sha256, lanes))
 
-    def masked(self, task: str, lanes: Tensor, is_wanted: Callable[[], bool]) -> Tensor | None:
+    def masked(self, own_sha256: bytes, is_wanted: Callable[[], bool]) -> Tensor | None:
         """The masked message, once the neighbours' boxes have come; None if the task is withdrawn before.
 
         Args:
-            task: the task's name.
-            lanes: the message, signed integers of R bits, which stays as it is.
-            is_wanted: tells whether the server still waits for the task.
+            own_sha256: the name of the message.
+            is_wanted: tells whether the server still waits for it.
 
         Raises:
             SessionFailed: if the session has failed.
         """
         while is_wanted():
             with self._changed:
-                session = self._session
-                if session is not None and session.name == task:
-                    if session.problem:
-                        raise SessionFailed(session.problem)
-                    if session.delivery is not None:
-                        delivery, session.delivery = session.delivery, None
-                        return session.client.mask(delivery, lanes.clone())
+                if self._masked is not None and self._masked[0] == own_sha256:
+                    lanes = self._masked[1]
+                    self._masked = None
+                    return lanes
+                if self._ended is not None and self._ended.own_sha256 == own_sha256:
+                    raise SessionFailed(self._ended.problem)
                 self._changed.wait(_LOOKS_EVERY_S)
         return None
 
+    def _carry_out(self, act: Callable[[], list[Command]]) -> list[pb.FromSession]:
+        """Carry out the commands of an event, in their order."""
+        said = []
+        with self._changed:
+            left = act()
+            while left:
+                command, *left = left
+                match command:
+                    case Say(message):
+                        said.append(message)
+                    case Deliver(own_sha256, lanes):
+                        self._masked = own_sha256, lanes
+                    case Remember(entries):
+                        left += self._recorded(entries)
+                    case Ended():
+                        _log.warning("the session has ended: %s", command.problem)
+                        self._ended = command
+            self._changed.notify_all()
+        return said
 
-def plan_digest(plan: pb.Plan) -> bytes:
-    """Digest of a run's plan: the experiment and the format of messages."""
-    return digest("plan", plan.experiment.encode(), plan.format.SerializeToString(deterministic=True))
-
-
-def task_digest(assignment: pb.Assignment) -> bytes:
-    """Digest of all that the tasks of one round have in common: the model, the step size and the number of steps."""
-    common = pb.Assignment(round=assignment.round, repeats=assignment.repeats, population=assignment.population)
-    common.broadcast_count, common.model_sha256 = assignment.broadcast_count, assignment.model_sha256
-    for name in ("lr", "steps"):
-        if assignment.HasField(name):
-            setattr(common, name, getattr(assignment, name))
-    return digest("task", common.SerializeToString(deterministic=True))
-
-
-def model_digest(tensors: Sequence[Tensor]) -> bytes:
-    """Digest of a model's tensors and of what is broadcast beside it."""
-    return digest("model", *(tensor.contiguous().numpy().tobytes() for tensor in tensors))
+    def _recorded(self, entries: Sequence[bytes]) -> list[Command]:
+        """Write entries down before the shares leave."""
+        try:
+            self._record.append(entries)
+        except OSError as error:
+            problem = f"{self.folder} cannot be written to ({error.strerror or error}): make room there"
+            return self._participant.failed(Reason.NODE_FAILED, problem)
+        return self._participant.recorded()

@@ -4,23 +4,28 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import FederatedData
 from fed.clients.node.reference import KeptReference
-from fed.clients.node.sessions import model_digest
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
-from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
+from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFailed, os_errors_as
+from fed.randomness import Streams
+from fed.secure_aggregation.agreement import digests_of, model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
+from fed.secure_aggregation.settings import SecureAggregation
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
@@ -28,7 +33,7 @@ from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
 from fed.wire.payloads import TensorSpec, read, written
 from fed.wire.protocol import name_of
 
-__all__ = ["STATE_LOST", "NodeTraining"]
+__all__ = ["STATE_LOST", "Hidden", "NodeTraining"]
 
 STATE_LOST = (
     "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
@@ -41,27 +46,48 @@ _REFERENCE = "reference"
 _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
 
 
+class Hidden(NamedTuple):
+    """The answer of a client under secure aggregation, before its message is masked: it is in memory alone.
+
+    Args:
+        answer: what is said beside the message.
+        lanes: the message, signed integers of R bits.
+        problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
+    """
+
+    answer: pb.Answer
+    lanes: Tensor
+    problem: str = ""
+
+
 class NodeTraining:
     """One node's part of an experiment.
 
     Args:
         data: of this one client.
         experiment: the parts that concern it.
-        plan: the signature that models are made for, and the format of messages.
+        plan: of the server.
         folder: for what the client keeps between tasks.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
+        Refused: if the client would keep something between the tasks of secure aggregation.
     """
 
     def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
         (self._client,) = data.clients
+        self._plan = plan
         self._folder = folder
+        with os_errors_as(InvalidInput, f"{folder} cannot be written to", "give another --state"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
         self._prepared = Preparation(experiment, replace(data, classes=plan.signature.classes or None))
         own = self._prepared.message_format(1)
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
-        self._recipe = replace(self._prepared.recipe, format=self._message)
+        secret_streams = _secret_streams(self._prepared.secure_aggregation)
+        self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
+        self._hold_to_no_state()
         self._work = Work(self._recipe, 0)
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._step_s: float | None = None
@@ -76,6 +102,23 @@ class NodeTraining:
         """Fixed point of the node's messages; None without secure aggregation."""
         return self._message.fixed
 
+    def _hold_to_no_state(self) -> None:
+        """Refuse secure aggregation of messages that hold what one client has kept.
+
+        The server says after which task a client goes on. It could let one client alone have something to add.
+        """
+        states = self._prepared.client_states(self._message)
+        if self.fixed is not None and (states.names or states.codec_names):
+            raise Refused(
+                "a node under secure aggregation keeps nothing between tasks, since the server could have the sum show "
+                "what one client has kept, and the plan's algorithm or error_feedback does",
+                Reason.KEEPS_STATE,
+            )
+
+    def forget(self) -> None:
+        """Remove what the client keeps between tasks."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def spec(self) -> TaskSpec:
         """The types and lengths of a task's tensors."""
         message = self._message
@@ -87,14 +130,20 @@ class NodeTraining:
 
         return TaskSpec(lenient(message.downlink), message.difference, lenient(message.beside))
 
-    def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
+    def train(
+        self, assignment: pb.Assignment, path: Path, until_s: float | None = None
+    ) -> pb.Answer | pb.Failed | Hidden:
         """Do a task; the answer's tensors take the place of those that came with it.
+
+        Under secure aggregation the message stays in memory: it is on no disk before it is masked.
 
         Args:
             assignment: as the server made it.
             path: of the file with its payload.
             until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
         """
+        own_sha256 = digests_of(self._plan, assignment).own.hex()
+        self._refuse_another(name_of(assignment.task), own_sha256)
         if assignment.durable_after.start:
             _forget_before(self._folder, name_of(assignment.durable_after))
         found = self._reference.model(assignment, read(path, assignment.payload))
@@ -102,7 +151,9 @@ class NodeTraining:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
         vector_V, integers_I, *broadcast = found
         if self.fixed is not None and model_digest(found) != assignment.model_sha256:
-            raise InvalidPayload("the model must be the one that the round's clients have agreed on, got another")
+            raise ClientRefusal(
+                "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL
+            )
         states, are_lost = self._states(assignment)
         given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
         train = Train(
@@ -123,21 +174,25 @@ class NodeTraining:
         assert isinstance(trained, Trained)
         if trained.diverged:
             ((_, reason),) = trained.diverged
+            if self.fixed is not None:  # a failure would answer what the server asks of the samples, one bit a task
+                path.unlink(missing_ok=True)
+                return Hidden(pb.Answer(task=assignment.task), self.fixed.nothing(), reason)
             return pb.Failed(task=assignment.task, reason=reason, diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         before = states.of(self._client, (vector_V, integers_I))
-        self._keep(name_of(assignment.task), before, states, tensors[count:], are_lost)
-        payload = written(path, [part[0] for part in tensors[:count]])
+        rows = [part[0].clone() for part in tensors[count:]]
+        self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
-        return pb.Answer(
-            task=assignment.task,
-            payload=payload,
-            weight=trained.weights[0],
-            samples=trained.samples[0],
-            train_loss=trained.train_losses[0],
-            began_anew=are_lost and bool(states.names),
-        )
+        answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
+        if self.fixed is not None:
+            path.unlink(missing_ok=True)  # the model, which is not needed any more
+            return Hidden(answer, tensors[0][0].clone())
+        answer.payload.CopyFrom(written(path, [part[0] for part in tensors[:count]]))
+        answer.weight = trained.weights[0]
+        answer.samples = trained.samples[0]
+        answer.train_loss = trained.train_losses[0]
+        return answer
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model, or the client's own, on what the client holds out.
@@ -186,24 +241,38 @@ class NodeTraining:
         local, never_single = phase.local(recipe.local), normalises_batches(recipe.module)
         return Batches(local, samples, never_single, phase.steps(train.steps[0])).steps
 
+    def _refuse_another(self, name: str, own_sha256: str) -> None:
+        """Refuse a task of whose name the client has done another one: the state that it left would be lost."""
+        found = self._record(name) if (self._folder / name).is_dir() else None
+        if found is not None and found.get("own_sha256", own_sha256) != own_sha256:
+            raise ClientRefusal(f"the server has told task {name} in two ways", Reason.TOLD_TWICE)
+
     def _keep(
-        self, name: str, before: ClientState, states: ClientStates, rows: Sequence[Tensor], are_lost: bool
+        self,
+        task: pb.TaskId,
+        own_sha256: str,
+        before: ClientState,
+        *,
+        states: ClientStates,
+        rows: Sequence[Tensor],
+        are_lost: bool,
     ) -> None:
         """Store the client's state before and after a task, until it is known which part of the way counts.
 
         Args:
-            name: of the task.
+            task: by which the server will name the state.
+            own_sha256: the digest of all that the task carries.
             before: the state before it.
             states: the client's.
             rows: the state after it, and what codecs keep if the message is lost.
-            are_lost: the state that it should have begun with was gone, as it still is if the message is lost.
+            are_lost: True if the state that it should have begun with was gone, as it still is if the message is lost.
         """
         if rows:
-            of_client = [part[0].clone() for part in rows]
-            after = dict(zip(states.names, of_client, strict=False))
-            before |= dict(zip(states.codec_names, of_client[len(states.names) :], strict=True))
-            Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after, "are_lost": are_lost})
-            _make_newest(self._folder / name)
+            after = dict(zip(states.names, rows, strict=False))
+            before |= dict(zip(states.codec_names, rows[len(states.names) :], strict=True))
+            kept = {"before": before, "after": after, "are_lost": are_lost, "own_sha256": own_sha256}
+            Checkpoints(self._folder / name_of(task), 1).write(0, kept)
+            _make_newest(self._folder / name_of(task))
 
     def _states(self, asked: pb.Assignment | pb.Examination) -> tuple[ClientStates, bool]:
         """The state that the client resumes from, and true if it is lost: then the client begins with its first one."""
@@ -229,6 +298,13 @@ class NodeTraining:
         except InvalidCheckpoint:
             return None
         return None if newest is None else newest[1]
+
+
+def _secret_streams(settings: SecureAggregation | None) -> Streams | None:
+    """Streams that nobody else can follow, where the experiment asks for them."""
+    if settings is None or settings.randomness == "seed":
+        return None
+    return Streams(secrets.randbits(256))
 
 
 def _forget_before(folder: Path, name: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fed.child_processes import end_with_parent, spawned, stop
 from fed.clients.data import ClientId
 from fed.clients.node.own_data import described, samples_of
-from fed.clients.node.training import NodeTraining
+from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
@@ -59,13 +59,18 @@ class TrainingProcess:
 
     def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
         """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, pb.Plan(signature=plan.signature, format=plan.format)
+        wanted = experiment, pb.Plan()
+        wanted[1].CopyFrom(plan)
+        for name in ("identities", "heartbeat_s"):  # which may change, and are nothing to it
+            wanted[1].ClearField(name)
         if self._prepared != wanted:
             self._prepared = None  # what fails here is not prepared
             self.spec, self.fixed = self._ask("prepare", *wanted)
             self._prepared = wanted
 
-    def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
+    def train(
+        self, assignment: pb.Assignment, path: Path, until_s: float | None = None
+    ) -> pb.Answer | pb.Failed | Hidden:
         """Do a task.
 
         Args:
@@ -73,13 +78,22 @@ class TrainingProcess:
             path: of the file with its payload.
             until_s: when it must be done, by :func:`time.monotonic`; None: no matter.
         """
-        done: pb.Answer | pb.Failed = self._ask("train", assignment, path, until_s)
-        return done
+        done: Any = self._ask("train", assignment, path, until_s)
+        if not isinstance(done, tuple):
+            plain: pb.Answer | pb.Failed = done
+            return plain
+        answer, lanes, problem = done
+        return Hidden(answer, torch.from_numpy(lanes), problem)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model on what the node holds out."""
         scores: pb.Scores = self._ask("score", examination, path)
         return scores
+
+    def forget(self) -> None:
+        """Remove what the node keeps between tasks."""
+        if self._prepared is not None:
+            self._ask("forget")
 
     def close(self) -> None:
         """End it for good."""
@@ -93,7 +107,7 @@ class TrainingProcess:
             raise TrainingProcessDied("the node is about to end")
         if self._process is None or not self._process.is_alive():
             self._process, self._pipe = spawned(_serve, *self._arguments, daemon=True, name="training")
-            if what in ("train", "score") and self._prepared is not None:
+            if what in ("train", "score", "forget") and self._prepared is not None:
                 self._exchange("prepare", self._prepared)
         return self._exchange(what, arguments)
 
@@ -114,6 +128,7 @@ class TrainingProcess:
 
 def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
     """Answer what the node's other process asks, one thing after another, until it is gone."""
+    os.umask(0o077)  # states are files of this user alone
     end_with_parent()  # no task goes on after the node, which may have been started again and have the same folder
     # one thread gives the bits of a simulation
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
@@ -133,6 +148,8 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 answer = training.spec(), training.fixed
             else:
                 answer = getattr(training, what)(*arguments)
+                if isinstance(answer, Hidden):  # as an array: a tensor would travel through a file of shared memory
+                    answer = answer.answer, answer.lanes.numpy(), answer.problem
         except FedError as error:
             answer = error
         except OSError as error:

@@ -27,7 +27,7 @@ from fed.tensors import Tensor, torch
 from fed.wire.format import Outgoing
 
 if TYPE_CHECKING:
-    from fed.compression.codec import CodecState
+    from fed.compression.codec import CodecState, Draw
 
 __all__ = ["GroupTraining"]
 
@@ -148,7 +148,12 @@ class GroupTraining:
         task, message = sent.task, self._recipe.format
         assert message is not None
         if message.fixed is not None:
-            return message.hide(update_KM, codec_state(sent.state), task.draw(self._recipe.streams), numbers)
+            return message.hide(
+                update_KM,
+                codec_state(sent.state),
+                self._draw(task),
+                numbers,
+            )
         if message.sends_models:
             if params_KV is None:  # the algorithm has changed this update
                 params_KV = (sent.start.double() + update_KM).to(message.dtype)
@@ -156,7 +161,11 @@ class GroupTraining:
                 update_KM = params_KV.double() - sent.start
             payloads: list[tuple[Tensor, ...]] = [(params_KV[0],)] if task.wants == "payload" else []
             return Outgoing(payloads, update_KM)
-        return message.encode(update_KM, codec_state(sent.state), task.draw(self._recipe.streams))
+        return message.encode(update_KM, codec_state(sent.state), self._draw(task))
+
+    def _draw(self, task: Train) -> "Draw":
+        """The random streams with which clients encode."""
+        return task.draw(self._recipe.streams, self._recipe.secret_streams)
 
     def _wanted(
         self, sent: _Sent, outgoing: Outgoing, group: TrainedGroup, weights: Sequence[float]
@@ -247,7 +256,7 @@ class GroupTraining:
         """Measurements of the task's model that the algorithm asks for, on each client's own data."""
         if aggregator.asks.isdisjoint({"loss", "gradient"}):
             return {}
-        streams, task, wants = self._recipe.streams, sent.task, "gradient" in aggregator.asks
+        streams, task, wants = self._recipe.own_streams, sent.task, "gradient" in aggregator.asks
         seeds = [streams.torch_seed("measure", *task.key_of(row)) for row in range(len(task.clients))]
         given = zip(*_rows(self._whole(sent.start, sent), len(seeds)), sent.pairs, seeds, strict=True)
         measured = [self.trainer.measure(*of_client, gradient=wants) for of_client in given]
@@ -273,7 +282,7 @@ class _PhaseTraining:
         self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)  # which makes its parameters views of one vector
         is_batched = recipe.is_batched and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if is_batched else None
-        self._streams = recipe.streams
+        self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
 
     def __call__(self, sent: _Sent, states: _States) -> TrainedGroup:

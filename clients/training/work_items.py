@@ -61,9 +61,15 @@ class Train:
     keys: tuple[tuple[int, ...], ...] = ()
     state_names: tuple[str, ...] = ()
 
-    def draw(self, streams: Streams) -> Draw:
-        """The random streams with which the clients encode."""
-        return Draw(streams, [key[0] for key in self.keys] or [self.round] * len(self.clients), self.clients)
+    def draw(self, streams: Streams, own_streams: Streams | None = None) -> Draw:
+        """The random streams with which the clients encode.
+
+        Args:
+            streams: the run's.
+            own_streams: those of the clients' own draws, where these are not the run's.
+        """
+        rounds = [key[0] for key in self.keys] or [self.round] * len(self.clients)
+        return Draw(streams, rounds, self.clients, own_streams=own_streams)
 
     def key_of(self, row: int) -> tuple[ClientId, ...]:
         """Key of a client's random streams."""
@@ -151,6 +157,8 @@ class Recipe:
         read: a client's samples.
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
+        secret_streams: the streams of what clients draw for themselves, where nobody else may follow it; None: the
+            run's.
         held_out: the samples that a client scores models on, where clients do.
         format: of the clients' messages; None where there is no coordinator, or nobody trains.
         is_batched: whether groups train as one computation.
@@ -166,9 +174,15 @@ class Recipe:
     read: _Reader
     test: Iterable[Tensor] | None
     streams: Streams
+    secret_streams: Streams | None = None
     held_out: _Reader | None = None
     format: Format | None = None
     is_batched: bool = False
+
+    @property
+    def own_streams(self) -> Streams:
+        """The streams of what clients draw for themselves."""
+        return self.secret_streams or self.streams
 
     @property
     def scores_in_parts(self) -> bool:

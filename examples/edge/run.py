@@ -72,7 +72,7 @@ def deploy(experiment: Path, output: Path) -> None:
     keys, logs = output / "keys", output / "logs"
     given = yaml.safe_load(experiment.read_text(encoding="utf-8"))
     nodes = [str(client) for client in range(given["data"]["clients"])]
-    secure = ["--secure"] if "secure_aggregation" in given else []
+    secure = ["--secure", "--new-record"] if "secure_aggregation" in given else []
     for old in (keys, logs, output / "state"):
         shutil.rmtree(old, ignore_errors=True)
     logs.mkdir(parents=True)

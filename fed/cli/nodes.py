@@ -1,5 +1,6 @@
 """``fed server`` and ``fed client``: an experiment on real nodes."""
 
+import os
 import signal
 import threading
 from collections.abc import Mapping
@@ -143,6 +144,17 @@ def client(
             min=0.0, max=0.99, metavar="SHARE", help="With --secure: the share of colluders that runs allow for; 0.1."
         ),
     ] = None,
+    threshold: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="T", help="With --secure: the smallest number of shares that recover a secret."),
+    ] = None,
+    new_record: Annotated[
+        bool,
+        typer.Option(
+            "--new-record",
+            help="With --secure, at the first start: begin the record of the rounds that this node has revealed.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
 ) -> int:
     """Train on this node what a server asks for; its data never leave it.
@@ -158,10 +170,12 @@ def client(
         secure: refuse runs without secure aggregation.
         minimum_cohort: refuse runs whose sums may be of fewer clients.
         corrupt: refuse runs in which a smaller share of the clients may collude with the server.
+        threshold: refuse sessions in which fewer shares recover a secret.
+        new_record: begin a record of revealed rounds where there is none.
         dry_run: check the data, and do not connect.
     """
     from fed.clients.node.edge_node import EdgeNode
-    from fed.clients.node.sessions import SecureNode
+    from fed.clients.node.sessions import Limits, SecureNode
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
@@ -170,8 +184,11 @@ def client(
 
     if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
-    if not secure and (minimum_cohort, corrupt) != (None, None):
-        raise InvalidInput("--minimum-cohort and --corrupt are limits of --secure, which is not given: give it too")
+    if not secure and ((minimum_cohort, corrupt, threshold) != (None, None, None) or new_record):
+        raise InvalidInput(
+            "--minimum-cohort, --corrupt, --threshold and --new-record go with --secure, which is not given: add it"
+        )
+    os.umask(0o077)  # what it keeps is for its user alone
     if server is not None:
         hold_to_certificates(server, credentials, insecure, "--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
@@ -189,12 +206,14 @@ def client(
         signal.signal(number, lambda *_: stopped.set())
     channel = loaded.for_grpc() if loaded else None
     with held(place, "give another --state"):
+        place.chmod(0o700)  # it may be there from an earlier version
         sessions = None
         if secure:
             if loaded is None:
                 raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
-            least = 5 if minimum_cohort is None else minimum_cohort
-            sessions = SecureNode(loaded, place, least, 0.1 if corrupt is None else corrupt)
+            given: dict[str, Any] = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
+            limits = Limits(**{key: value for key, value in given.items() if value is not None})
+            sessions = SecureNode(loaded, place, limits, begins_record=new_record)
         files = place / "files"
         node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow or (), secure=sessions)
         try:
@@ -207,8 +226,11 @@ def client(
 
 
 def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
+    from fed.clients.node.said import disclosed
+
     joining = training.describe()
     training.close()
+    joining = disclosed(joining) if secure else joining
     signature = joining.signature
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
     samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
@@ -218,9 +240,9 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
         f"({signature.input_dtype}){limits}, that its targets are {_targets(signature)}, and the names of "
         f"{len(signature.columns)} columns and {len(signature.labels)} classes (of very many, only the hash).\n"
         f"{_MASKED if secure else _PLAIN}\n"
-        "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: a "
-        "sentence of why, which may name a folder of this node or a label that was out of range; whether the model "
-        "that differences are added to was lost.\n"
+        "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
+        f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
+        "lost.\n"
         "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
         "docs/security.md."
     )
@@ -233,6 +255,8 @@ def _targets(signature: "Signature") -> str:
     return f"{shape} each ({signature.target_dtype}){classes}"
 
 
+_PLAIN_SENTENCES = "a sentence of why, which may name a folder of this node or a label that was out of range"
+_SECURE_SENTENCES = "a sentence of why, from a closed list, without any number or name of this node"
 _PLAIN = (
     "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it was "
     "trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by clients: how "

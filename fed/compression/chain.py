@@ -138,12 +138,17 @@ class CodecChain:
         """A client's state before its first task, [·] each: that of the first codec, for others keep none."""
         return self.lossy[0].init(self.values) if self.lossy else {}
 
+    @cached_property
+    def state_names(self) -> frozenset[str]:
+        """The names of what a client keeps for the codecs."""
+        return frozenset(self.init())
+
     def encode(self, rows_KM: Tensor, state: CodecState, draw: Draw) -> Encoded:
         """Encode vectors.
 
         Args:
             rows_KM: finite values, [K, M].
-            state: the clients', [K, ·] each.
+            state: the clients', [K, ·] each; what no codec keeps is nobody's here.
             draw: the random streams.
 
         Returns:
@@ -151,11 +156,12 @@ class CodecChain:
 
         Raises:
             InvalidInput: if a value is not finite.
+            InvalidExperiment: if a codec gives a state that is not its own, or not all of it.
         """
         if rows_KM.numel() and not all(map(math.isfinite, map(float, torch.aminmax(rows_KM)))):
             raise InvalidInput("codecs encode finite values, got NaN or infinity: lower local.lr")
         rows_KM = rows_KM.cpu()
-        made = self.lossy[0].encode(rows_KM, self.values, state, draw) if self.lossy else Encoded([], rows_KM)
+        made = self._first_encoded(rows_KM, state, draw) if self.lossy else Encoded([], rows_KM)
         contents = [made.content] if self.lossy else []
         contents += self._encode(len(contents), made.values, self.stages[len(contents)], draw)
         messages = [self._message([*parts]) for parts in zip(*contents, strict=True)]
@@ -176,6 +182,13 @@ class CodecChain:
         """
         contents = [*zip(*(self._contents(message) for message in messages), strict=True)]
         return self._decode(int(self.reads_sums), contents, self.summed, draw)
+
+    def _first_encoded(self, rows_KM: Tensor, state: CodecState, draw: Draw) -> Encoded:
+        """Encode by the first codec, which sees its own state alone, and gives no other."""
+        own = {name: state[name] for name in self.state_names}
+        made = self.lossy[0].encode(rows_KM, self.values, own, draw)
+        _check_names(self.lossy[0], made, self.state_names)
+        return made
 
     @property
     def _leaves_values(self) -> bool:
@@ -200,6 +213,7 @@ class CodecChain:
         if not values.numbers:
             return [torch.empty(len(rows), 0, dtype=torch.uint8)] * (self._contents_count - index)
         made = self.lossy[index].encode(rows, values, {}, draw)
+        _check_names(self.lossy[index], made, frozenset())
         return [made.content, *self._encode(index + 1, made.values, self.lossy[index].inner(values), draw)]
 
     def _message(self, contents: list[Tensor]) -> Tensor:
@@ -278,6 +292,17 @@ def check_order(key: str, codecs: Sequence[object]) -> None:
         else:
             continue
         raise InvalidExperiment(f"{key} must be a chain in which each codec finds values to encode; {reason}")
+
+
+def _check_names(codec: Codec, made: Encoded, own: frozenset[str]) -> None:
+    """Refuse states under names that are not a codec's own, or without some that are."""
+    name = type(codec).__name__
+    for field, state in (("counted", made.counted), ("lost", made.lost)):
+        if state.keys() != own:
+            raise InvalidExperiment(
+                f"{name}'s {field} must name what its init does, [{', '.join(sorted(own))}], got "
+                f"[{', '.join(sorted(state))}]: correct {name}.encode"
+            )
 
 
 def _check_length(content: Rows, size_bytes: int) -> None:

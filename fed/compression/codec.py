@@ -16,7 +16,7 @@ from fed.config.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 from fed.tensors import Tensor, torch
 
-__all__ = ["NOT_COMMON", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
+__all__ = ["NOT_COMMON", "SUMS_ALONE", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
 
 Rows: TypeAlias = Tensor | Sequence[Tensor]
 """K vectors: one tensor [K, ·], or K of any lengths."""
@@ -31,6 +31,12 @@ NOT_COMMON = Term(
     "whose scale, positions or bytes are each client's own",
 )
 """What codecs lack whose messages cannot be added before they are decoded."""
+
+SUMS_ALONE = tuple(
+    Term(feature, "choose another codec", "whose sum alone is read")
+    for feature in (Feature.SINGLE_ANSWERS, Feature.LEGIBLE_MESSAGES, Feature.DECODED_MESSAGES)
+)
+"""What codecs lack whose messages are read once they have been added."""
 
 _LARGE = 64  # numbers of a layer that is coded alone
 
@@ -75,12 +81,14 @@ class Draw(NamedTuple):
         rounds: the round of each row, from 1.
         clients: the client of each row.
         purpose: of the streams.
+        own_streams: those of the clients' own draws, where these are not the run's.
     """
 
     streams: Streams
     rounds: Sequence[int]
     clients: Sequence[int | str]
     purpose: str = "codec"
+    own_streams: Streams | None = None
 
     def common(self, row: int) -> np.random.Generator:
         """The stream that the coordinator and all clients of the row's round share."""
@@ -88,7 +96,8 @@ class Draw(NamedTuple):
 
     def own(self, row: int) -> np.random.Generator:
         """The stream of the row's client."""
-        return self.streams.generator(self.purpose, self.clients[row], self.rounds[row])
+        streams = self.own_streams or self.streams
+        return streams.generator(self.purpose, self.clients[row], self.rounds[row])
 
     def of(self, row: int) -> "Draw":
         """The streams of one row alone."""
@@ -101,8 +110,8 @@ class Encoded(NamedTuple):
     Args:
         content: the bytes of each, of uint8, on the CPU.
         values: what the next codec of a chain encodes; None where nothing is left.
-        counted: the states of the clients once their messages count.
-        lost: their states if the messages are lost.
+        counted: the states of the clients once their messages count, under the names of :meth:`Codec.init`.
+        lost: their states if the messages are lost, under the same names.
     """
 
     content: Rows
@@ -152,15 +161,19 @@ class Codec(Hyperparameters, ABC):
         return (Term(Feature.ENCODED, "set {section} to []"),)
 
     def lacks(self) -> Sequence[Term]:
-        """A common encoding, unless it is one."""
-        return () if self.is_common else (NOT_COMMON,)
+        """A common encoding, unless it is one, and each client's own message, where sums alone are read."""
+        terms = () if self.is_common else (NOT_COMMON,)
+        return (*terms, *SUMS_ALONE) if self.reads_sums else terms
 
     def shrinkage(self, values: Values) -> float:
         """Scale that makes a common encoding a contraction, the same for all clients: 1/(1 + ω)."""
         return 1.0
 
     def init(self, values: Values) -> CodecState:
-        """A client's state before its first task, [·] each; none unless a codec overrides this."""
+        """A client's state before its first task, [·] each; none unless a codec overrides this.
+
+        A codec with a state is the first of its chain, and its names are its own: it sees and writes no others.
+        """
         return {}
 
     @abstractmethod
@@ -186,7 +199,7 @@ class Codec(Hyperparameters, ABC):
         Args:
             rows_KM: finite values, [K, M].
             values: what they are.
-            state: the clients', [K, ·] each.
+            state: the clients', under the names of :meth:`init`, [K, ·] each.
             draw: the random streams; row k is ``draw.clients[k]``'s.
         """
 

@@ -169,8 +169,13 @@ class EF21(_Feedback):
         )
 
     def lacks(self) -> Sequence[Term]:
-        """Single answers."""
-        return (Term(Feature.SINGLE_ANSWERS, "set error_feedback to ef", "which keeps the sum of all updates alone"),)
+        """Single answers, and messages that say what an update is."""
+        way_out = "set error_feedback to ef"
+        why = "whose messages say how an update differs from the one before"
+        return (
+            Term(Feature.SINGLE_ANSWERS, way_out, "which keeps the sum of all updates alone"),
+            Term(Feature.LEGIBLE_MESSAGES, way_out, why),
+        )
 
     def check_experiment(self, experiment: "Experiment") -> None:
         """Refuse rounds of some clients, too."""
@@ -233,8 +238,19 @@ class Encoder:
         return self._scale_bytes + self.chain.size_bytes
 
     def init(self) -> CodecState:
-        """A client's state before its first task, [·] each."""
-        return {**self.feedback.init(self.chain.values), **self.chain.init()}
+        """A client's state before its first task, [·] each: the feedback's, and that of the codecs.
+
+        Raises:
+            InvalidExperiment: if both keep something under one name.
+        """
+        kept = self.feedback.init(self.chain.values)
+        coded = self.chain.init()
+        if both := sorted(kept.keys() & coded.keys()):
+            raise InvalidExperiment(
+                f"{type(self.chain.lossy[0]).__name__} must keep its state under other names than "
+                f"{type(self.feedback).__name__}, got {', '.join(both)} twice: rename it in the codec"
+            )
+        return {**kept, **coded}
 
     def encode(self, update_KM: Tensor, state: CodecState, draw: Draw) -> Sent:
         """Encode updates.
@@ -252,6 +268,7 @@ class Encoder:
             decoded_KM = decoded_KM * scales_K1
             messages = [torch.cat(parts) for parts in zip(as_bytes(scales_K1), messages, strict=True)]
         counted, lost = self.feedback.states(wanted_KM, decoded_KM, state)
+        # the chain holds codecs to their own names, which init holds apart from the feedback's
         return Sent(messages, decoded_KM, {**counted, **made.counted}, {**lost, **made.lost})
 
     def linear(self, wanted_KM: Tensor, draw: Draw) -> Tensor:

@@ -62,8 +62,12 @@ class PowerSGD(Codec):
         # one client after the other: products of batches differ in the last bit
         befores = state.get("factors", rows_KM.new_empty(len(rows_KM), 0))
         made = [self._factors(row_M, before, values) for row_M, before in zip(rows_KM, befores, strict=True)]
-        counted = {"factors": torch.stack([factors for _, factors in made])} if "factors" in state else {}
-        return Encoded(torch.empty(len(rows_KM), 0, dtype=torch.uint8), [sent for sent, _ in made], counted, state)
+        nothing = torch.empty(len(rows_KM), 0, dtype=torch.uint8)
+        sent = [values_J for values_J, _ in made]
+        if "factors" not in state:
+            return Encoded(nothing, sent)
+        counted = {"factors": torch.stack([factors for _, factors in made])}
+        return Encoded(nothing, sent, counted, lost={"factors": befores})
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply the factors."""

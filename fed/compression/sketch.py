@@ -4,7 +4,7 @@ Charikar, Chen & Farach-Colton, "Finding frequent items in data streams", 2002; 
 "FetchSGD", ICML 2020, 2007.07682. Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,6 @@ from pydantic import PositiveInt
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
 from fed.compression.sparsifiers import Fraction, count_of, largest, scattered
-from fed.config.compatibility import Feature, Term
 from fed.errors import InvalidPayload
 from fed.tensors import Tensor, torch
 
@@ -50,10 +49,6 @@ class Sketch(Codec):
     fraction: Fraction = 0.1
     rows: PositiveInt = 5
     read: Fraction = 0.01
-
-    def lacks(self) -> Sequence[Term]:
-        """Each client's own message."""
-        return (*super().lacks(), Term(Feature.SINGLE_ANSWERS, "choose another codec", "whose sum alone is read"))
 
     def size_bytes(self, values: Values) -> int:
         """Zero: all of it is values."""

@@ -38,6 +38,8 @@ class Feature(Enum):
     COMMON_ENCODING = "codecs that are linear and the same for all clients"
     DIRECT_MESSAGES = "clients that talk to the coordinator itself"
     FIXED_COHORTS = "rounds that ask their clients once"
+    LEGIBLE_MESSAGES = "messages that attackers can read"
+    DECODED_MESSAGES = "messages that are decoded one by one"
     ANONYMOUS_SUMS = "messages whose sum singles no client out"
 
 

@@ -51,6 +51,16 @@ class _Credentials:
     key_pem: bytes = field(repr=False)  # a logged object must not reveal it
     facts: CertificateFacts
 
+    def _for_listening(self, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
+        pair = (self.key_pem, self.certificate_pem)
+        shown = grpc.ssl_server_certificate_configuration([pair], self.authority_pem)
+        # gRPC asks at each connection for another certificate; there is no other way to hear of connections
+        return grpc.dynamic_ssl_server_credentials(
+            shown,
+            on_connection,  # type: ignore[arg-type]  # None, which means no change, is missing in the stubs
+            require_client_authentication=True,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCredentials(_Credentials):
@@ -95,13 +105,15 @@ class ServerCredentials(_Credentials):
         roster = Roster(folder / "roster.json", clock=clock)
         return cls(**vars(own), roster=roster, identities_file=folder / IDENTITIES_FILE)
 
-    def for_grpc(self) -> grpc.ServerCredentials:
+    def for_grpc(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
         """Credentials for ``server.add_secure_port``: a client needs a certificate of this authority for a node.
 
         The roster then admits or refuses each call.
+
+        Args:
+            on_connection: called at each new connection, in a thread of gRPC's.
         """
-        pair = (self.key_pem, self.certificate_pem)
-        return grpc.ssl_server_credentials([pair], self.authority_pem, require_client_auth=True)
+        return self._for_listening(on_connection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +187,13 @@ class PeerCredentials(_Credentials):
         """Name of the peer."""
         return self.facts.name
 
-    def for_listening(self) -> grpc.ServerCredentials:
-        """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority."""
-        pair = (self.key_pem, self.certificate_pem)
-        return grpc.ssl_server_credentials([pair], self.authority_pem, require_client_auth=True)
+    def for_listening(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority.
+
+        Args:
+            on_connection: called at each new connection, in a thread of gRPC's.
+        """
+        return self._for_listening(on_connection)
 
     def for_dialling(self) -> grpc.ChannelCredentials:
         """Credentials for ``grpc.secure_channel``, which checks the host as :func:`peer_host` names it."""

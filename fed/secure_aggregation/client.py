@@ -1,8 +1,9 @@
-"""Client's side of a session: a state machine without I/O or clock, which aborts by default."""
+"""Client's moves in one session: a state machine without I/O or clock, which aborts by default."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from google.protobuf.message import DecodeError
@@ -27,27 +28,58 @@ from fed.wire.protocol_pb2 import (
     Unmasking,
 )
 
-__all__ = ["ClientPhase", "SessionClient"]
+__all__ = ["TRANSITIONS", "ClientPhase", "SessionClient", "Transition"]
 
 
 class ClientPhase(IntEnum):
-    """Message of the coordinator that a client expects next; OPENING: none yet."""
+    """Event that a client waits for, in the order of a session."""
 
     OPENING = 0
     KEYS = 1
     SHARES = 2
-    SURVIVORS = 3
-    CONSENTS = 4
-    OVER = 5
+    MASKING = 3
+    SURVIVORS = 4
+    CONSENTS = 5
+    RECORDING = 6
+    OVER = 7
+
+
+class Transition(NamedTuple):
+    """Step of a session.
+
+    Args:
+        phase: the phase in which the client waits.
+        event: the one event that is allowed there.
+        following: the phase after it.
+        answer: the client's answer.
+    """
+
+    phase: ClientPhase
+    event: str
+    following: ClientPhase
+    answer: str
+
+
+TRANSITIONS = (
+    Transition(ClientPhase.OPENING, "its task", ClientPhase.KEYS, "fresh keys, signed for the terms"),
+    Transition(ClientPhase.KEYS, "the list of clients and keys", ClientPhase.SHARES, "sealed shares of its secrets"),
+    Transition(ClientPhase.SHARES, "the neighbours' boxes", ClientPhase.MASKING, "nothing"),
+    Transition(ClientPhase.MASKING, "its own message, for this very task", ClientPhase.SURVIVORS, "the masked message"),
+    Transition(ClientPhase.SURVIVORS, "the list of survivors", ClientPhase.CONSENTS, "its consent"),
+    Transition(ClientPhase.CONSENTS, "the others' consents", ClientPhase.RECORDING, "nothing: the round is recorded"),
+    Transition(ClientPhase.RECORDING, "the record is on the disk", ClientPhase.OVER, "one share of each neighbour"),
+)
+"""All steps of a session. Every other event in a phase, and every broken rule, leads to OVER, and reveals nothing."""
 
 
 class SessionClient:
-    """A client in one session: each method takes a message of the coordinator and returns the client's answer.
+    """A client in one session: each method takes an event and returns the client's answer.
 
-    A message out of its phase, or one that breaks a rule, ends the session: nothing is revealed after it.
+    An event out of its phase, or one that breaks a rule, ends the session: nothing is revealed after it.
+    :data:`TRANSITIONS` has all steps.
 
     Attributes:
-        phase: the message that it expects next.
+        phase: the event that it waits for.
 
     Args:
         name: of the client.
@@ -55,6 +87,7 @@ class SessionClient:
         identities: those of all clients, known beforehand.
         terms: of the session, as the client itself has made them.
         entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
+        least_threshold: the client's own floor on the threshold t of a session, at least 1.
 
     Raises:
         SessionFailed: by each method but :meth:`abort`, with the rule that was broken.
@@ -67,6 +100,8 @@ class SessionClient:
         identities: Identities,
         terms: Terms,
         entropy: Callable[[int], bytes],
+        *,
+        least_threshold: int = 1,
     ) -> None:
         self.phase = ClientPhase.OPENING
         self._name = name
@@ -74,7 +109,9 @@ class SessionClient:
         self._identities = identities
         self._terms = terms
         self._entropy = entropy
-        self._sealing, self._masking = AgreementKey.draw(entropy), AgreementKey.draw(entropy)
+        self._least_threshold = least_threshold
+        self._sealing = AgreementKey.draw(entropy)
+        self._masking = AgreementKey.draw(entropy)
         self._seed = entropy(KEY_BYTES)
         self._session: Session | None = None
         self._place = -1
@@ -101,7 +138,7 @@ class SessionClient:
         with self._phase(ClientPhase.KEYS, ClientPhase.SHARES):
             session = self._agreed(listed)
             holders = session.graph.holders(self._place)
-            secrets = self._seed, self._masking.private
+            secrets = [self._seed, self._masking.private]
             drawn = [share(secret, session.degree.threshold, len(holders), self._entropy) for secret in secrets]
             of_holder = {holder: b"".join(parts) for holder, *parts in zip(holders, *drawn, strict=True)}
             if self._place in of_holder:
@@ -112,24 +149,14 @@ class SessionClient:
             ]
             return SealedShares(seed_sha256=session.seed_commitment(self._name, self._seed), boxes=boxes)
 
-    def mask(self, delivery: Delivery, lanes: Tensor) -> Tensor:
-        r"""The masked message; ``lanes`` are masked in place.
-
-        .. math:: y_u = x_u + PRG(b_u) + \sum_{v > u} PRG(k_{uv}) - \sum_{v < u} PRG(k_{uv}) \bmod 2^R
-
-        b is the client's seed, k the key that it agrees on with a neighbour v; neighbours are compared by their places.
+    def take_boxes(self, delivery: Delivery) -> None:
+        """Open the boxes of the neighbours that have shared their secrets.
 
         Args:
-            delivery: boxes of the neighbours that have shared their secrets.
-            lanes: x_u, the client's message: signed integers of R bits.
+            delivery: the boxes, one from each of these neighbours.
         """
-        with self._phase(ClientPhase.SHARES, ClientPhase.SURVIVORS):
+        with self._phase(ClientPhase.SHARES, ClientPhase.MASKING):
             session = self._of_session()
-            fixed = self._terms.fixed
-            if lanes.numel() != fixed.lanes or lanes.dtype != fixed.dtype:
-                raise SessionFailed(
-                    f"a message must have {fixed.lanes} lanes of {fixed.dtype}, got {lanes.numel()} of {lanes.dtype}"
-                )
             senders = [box.place - 1 for box in delivery.boxes]
             if len(set(senders)) != len(senders) or not self._keys.keys() >= set(senders):
                 raise SessionFailed("boxes must be from neighbours, one of each, got others")
@@ -143,8 +170,26 @@ class SessionClient:
                     raise SessionFailed(f"a box must hold two shares of {SHARE_BYTES} bytes, got {len(content)} bytes")
                 self._shares[box.place - 1] = content
             self._masked_with = frozenset(senders)
+
+    def mask(self, lanes: Tensor) -> Tensor:
+        r"""The masked message; ``lanes`` are masked in place.
+
+        .. math:: y_u = x_u + PRG(b_u) + \sum_{v > u} PRG(k_{uv}) - \sum_{v < u} PRG(k_{uv}) \bmod 2^R
+
+        b is the client's seed, k the key that it agrees on with a neighbour v; neighbours are compared by their places.
+
+        Args:
+            lanes: x_u, the client's message: signed integers of R bits.
+        """
+        with self._phase(ClientPhase.MASKING, ClientPhase.SURVIVORS):
+            session = self._of_session()
+            fixed = self._terms.fixed
+            if lanes.numel() != fixed.lanes or lanes.dtype != fixed.dtype:
+                raise SessionFailed(
+                    f"a message must have {fixed.lanes} lanes of {fixed.dtype}, got {lanes.numel()} of {lanes.dtype}"
+                )
             masks = [Mask(self._seed, is_added=True)]
-            for other in senders:
+            for other in self._masked_with:
                 key = self._masking.agree(self._keys[other].masking, session.id, "mask")
                 masks.append(Mask(key, is_added=self._place < other))
             numbers = lanes.numpy()
@@ -171,13 +216,13 @@ class SessionClient:
             self._survivors_to_sign = session.survivors_to_sign(survivors.places)
             return Consent(signature=sign(self._identity, self._survivors_to_sign))
 
-    def unmask(self, consents: Consents) -> Unmasking:
-        """Shares of the survivors' seeds and of the others' masking keys, never both of one client.
+    def take_consents(self, consents: Consents) -> None:
+        """Check that the neighbours have consented to the same survivors.
 
         Args:
-            consents: of as many neighbours as the threshold needs, to the same survivors.
+            consents: signatures of as many neighbours as the threshold needs.
         """
-        with self._phase(ClientPhase.CONSENTS, ClientPhase.OVER):
+        with self._phase(ClientPhase.CONSENTS, ClientPhase.RECORDING):
             session = self._of_session()
             signers = [consent.place - 1 for consent in consents.consents]
             known = self._masked_with & set(self._survivors)
@@ -190,6 +235,10 @@ class SessionClient:
                 name = session.names[consent.place - 1]
                 if not self._identities.is_signed(name, self._survivors_to_sign, consent.signature):
                     raise SessionFailed(f"{name!r} has not consented to these survivors")
+
+    def unmask(self) -> Unmasking:
+        """Shares of the survivors' seeds and of the others' masking keys, never both of one client."""
+        with self._phase(ClientPhase.RECORDING, ClientPhase.OVER):
             seeds: list[RevealedShare] = []
             keys: list[RevealedShare] = []
             for owner, shares in sorted(self._shares.items()):
@@ -214,7 +263,13 @@ class SessionClient:
         own = keys_digest(self._name, self._own)
         if self._name not in names or session.keys_sha256[names.index(self._name)] != own:
             raise SessionFailed("the list of clients must have this one with its own keys, got others")
-        self._session, self._place = session, names.index(self._name)
+        if session.degree.threshold < self._least_threshold:
+            raise SessionFailed(
+                f"the threshold must be at least {self._least_threshold}, this client's own floor, got "
+                f"{session.degree.threshold}"
+            )
+        self._session = session
+        self._place = names.index(self._name)
         self._keys = {placed.place - 1: placed.keys for placed in listed.neighbours}
         neighbours = session.graph.neighbours(self._place)
         if len(listed.neighbours) != len(neighbours) or self._keys.keys() != set(neighbours):
@@ -244,7 +299,7 @@ class SessionClient:
         """Pass from one phase to the next, or end the session."""
         try:
             if self.phase is not expected:
-                raise SessionFailed(f"a message for the phase {expected.name} came in the phase {self.phase.name}")
+                raise SessionFailed(f"what belongs to the phase {expected.name} came in the phase {self.phase.name}")
             yield
         except InvalidPayload as error:
             self.abort()

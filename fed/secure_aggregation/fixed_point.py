@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fed.errors import InvalidExperiment, InvalidPayload
+from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
 from fed.tensors import Tensor, torch
 
 __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
@@ -27,6 +27,9 @@ _COUNT_BITS = 54  # of numbers of samples, and of clipped coordinates
 _LOSS_BITS = 64
 _LOSS_UNIT = 2.0**-16
 _LARGEST_LOSS = 2.0**46  # of a client's loss times its samples: in units of 2⁻¹⁶ below 2⁶³
+_TOO_LARGE = (
+    "training loss times its samples is beyond the range of the sum, 7e13: scale the loss"  # no client's number
+)
 
 
 class ClientNumbers(NamedTuple):
@@ -156,8 +159,11 @@ class FixedPoint:
             generators: one for each client, which draws u.
 
         Raises:
+            InvalidInput: if a number of a message is not finite.
             InvalidExperiment: if one of the clients' numbers is out of its range.
         """
+        if not torch.isfinite(message_KM).all():
+            raise InvalidInput("a number is not finite")  # a constant: a client's numbers belong in no sentence
         rows = [
             self._row(message_M, weight, samples, loss, generator)
             for message_M, weight, samples, loss, generator in zip(message_KM, *beside, generators, strict=True)
@@ -165,10 +171,16 @@ class FixedPoint:
         lanes, values = zip(*rows, strict=True)
         return Quantised(torch.stack(lanes), torch.stack(values))
 
+    def nothing(self) -> Tensor:
+        """Lanes of a client that has no message to add, as one whose training diverged: without weight or samples."""
+        zeros_1M = torch.zeros(1, self.numbers)
+        without = ClientNumbers(weights=(0.0,), samples=(0,), losses=(0.0,))
+        return self.quantise(zeros_1M, without, [np.random.default_rng(0)]).lanes[0]
+
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""
         losses = enumerate(zip(beside.losses, beside.samples, strict=True))
-        return {row: f"its {_too_large(*one)}" for row, one in losses if not _fits(*one)}
+        return {row: f"its {_TOO_LARGE}" for row, one in losses if not _fits(*one)}
 
     def read(self, total: "SecureSum") -> SumOfClients:
         """Mean and sums of the clients, from the sum of their lanes.
@@ -203,7 +215,7 @@ class FixedPoint:
         if not 0 <= samples <= _MOST_SAMPLES:
             raise InvalidExperiment(f"a client must have at most {_MOST_SAMPLES} samples, got {samples}")
         if not _fits(loss, samples):
-            raise InvalidExperiment(f"a client's {_too_large(loss, samples)}")
+            raise InvalidExperiment(f"a client's {_TOO_LARGE}")
         numbers_M = message_M.double().numpy()
         counted = min(int(weight), self.max_weight)
         clipped_M = np.clip(numbers_M, -self._clips_M, self._clips_M)
@@ -319,10 +331,3 @@ class SecureSum:
 
 def _fits(loss: float, samples: int) -> bool:
     return abs(loss) * samples < _LARGEST_LOSS
-
-
-def _too_large(loss: float, samples: int) -> str:
-    return (
-        f"training loss times its samples must be below {_LARGEST_LOSS:.0e} under secure_aggregation, got {loss:g} × "
-        f"{samples}: scale the loss"
-    )

@@ -37,27 +37,27 @@ class Degree(NamedTuple):
         return self.neighbours + self.is_complete
 
 
-def complete_degree(clients: int, corrupt: float, threshold: int | None = None) -> Degree:
+def complete_degree(clients: int, colluders: int, threshold: int | None = None) -> Degree:
     """The complete graph: every client shares with all, itself too.
 
-    .. math:: 2t > n + ⌊γn⌋
+    .. math:: 2t > n + A
 
     With such a threshold a coordinator that tells two groups of honest clients different survivors cannot recover both
     secrets of one client: at least one group is too small. Up to n − t clients may drop out.
 
     Args:
         clients: n, at least 2.
-        corrupt: γ in [0, 1), the share of clients that collude with the coordinator.
+        colluders: A in [0, n), the number of clients that collude with the coordinator.
         threshold: t; None: the larger of ⌊2n/3⌋ + 1 and the least that is allowed.
 
     Raises:
         InvalidExperiment: if a threshold is given that is too low, or more than there are clients.
 
     Example:
-        >>> complete_degree(10, 0.1)
+        >>> complete_degree(10, 1)
         Degree(neighbours=9, threshold=7, is_complete=True)
     """
-    least = (clients + math.floor(corrupt * clients)) // 2 + 1
+    least = (clients + colluders) // 2 + 1
     if threshold is None:
         return Degree(clients - 1, max(2 * clients // 3 + 1, least), True)
     if not least <= threshold <= clients:
@@ -69,10 +69,10 @@ def complete_degree(clients: int, corrupt: float, threshold: int | None = None) 
 
 
 @lru_cache(maxsize=64)
-def harary_degree(clients: int, corrupt: float, dropped: float, *, is_semi_honest: bool = False) -> Degree:
+def harary_degree(clients: int, colluders: int, dropped: float, *, is_semi_honest: bool = False) -> Degree:
     r"""The smallest even degree k of a random Harary graph that is safe, and its threshold t.
 
-    Of the clients A = ⌊γn⌋ are corrupt, B = A + ⌊δn⌋ are corrupt or drop out, and S = ⌈(1−δ)n⌉ stay. With a probability
+    Of the clients A are corrupt, B = A + ⌊δn⌋ are corrupt or drop out, and S = ⌈(1−δ)n⌉ stay. With a probability
     of 1 − 2⁻⁴⁰ at least, the honest clients that stay are connected and no client has t corrupt neighbours. With a
     probability of 1 − 2⁻²⁰ at least, each client has t neighbours that stay:
 
@@ -85,7 +85,7 @@ def harary_degree(clients: int, corrupt: float, dropped: float, *, is_semi_hones
 
     Args:
         clients: n.
-        corrupt: γ in [0, 1), the share of clients that collude with the coordinator.
+        colluders: A in [0, n), the number of clients that collude with the coordinator.
         dropped: δ in [0, 1), the share that drops out at most.
         is_semi_honest: the coordinator is trusted to follow the protocol.
 
@@ -93,37 +93,37 @@ def harary_degree(clients: int, corrupt: float, dropped: float, *, is_semi_hones
         InvalidExperiment: if no degree below n is safe.
 
     Example:
-        >>> harary_degree(1000, 0.1, 0.1)
+        >>> harary_degree(1000, 100, 0.1)
         Degree(neighbours=96, threshold=67, is_complete=False)
     """
     low, high = 1, (clients - 1) // 2  # half the degree
-    if high < 1 or _threshold(clients, 2 * high, corrupt, dropped, is_semi_honest) is None:
+    if high < 1 or _threshold(clients, 2 * high, colluders, dropped, is_semi_honest) is None:
         raise InvalidExperiment(
-            f"secure_aggregation: no sparse graph of {clients} clients is safe with corrupt {corrupt} and max_drop_out "
-            f"{dropped}: ask more clients a round, lower one of the two, or choose graph: complete"
+            f"secure_aggregation: no sparse graph of {clients} clients is safe with {colluders} colluders (corrupt) "
+            f"and max_drop_out {dropped}: ask more clients a round, lower one of the two, or choose graph: complete"
         )
     while low < high:
         middle = (low + high) // 2
-        is_safe = _threshold(clients, 2 * middle, corrupt, dropped, is_semi_honest) is not None
+        is_safe = _threshold(clients, 2 * middle, colluders, dropped, is_semi_honest) is not None
         low, high = (low, middle) if is_safe else (middle + 1, high)
-    threshold = _threshold(clients, 2 * low, corrupt, dropped, is_semi_honest)
+    threshold = _threshold(clients, 2 * low, colluders, dropped, is_semi_honest)
     assert threshold is not None
     return Degree(2 * low, threshold, False)
 
 
-def _threshold(clients: int, degree: int, corrupt: float, dropped: float, is_semi_honest: bool) -> int | None:
+def _threshold(clients: int, degree: int, colluders: int, dropped: float, is_semi_honest: bool) -> int | None:
     """The threshold t of a degree; None if the degree is not safe."""
     from scipy.stats import hypergeom  # which takes a second to load
 
-    colluding = math.floor(corrupt * clients)
-    lost, staying = colluding + math.floor(dropped * clients), math.ceil((1 - dropped) * clients)
+    lost = colluders + math.floor(dropped * clients)
+    staying = math.ceil((1 - dropped) * clients)
     if degree <= lost:  # with fewer lost clients than neighbours none is cut off
         pairs = math.log(clients) + math.log(clients - degree - 1) - math.log(2) if clients > degree + 1 else -math.inf
         ways = math.lgamma(lost + 1) + math.lgamma(clients - degree + 1)
         ways -= math.lgamma(clients + 1) + math.lgamma(lost - degree + 1)
         if pairs + ways >= -(_SECURITY_BITS + 1) * math.log(2):
             return None
-    of_corrupt = hypergeom(clients, colluding, degree)
+    of_corrupt = hypergeom(clients, colluders, degree)
     most = 2.0 ** -(_SECURITY_BITS + 1) / clients
     corrupt_most = next(t for t in range(degree + 1) if of_corrupt.sf(t) <= most)
     if not is_semi_honest:

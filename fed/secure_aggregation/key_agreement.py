@@ -48,7 +48,7 @@ TAG_BYTES = 16
 _NONCE = bytes(12)  # each key seals one box
 
 
-def digest(purpose: str, *parts: bytes) -> bytes:
+def digest(purpose: str, *parts: bytes | memoryview) -> bytes:
     """SHA-256 of a purpose and parts, each with its length before it, so that no two lists of parts are alike.
 
     Args:

@@ -1,46 +1,94 @@
-"""Rounds whose shares a client has revealed, in a file that outlives its process."""
+"""Rounds whose shares a client has revealed, of all runs: it joins no other sum of them.
 
-from pathlib import Path
+From two sums of the same message with different clients the coordinator could find the difference.
+"""
 
-from fed.errors import SessionFailed
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from fed.secure_aggregation.key_agreement import digest
-from fed.storage.atomic_files import write_atomically
+from fed.tensors import Tensor
 
 __all__ = ["RevealedRounds"]
 
+_MOST_ROUNDS = 1 << 16
+_ENTRIES_A_ROUND = 3
+_PIECE_BYTES = 1 << 30  # of a message: AES-GCM takes 2³¹ − 1 bytes at most
+_NONCE = bytes(12)
+
 
 class RevealedRounds:
-    """Rounds in which a client has revealed shares: it joins no other session of them.
+    """Digests of the rounds in which a client has revealed shares, each in three ways.
 
-    From two sums of the same message with different clients the coordinator could find the difference. The round is on
-    the disk before the shares leave, so that a client that is killed knows it after a restart.
+    - the run's name and the round, so that another attempt of the round is known with another model, too;
+    - the plan and the task without any name, so that the round is known under another run's name;
+    - the round and the client's message itself, which the coordinator cannot choose.
+
+    The newest 65,536 rounds are kept, of all runs together.
 
     Args:
-        path: of the file.
-        run: names the run; the rounds of other runs are forgotten.
+        salt: 32 random bytes, without which nobody can try whether a message is among the entries.
+        entries: those that were kept, the oldest first.
     """
 
-    def __init__(self, path: Path, run: str) -> None:
-        # a digest, since the server chooses the name, which may have line breaks
-        self._path, self._run, self._last = path, digest("run", run.encode()).hex(), 0
-        if path.exists():
-            name, number = path.read_text().splitlines()
-            self._last = int(number) if name == self._run else 0
+    def __init__(self, salt: bytes, entries: Iterable[bytes] = ()) -> None:
+        self.salt = salt
+        self._cipher = AESGCM(digest("revealed messages", salt))
+        self._entries: dict[bytes, None] = {}  # in the order in which they came
+        self.add(entries)
 
-    def check(self, number: int) -> None:
-        """Check that a session of a round may be joined.
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterate over the entries, the oldest first."""
+        return iter(self._entries)
 
-        Raises:
-            SessionFailed: if shares of this round, or of a later one, were revealed.
+    def __len__(self) -> int:
+        """The number of entries."""
+        return len(self._entries)
+
+    def holds(self, entry: bytes) -> bool:
+        """True if the entry is there."""
+        return entry in self._entries
+
+    def add(self, entries: Iterable[bytes]) -> None:
+        """Add entries; the oldest are forgotten beyond the bound."""
+        for entry in entries:
+            self._entries.pop(entry, None)
+            self._entries[entry] = None
+        while len(self._entries) > _MOST_ROUNDS * _ENTRIES_A_ROUND:
+            del self._entries[next(iter(self._entries))]
+
+    def of_round(self, run: str, number: int) -> bytes:
+        """Entry of a round by its names.
+
+        Args:
+            run: names the run.
+            number: of the round, from 1.
         """
-        if number <= self._last:
-            raise SessionFailed(f"shares of round {self._last} were revealed: no other session of round {number}")
+        return self._entry("round", run.encode(), number.to_bytes(8, "big"))
 
-    def note(self, number: int) -> None:
-        """Note that shares of a round are revealed, before they are.
+    def of_task(self, plan_sha256: bytes, task_sha256: bytes) -> bytes:
+        """Entry of a round by what its clients were asked.
 
-        Raises:
-            OSError: if it cannot be written.
+        Args:
+            plan_sha256: digest of the plan.
+            task_sha256: digest of what the round's tasks have in common.
         """
-        self._last = max(number, self._last)
-        write_atomically(self._path, f"{self._run}\n{self._last}\n".encode(), mode=0o600)
+        return self._entry("task", plan_sha256, task_sha256)
+
+    def of_message(self, number: int, lanes: Tensor) -> bytes:
+        """Entry of a message before it is masked. In another round it may be the same, such as an update of zeros.
+
+        Args:
+            number: of the round, from 1.
+            lanes: the message.
+        """
+        content = np.ascontiguousarray(lanes.numpy()).data.cast("B")
+        # GMAC: who does not know the key finds no two messages of one tag, and it takes a tenth of the time of SHA-256
+        pieces = (content[first : first + _PIECE_BYTES] for first in range(0, len(content), _PIECE_BYTES))
+        tags = [self._cipher.encrypt(_NONCE, b"", piece) for piece in pieces]
+        return self._entry("message", number.to_bytes(8, "big"), *tags)
+
+    def _entry(self, kind: str, *parts: bytes | memoryview) -> bytes:
+        return digest(f"revealed {kind}", self.salt, *parts)

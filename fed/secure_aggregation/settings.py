@@ -42,9 +42,12 @@ class SecureAggregation(Section, Combinable):
     max_drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share δ of a cohort that may drop out of a round."""
     corrupt: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share γ of a cohort that may collude with the coordinator and learns nothing more."""
+    """Share γ of a cohort, in whole clients rounded up, that may collude with the coordinator to learn nothing more."""
     graph: Literal["auto", "complete", "harary"] = "auto"
     """Who agrees on masks with whom; auto: all up to 100 clients, a random sparse graph above."""
+    randomness: Literal["seed", "system"] = "seed"
+    """Source of what a real client draws for itself, such as the order of its batches and the rounding: the seed, which
+    the coordinator knows, for the bits of the simulation; or the client's system, which nobody else can follow."""
     mode: Literal["emulated", "real"] = "emulated"
     """In simulations, whether the protocol runs (real), or its arithmetic alone, to the same bits (emulated)."""
 
@@ -70,7 +73,21 @@ class SecureAggregation(Section, Combinable):
     def lacks(self) -> Sequence[Term]:
         """Features that read a single client's message or numbers."""
         why = "which hides them from the coordinator"
-        return (Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why), Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why))
+        hidden = "which hides them from everybody"
+        return (
+            Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why),
+            Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why),
+            Term(Feature.LEGIBLE_MESSAGES, _WAY_OUT, hidden),
+        )
+
+    def colluders(self, clients: int) -> int:
+        """A = ⌈γn⌉, the clients of a session that may collude with the coordinator.
+
+        Args:
+            clients: n, those of the session.
+        """
+        # 0.07 · 100 is 7.000000000000001 in float64, and tolerates 7
+        return math.ceil(round(self.corrupt * clients, 9))
 
     def degree(self, clients: int, *, is_begun: bool = False) -> Degree:
         """The graph's degree and threshold in a session of this many clients.
@@ -101,7 +118,7 @@ class SecureAggregation(Section, Combinable):
     def _degree(self, clients: int, *, is_begun: bool) -> Degree:
         given = None if self.threshold == "auto" else self.threshold
         if self.graph == "complete" or (self.graph == "auto" and clients <= _LARGEST_AUTO):
-            degree = complete_degree(clients, self.corrupt, given)
+            degree = complete_degree(clients, self.colluders(clients), given)
             left = clients - math.floor(self.max_drop_out * clients)
             if left < degree.threshold and not is_begun:
                 way_out = "lower max_drop_out or corrupt" if given is None else "lower it or max_drop_out"
@@ -111,7 +128,7 @@ class SecureAggregation(Section, Combinable):
                     f"{' by auto' if given is None else ''}: {way_out}"
                 )
             return degree
-        degree = harary_degree(clients, self.corrupt, self.max_drop_out)
+        degree = harary_degree(clients, self.colluders(clients), self.max_drop_out)
         if given is None:
             return degree
         if not degree.threshold <= given <= degree.neighbours:
@@ -158,7 +175,7 @@ class SecureAggregation(Section, Combinable):
             "neighbours": degree.neighbours,
             "threshold": degree.threshold,
             "least_survivors": self.least_survivors(fixed.most_clients),
-            "corrupt_clients": math.floor(self.corrupt * fixed.most_clients),
+            "corrupt_clients": self.colluders(fixed.most_clients),
             "levels": fixed.levels,
             "largest_rounding": max(fixed.error_bounds),
         }

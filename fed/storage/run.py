@@ -1,7 +1,7 @@
 """Run: its results in memory, as it ended or as its folder tells them."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from fed.tensors import nn, torch
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Run"]
+__all__ = ["Run", "RunOnDisk"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,26 @@ class Run:
         if self.directory is None:
             raise InvalidInput("table needs a run with a folder, got one without: give fed.simulate(…, output=…)")
         return arrays(columns_of(self.directory, what))
+
+
+class RunOnDisk(Run):
+    """A run that has just ended, whose metrics are read from its folder when they are first asked for.
+
+    Args:
+        lines: reads them.
+        others: all other arguments of :class:`Run`.
+    """
+
+    _lines: Callable[[], Iterable[dict[str, Any]]]
+
+    def __init__(self, lines: Callable[[], Iterable[dict[str, Any]]], **others: Any) -> None:
+        for name, value in {**others, "_lines": lines}.items():
+            object.__setattr__(self, name, value)  # it is frozen
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One mapping for each round."""
+        return [*self._lines()]
 
 
 class _Kept(Run):

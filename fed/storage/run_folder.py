@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ from fed import __version__
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
-from fed.storage.atomic_files import LOCK, held, unfinished, write_atomically
+from fed.storage.atomic_files import LOCK, held, replaced, unfinished, write_atomically
 from fed.storage.checkpoint_files import remove_all
 from fed.storage.model_files import write_model, write_models
 from fed.storage.run_reader import is_run, json_of, metrics_lines, state_of
@@ -160,34 +160,45 @@ class RunFolder:
         Raises:
             InvalidInput: if the metrics cannot be read.
         """
-        file, lines = self.path / "metrics.jsonl", metrics_lines(self.path)
-        if file.exists() and file.stat().st_size > sum(len(text) for _, text in lines):
+        file, size_bytes, rounds = self.path / "metrics.jsonl", 0, 0
+        for number, (line, text) in enumerate(metrics_lines(self.path), 1):
+            size_bytes += len(text)
+            rounds += line["round"] == number
+        if file.exists() and file.stat().st_size > size_bytes:
             _log.warning("%s: the last line is cut short, as a crash leaves it: it is dropped", file)
-        return sum(line["round"] == number for number, (line, _) in enumerate(lines, 1))
+        return rounds
 
-    def resume(self, after: int) -> list[dict[str, Any]]:
+    def resume(self, after: int) -> None:
         """Remove the summary, the report, and the lines of rounds after one.
 
         Args:
             after: the last round that counts; 0, before the first.
 
-        Returns:
-            The lines that stay, as ``metrics.jsonl`` has them: None where a number was not finite.
-
         Raises:
             InvalidInput: if the metrics cannot be read; the folder is then as it was.
             RunFailed: if the folder cannot be written to.
         """
-        kept = {
-            name: [line for line in metrics_lines(self.path, name) if line[0]["round"] <= after] for name in self.LINES
-        }
+        for name in self.LINES:
+            for _ in self._until(after, name):  # before anything is removed
+                pass
         with self._written_on():
             ended = (self.path / name for name in ("summary.json", "population.json", "report.html"))
             for path in (*unfinished(self.path, self.FILES), *ended):
                 path.unlink(missing_ok=True)
-            for name, lines in kept.items():
-                write_atomically(self.path / name, b"".join(text for _, text in lines))
-        return [line for line, _ in kept["metrics.jsonl"]]
+            for name in self.LINES:
+                with replaced(self.path / name) as file:
+                    file.writelines(self._until(after, name))
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``, one by one: None where a number was not finite.
+
+        Raises:
+            InvalidInput: if the metrics cannot be read.
+        """
+        return (line for line, _ in metrics_lines(self.path))
+
+    def _until(self, last: int, name: str) -> Iterator[bytes]:
+        return (text for line, text in metrics_lines(self.path, name) if line["round"] <= last)
 
     def sync(self) -> None:
         """Wait until the disk has all lines of rounds, so that a checkpoint never outlives the lines before it.

@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KeptRun",
     "RunState",
+    "Totals",
     "is_run",
     "json_of",
     "kept_run",
@@ -29,7 +30,6 @@ __all__ = [
     "state_of",
     "summary_of",
     "summary_so_far",
-    "totals",
 ]
 
 _Kind = TypeVar("_Kind", int, str)
@@ -130,8 +130,10 @@ def kept_run(path: Path) -> KeptRun:
     )
 
 
-def metrics_lines(path: Path, name: str = "metrics.jsonl") -> list[tuple[dict[str, Any], bytes]]:
+def metrics_lines(path: Path, name: str = "metrics.jsonl") -> Iterator[tuple[dict[str, Any], bytes]]:
     """The whole lines of a run's metrics, each as a mapping and as bytes. A last line cut short by a crash is left out.
+
+    They are read one by one, so that a long run takes no more memory than a short one.
 
     Args:
         path: the run's folder. Without the file there are no lines.
@@ -141,18 +143,18 @@ def metrics_lines(path: Path, name: str = "metrics.jsonl") -> list[tuple[dict[st
         InvalidInput: if the file cannot be read, or another line is not a round's.
     """
     file = path / name
-    lines = (_content(file) or b"").split(b"\n")[:-1]  # the part after the last end of a line is cut short
-    found = []
-    for number, line in enumerate(lines, 1):
-        measured = _line(line)
-        if measured is not None:
-            found.append((measured, line + b"\n"))
-        elif number < len(lines):  # a crash tears the last line alone
+    torn: tuple[int, bytes] | None = None
+    for number, line in enumerate(_whole_lines(file), 1):
+        if torn is not None:  # a crash tears the last line alone
             raise InvalidInput(
-                f"{file}: line {number} must be a round's {file.stem}, got {line[:40]!r}: restore the file, or run the "
-                "experiment again with --overwrite"
+                f"{file}: line {torn[0]} must be a round's {file.stem}, got {torn[1][:40]!r}: restore the file, or run "
+                "the experiment again with --overwrite"
             )
-    return found
+        measured = _line(line[:-1])
+        if measured is None:
+            torn = number, line[:-1]
+        else:
+            yield measured, line
 
 
 def runs_below(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[Path]:
@@ -201,7 +203,7 @@ def summary_of(path: Path) -> dict[str, Any] | None:
     return json_of(path / "summary.json")
 
 
-def summary_so_far(path: Path, experiment: "Experiment", metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_so_far(path: Path, experiment: "Experiment", metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The summary of the run in a folder; of one that has none yet, what its metrics say.
 
     Args:
@@ -213,7 +215,13 @@ def summary_so_far(path: Path, experiment: "Experiment", metrics: Sequence[Mappi
         InvalidInput: if it cannot be read.
     """
     directions = {metric.called: metric.best for metric in experiment.metrics or ()}
-    return summary_of(path) or {"status": str(RunState.UNFINISHED), **totals(experiment, metrics, directions)}
+    summary = summary_of(path)
+    if summary is not None:
+        return summary
+    totals = Totals()
+    for line in metrics:
+        totals.add(line)
+    return {"status": str(RunState.UNFINISHED), **totals.summary(experiment, directions)}
 
 
 def json_of(file: Path) -> dict[str, Any] | None:
@@ -234,40 +242,74 @@ def json_of(file: Path) -> dict[str, Any] | None:
     return values
 
 
-def totals(
-    experiment: "Experiment", metrics: Sequence[Mapping[str, Any]], directions: Mapping[str, str]
-) -> dict[str, Any]:
-    """Part of a run's summary that its metrics say.
+@dataclass
+class Totals:
+    """Part of a run's summary that its metrics say, added up line by line.
 
-    Args:
-        experiment: of the run.
-        metrics: a line a round.
-        directions: the name of each metric → "max" or "min", the best of its values.
+    Attributes:
+        rounds: the number of lines.
+        replied: updates that counted.
+        late: updates that came too late to count.
     """
-    evaluated = [line for line in metrics if line["test_loss"] is not None]
-    last = evaluated[-1] if evaluated else {"test_accuracy": None, "test_loss": None}
-    kept = ("test_", "client_", "consensus_distance")
-    own = {f"final_{name}": value for name, value in last.items() if name.startswith(kept)}
-    diverged = [line["diverged"] for line in metrics if "diverged" in line]
-    alone = [line["alone"] for line in metrics if "alone" in line]
-    return {
-        "experiment": experiment.name,
-        "algorithm": experiment.algorithm.kind,
-        "rounds": len(metrics),
-        "empty_rounds": sum(1 for line in metrics if not line["selected"]),
-        "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
-        **({"diverged": sum(diverged)} if diverged else {}),
-        **({"rounds_alone": sum(alone)} if alone else {}),
-        "final_test_accuracy": last["test_accuracy"],
-        "final_test_loss": last["test_loss"],
-        "metrics": dict(directions),
-        "bytes_up": sum(line["bytes_up"] for line in metrics),
-        "bytes_down": sum(line["bytes_down"] for line in metrics),
-        "wall_s": metrics[-1]["wall_s"] if metrics else 0.0,
-        "virtual_s": metrics[-1]["virtual_s"] if metrics else 0.0,
-        "seed": experiment.seed,
-        **own,
-    }
+
+    rounds: int = 0
+    replied: int = 0
+    late: int = 0
+    _empty: int = 0
+    _unanswered: int = 0
+    _diverged: int | None = None
+    _alone: int | None = None
+    _bytes_up: int = 0
+    _bytes_down: int = 0
+    _evaluated: Mapping[str, Any] = field(default_factory=lambda: {"test_accuracy": None, "test_loss": None})
+    _wall_s: float = 0.0
+    _virtual_s: float = 0.0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Add a round's line of the metrics."""
+        self.rounds += 1
+        self.replied += line["replied"]
+        self.late += line["late"]
+        self._empty += not line["selected"]
+        self._unanswered += bool(line["selected"] and not line["replied"])
+        if "diverged" in line:
+            self._diverged = (self._diverged or 0) + line["diverged"]
+        if "alone" in line:
+            self._alone = (self._alone or 0) + line["alone"]
+        self._bytes_up += line["bytes_up"]
+        self._bytes_down += line["bytes_down"]
+        if line["test_loss"] is not None:
+            self._evaluated = line
+        self._wall_s, self._virtual_s = line["wall_s"], line["virtual_s"]
+
+    def summary(self, experiment: "Experiment", directions: Mapping[str, str]) -> dict[str, Any]:
+        """The totals as a part of the summary.
+
+        Args:
+            experiment: of the run.
+            directions: the name of each metric → "max" or "min", the best of its values.
+        """
+        last = self._evaluated
+        kept = ("test_", "client_", "consensus_distance")
+        own = {f"final_{name}": value for name, value in last.items() if name.startswith(kept)}
+        return {
+            "experiment": experiment.name,
+            "algorithm": experiment.algorithm.kind,
+            "rounds": self.rounds,
+            "empty_rounds": self._empty,
+            "unanswered_rounds": self._unanswered,
+            **({} if self._diverged is None else {"diverged": self._diverged}),
+            **({} if self._alone is None else {"rounds_alone": self._alone}),
+            "final_test_accuracy": last["test_accuracy"],
+            "final_test_loss": last["test_loss"],
+            "metrics": dict(directions),
+            "bytes_up": self._bytes_up,
+            "bytes_down": self._bytes_down,
+            "wall_s": self._wall_s,
+            "virtual_s": self._virtual_s,
+            "seed": experiment.seed,
+            **own,
+        }
 
 
 def _last_score(summary: Mapping[str, Any] | None, metrics: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
@@ -298,6 +340,18 @@ def _within(kind: type[_Kind], section: Any, *keys: str) -> _Kind | None:
     for key in keys:
         section = section.get(key) if isinstance(section, dict) else None
     return section if isinstance(section, kind) else None
+
+
+def _whole_lines(file: Path) -> Iterator[bytes]:
+    """The lines of a file, one that is cut short left out; none where there is no such file."""
+    with (
+        os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"),
+        suppress(FileNotFoundError),  # asked for its existence before, it could go in between
+        file.open("rb") as content,
+    ):
+        for line in content:
+            if line.endswith(b"\n"):
+                yield line
 
 
 def _content(file: Path) -> bytes | None:

@@ -48,11 +48,13 @@ class Call:
     Args:
         context: gRPC's.
         admits: who may call; None: there are no certificates.
+        identified: told the caller's address once it has shown a certificate.
     """
 
-    def __init__(self, context: Any, admits: Admission | None) -> None:
+    def __init__(self, context: Any, admits: Admission | None, identified: Callable[[str], object]) -> None:
         self._context = context
         self._admits = admits
+        self._identified = identified
         self._certificate_pem = b""
         self.name: str | None = None
 
@@ -77,6 +79,7 @@ class Call:
         peer = peer_of(self._context)
         if peer is None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a node must show its certificate")
+        self._identified(self._context.peer())
         self.name, self._certificate_pem = peer
         self.hold_to_roster()
 
@@ -136,10 +139,12 @@ class Reception:
     Args:
         admits: who may call; None: there are no certificates.
         refusals: takes down what is refused.
+        identified: told the address of each call that shows a certificate.
     """
 
-    def __init__(self, admits: Admission | None, refusals: Refusals) -> None:
+    def __init__(self, admits: Admission | None, refusals: Refusals, identified: Callable[[str], object]) -> None:
         self._refusals = refusals
+        self._identified = identified
         self._admits = admits
         self._open: Counter[str] = Counter()
 
@@ -150,7 +155,7 @@ class Reception:
             context: gRPC's.
             serve: answers the call.
         """
-        call = Call(context, self._admits)
+        call = Call(context, self._admits, self._identified)
         try:
             call.authenticate()
             if call.name is None:  # without certificates a caller could use up the limit of another's name

@@ -198,6 +198,7 @@ class Format:
         for key, encoder in (("uplink", self.encoder), ("downlink", self.downlink_encoder)):
             if encoder is not None:
                 self._check(key, encoder.chain)
+                encoder.init()
 
     def _check(self, key: str, chain: CodecChain) -> None:
         draw = Draw(Streams(0), [1], [0])
@@ -205,9 +206,13 @@ class Format:
             alone, name = CodecChain((codec,), values), type(codec).__name__
             rows_1M = torch.zeros(1, values.numbers, dtype=values.dtype)
             try:
-                state = {key: part[None] for key, part in codec.init(values).items()}
+                state = {key: part[None] for key, part in alone.init().items()}
+                if state and (codec is not chain.lossy[0] or codec.is_common):
+                    raise InvalidExperiment(_state_refused(codec, state))
                 message = alone.encode(rows_1M, state, draw).content
                 decoded = [*alone.read(alone.decode(message, draw), draw).shape]
+            except InvalidExperiment as error:
+                raise InvalidExperiment(f"{key}: {error}") from None
             except Exception as error:
                 raise InvalidExperiment(
                     f"{key}'s {name} must encode and decode {values.numbers} zeros, got {type(error).__name__}: "
@@ -503,3 +508,11 @@ class Format:
     @cached_property
     def _coded(self) -> int:
         return sum(self.are_coded)
+
+
+def _state_refused(codec: Codec, state: CodecState) -> str:
+    """Sentence on a codec that keeps a state where none is kept."""
+    kept, name = ", ".join(state), type(codec).__name__
+    if codec.is_common:
+        return f"a codec that is the same for all clients must keep no state of one, got {kept}: correct {name}"
+    return f"a codec that keeps a state must be the first of its chain, got {kept} of {name}: put it first"

@@ -511,12 +511,14 @@ class Members(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., is_answer: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("round", "durable")
+    __slots__ = ("round", "durable", "generation")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     round: int
     durable: int
-    def __init__(self, round: _Optional[int] = ..., durable: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, round: _Optional[int] = ..., durable: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Vectors(_message.Message):
     __slots__ = ("round", "exchange", "view", "payload", "before")

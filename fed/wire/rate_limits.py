@@ -20,12 +20,17 @@ class Allowance:
         self._since_s = time.monotonic()  # the wall clock may be set back
         self.denied = 0
 
-    def spend(self) -> bool:
-        """Use the allowance once; False if nothing is left of it, which ``denied`` counts until it is reset."""
+    @property
+    def left(self) -> float:
+        """Number of times that it may be used now."""
         now_s = time.monotonic()
         self._left = min(self._most, self._left + self._per_s * (now_s - self._since_s))
         self._since_s = now_s
-        if self._left < 1:
+        return self._left
+
+    def spend(self) -> bool:
+        """Use the allowance once; False if nothing is left of it, which ``denied`` counts until it is reset."""
+        if self.left < 1:
             self.denied += 1
             return False
         self._left -= 1

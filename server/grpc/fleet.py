@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
-from fed.identity.credentials import hold_to_loopback
+from fed.identity.credentials import ServerCredentials, hold_to_loopback
 from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
 from fed.tensors import Tensor
-from fed.wire.calls import Admission
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
+from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import read, written
 from fed.wire.protocol import MOST_MESSAGE_BYTES
 from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
@@ -39,6 +39,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else a second server could take the same port, and some of the nodes
     ("grpc.max_concurrent_streams", 10_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 18),
@@ -56,7 +57,6 @@ class NodeFleet(RealFleet):
         listen: HOST:PORT.
         spool: a folder for files on their way, of this fleet alone.
         credentials: of the server; None: no encryption, for loopback alone.
-        admits: (name, certificate in PEM) → why a node is refused, or None.
         accepts: what a node says when it joins → why it is refused, or None.
         patience: how long to wait for nodes.
 
@@ -69,8 +69,7 @@ class NodeFleet(RealFleet):
         listen: str,
         spool: Path,
         *,
-        credentials: grpc.ServerCredentials | None,
-        admits: Admission | None,
+        credentials: ServerCredentials | None,
         accepts: Callable[[Joining], str | None],
         patience: Patience | None = None,
     ) -> None:
@@ -87,14 +86,16 @@ class NodeFleet(RealFleet):
         self._due_s: dict[int, float] = {}  # by task
         self._payloads: dict[tuple[int, int | None], Payload] = {}
         self._loop = asyncio.new_event_loop()
+        self._newcomers = Newcomers()
         self._service = NodeService(
             self._start,
             spool,
             self._arrivals,
-            admits,
+            None if credentials is None else credentials.roster.admits,
             accepts,
             self.patience,
             refusals=self._refusals,
+            identified=self._newcomers.identify,
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
         self._thread.start()
@@ -267,25 +268,29 @@ class NodeFleet(RealFleet):
         except futures.CancelledError as error:
             raise RunFailed("the server's connections were closed") from error
 
-    async def _serve(self, listen: str, credentials: grpc.ServerCredentials | None) -> int:
+    async def _serve(self, listen: str, credentials: ServerCredentials | None) -> int:
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((handler_of(self._service),))
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(listen)
             else:
-                port = self._server.add_secure_port(listen, credentials)
+                port = self._server.add_secure_port(listen, credentials.for_grpc(self._newcomers.arrived))
         except RuntimeError as error:
             raise InvalidInput(
                 f"the server cannot listen on {listen}: is another program there, and is the address this machine's?"
             ) from error
         await self._server.start()
         # kept, since the loop itself holds tasks by weak references alone
-        self._watching = asyncio.create_task(self._service.watch())
+        self._watching = [asyncio.create_task(self._service.watch())]
+        if credentials is not None:
+            self._watching.append(asyncio.create_task(self._newcomers.watch(int(port))))
         return int(port)
 
     async def _stop(self) -> None:
-        self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
+        await asyncio.wait(self._watching)  # the door's sockets would keep the port taken
         await self._server.stop(grace=2.0)
         if ending := asyncio.all_tasks() - {asyncio.current_task()}:  # gRPC's calls take some turns of the loop more
             await asyncio.wait(ending, timeout=_ENDING_S)

@@ -101,6 +101,7 @@ class NodeService:
         patience: how long to wait.
         plan: what nodes are told when they join; None until it is known.
         refusals: takes down what nodes are refused.
+        identified: told the address of each call that shows a certificate.
         nodes: by the client that each stands for.
     """
 
@@ -112,11 +113,12 @@ class NodeService:
     patience: Patience = field(default_factory=Patience)
     plan: pb.Plan | None = None
     refusals: Refusals = field(default_factory=Refusals)
+    identified: Callable[[str], object] = lambda address: None
     nodes: dict[int | str, Node] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._reception = Reception(self.admits, self.refusals)
+        self._reception = Reception(self.admits, self.refusals, self.identified)
         self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
         self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s)
 

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fed.clients.node.sessions import model_digest, task_digest
 from fed.errors import InvalidExperiment, InvalidPayload, SessionFailed
 from fed.identity.identities import SignedIdentities
+from fed.secure_aggregation.agreement import model_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator, SessionPhase
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation

@@ -66,6 +66,7 @@ class GossipPeer(RealPeer[GossipService]):
             ahead=_AHEAD + (every or 0),
             snapshot=lambda: self._peers.copied,
             check=partial(_check, codec),
+            conserves_sum=rule.conserves_sum,
         )
         self._neighbourhood = RealNeighbourhood(
             service,
@@ -106,6 +107,8 @@ class GossipPeer(RealPeer[GossipService]):
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
         if not self._is_resumed and self._neighbourhood.is_late():
             self._join()
+            # its share of a sum may be lost with an earlier life
+            self.thread.call(self.service.begin_generation)
         self.thread.call(self.service.members.make_ready)
         return self._neighbourhood.await_members(self.setup.min_peers)
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fed.errors import InvalidPayload, RunFailed, os_errors_as
+from fed.server.peer.ahead import Ahead
 from fed.server.peer.copies import Differences, hash_of
+from fed.server.peer.generations import MOST_GENERATIONS, Generations
 from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
 from fed.server.peer.outbox import ExchangeKey, Outbox, OutboxMessage
@@ -82,18 +84,23 @@ class GossipService(MemberService):
         bytes_sent: of vectors.
         bytes_received: likewise.
         included: of the last exchanges, the neighbours whose vectors counted.
+        generations: of members that have begun anew together.
+        replays_until: the last round that this peer may have taken part in before it was killed; 0: none.
 
     Args:
         specs: the tensors of each exchange of a round.
         copied: the tensors of a copy of a peer's state.
         ahead: rounds by which another may be ahead.
         check: raises InvalidPayload where another's vectors of an exchange cannot be decoded; None: all can.
+        conserves_sum: True if the rule relies on a sum over the members.
     """
 
     specs: Sequence[Sequence[TensorSpec]]
     copied: Sequence[TensorSpec]
     ahead: int
     check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None
+    conserves_sum: bool = False
+    replays_until: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
     _arrivals: dict[tuple[ExchangeKey, str], _Arrival] = field(default_factory=dict)
@@ -106,18 +113,36 @@ class GossipService(MemberService):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._next, self._outbox = ExchangeKey(0, 0), Outbox(self.folder)
+        self.generations = Generations(are_kept=self.conserves_sum)
         self._copy: tuple[int, list[Tensor]] | None = None
+        self._ahead = Ahead("vectors")
 
     # The run's side.
 
     def begin(self, number: int, durable: int) -> Standing:
         """Begin a round, and forget the exchanges of earlier ones."""
+        oldest = number - self.ahead - 2
+        if number <= self.rounds:
+            present = {member.name for member in self.members.present(time.monotonic())}
+            self.generations.look(present, oldest)
         self._next = ExchangeKey(number, 0)
         self._arrivals = {key: one for key, one in self._arrivals.items() if key[0] >= self._next}
         self._refused = {key for key in self._refused if key[0] >= self._next}
         self._verdicts = {key: one for key, one in self._verdicts.items() if key[0] >= self._next}
-        self.included = {key: one for key, one in self.included.items() if key.round >= number - self.ahead - 2}
+        self.included = {key: one for key, one in self.included.items() if key.round >= oldest}
         return super().begin(number, durable)
+
+    def enter_generation(self) -> bool:
+        """Enter the newest generation with this round; true if this peer's state must begin anew for it."""
+        if not self.generations.enter(is_replay=self.round <= self.replays_until):
+            return False
+        self._tell_progress()
+        return True
+
+    def begin_generation(self) -> None:
+        """Begin a new generation, and tell the others."""
+        self.generations.begin()
+        self._tell_progress()
 
     def has_message(self, number: int, name: str) -> bool:
         """Tell whether a message of this round is here, from one peer."""
@@ -179,6 +204,7 @@ class GossipService(MemberService):
         """Resume after a round, with the messages that are on disk."""
         self.round, self.durable, self._next = number, number, ExchangeKey(number + 1, 0)
         self.included = dict(included)
+        self.replays_until = number + self.ahead if number else 0
         self._outbox.restore(number)
 
     # The others' side.
@@ -200,6 +226,11 @@ class GossipService(MemberService):
             return None
         if (key, name) in self._coming:  # over an earlier stream; the last one counts
             self._coming.discard((key, name))
+        if key.round > self.round + self.ahead:
+            self._ahead.note(name, key.round, self.round)
+            self._refuse(key, name, f"this peer is in round {self.round}, got vectors of round {key.round}")
+            return None
+        self._ahead.end(name)
         reason = self._reason_against(key, name)
         if reason is None:
             try:
@@ -254,6 +285,8 @@ class GossipService(MemberService):
     def closed(self, link: Link) -> None:
         """Forget what was to come over a stream."""
         self._coming = {(key, name) for key, name in self._coming if name != link.name}
+        if self.links.link(link.name) is None:
+            self._ahead.end(link.name)
         super().closed(link)
 
     # Details.
@@ -268,7 +301,16 @@ class GossipService(MemberService):
         for message in self._outbox.owed_to(link.name):
             self._send_over(link, message)
 
+    def _progress(self) -> pb.Progress:
+        progress = super()._progress()
+        progress.generation = self.generations.latest
+        return progress
+
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
+        if progress.generation > MOST_GENERATIONS:
+            raise Refused(f"a generation may have the number {MOST_GENERATIONS} at most, got {progress.generation}")
+        if self.generations.heard(name, progress.generation):
+            self._tell_progress()
         for message in self._outbox.owed_to(name):
             if message.key.round <= progress.durable:
                 self._release(message.key, name)
@@ -278,7 +320,10 @@ class GossipService(MemberService):
         if not verdict.taken:
             _log.debug("peer %r has not taken the vectors of round %d: %s", name, key.round, one_line(verdict.reason))
             self._release(key, name)
-        if key >= self._next and key.round <= self.round + 1:
+        if key < self._next:
+            if self.generations.verdict(key, name, counts=verdict.taken):
+                self._tell_progress()
+        elif key.round <= self.round + 1:
             self._verdicts[key, name] = verdict.taken
 
     def _release(self, key: ExchangeKey, name: str) -> None:
@@ -369,6 +414,9 @@ class GossipService(MemberService):
             name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors)
         )
         self.included[key] = frozenset(vectors)
+        # of two that send to each other, one that has taken the other's vectors may still leave them out
+        settled = reached | (receivers - senders)
+        self.generations.ended(key, {name: name in reached for name in settled})
         for message in messages:
             message.owed &= reached
         for name in sorted(senders - vectors.keys()):  # one that has not had this peer's vectors would wait for them
@@ -383,8 +431,6 @@ class GossipService(MemberService):
     def _reason_against(self, key: ExchangeKey, name: str) -> str | None:
         if key.exchange >= len(self.specs):
             return f"a round has {len(self.specs)} exchanges, got exchange {key.exchange}"
-        if key.round > self.round + self.ahead:
-            return f"this peer is in round {self.round}, got vectors of round {key.round}"
         held = sum(its_name == name for _, its_name in (*self._arrivals, *self._coming))
         if held > self.ahead * len(self.specs):
             return "it has sent too many vectors ahead"

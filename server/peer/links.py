@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,11 +21,12 @@ from fed.server.peer.link import Link, Listener, Refused, StreamPatience
 from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import TurnedAway, converse
 from fed.wire.messages import one_line
+from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import Incoming
 from fed.wire.protocol import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
 from fed.wire.rate_limits import Allowance, Refusals, Unnamed
 
-__all__ = ["Links"]
+__all__ = ["Links", "written"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 10_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # what arrives waits in memory until it is read
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 18),
@@ -78,6 +81,8 @@ class Links:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
         self._server: grpc.aio.Server | None = None
+        self._newcomers = Newcomers()
+        self._watching: asyncio.Task[None] | None = None
 
     async def listen(self, address: str) -> int:
         """Listen for other peers; returns the port.
@@ -93,12 +98,14 @@ class Links:
             if self._credentials is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, self._credentials.for_listening())
+                port = server.add_secure_port(address, self._credentials.for_listening(self._newcomers.arrived))
         except RuntimeError as error:
             raise InvalidInput(
                 f"this peer cannot listen on {address}: is another program there, and is the address this machine's?"
             ) from error
         await server.start()
+        if self._credentials is not None:
+            self._watching = asyncio.create_task(self._newcomers.watch(int(port)))
         return int(port)
 
     def link(self, name: str) -> Link | None:
@@ -147,6 +154,9 @@ class Links:
         for task in dialled:
             task.cancel()
         await asyncio.gather(*dialled, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])  # the door's sockets would keep the port taken
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -176,7 +186,7 @@ class Links:
         async with channel:
             call: Any = channel.stream_stream(_METHOD)()
             try:
-                await self._converse(call.read, call.write, name, address)
+                await self._converse(call.read, partial(written, call), name, address)
             finally:
                 call.cancel()
 
@@ -189,6 +199,7 @@ class Links:
                 if certified is None:
                     raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a peer must show its certificate")
                 name = certified[0]
+                self._newcomers.identify(context.peer())
             await self._converse(context.read, context.write, name, certified=certified)
         except TurnedAway as turned:
             self._refusals.note(name or Unnamed(context.peer()), turned.reason)
@@ -331,6 +342,18 @@ class Links:
             )
         else:
             _log.debug("%s cannot be reached: %s", address, words)
+
+
+async def written(call: Any, data: bytes) -> None:
+    """Write to a call that this side has made.
+
+    Raises:
+        AioRpcError: if the call has failed, with the reason.
+    """
+    try:
+        await call.write(data)
+    except asyncio.InvalidStateError:  # gRPC says that it has ended, and not why; its reader does
+        await call.read()
 
 
 def _remove(incoming: Incoming | None) -> None:

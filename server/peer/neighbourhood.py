@@ -26,6 +26,7 @@ __all__ = [
     "first_codec_state",
     "first_state",
     "next_state",
+    "renewed_state",
 ]
 
 
@@ -36,11 +37,13 @@ class Attendance(NamedTuple):
         rows_S: the places of those that take part, ascending.
         steps_S: how many optimizer steps each takes where it is cut off in them; None: all.
         failed: the others that broke down, or went away too soon.
+        anew_S: the places in ``rows_S`` of those that begin anew, since members have come or gone for good.
     """
 
     rows_S: Tensor
     steps_S: list[int | None]
     failed: Sequence[int | str] = ()
+    anew_S: Sequence[int] = ()
 
 
 class EncodedRows(NamedTuple):
@@ -101,6 +104,10 @@ class Neighbourhood(Exchange, Protocol):
     @property
     def members(self) -> Sequence[int | str]:
         """Peers whose rows are here, in the order of a topology's nodes."""
+
+    @property
+    def gone(self) -> Collection[int]:
+        """Places in ``members`` of those that have gone for good: their models count no more in the mean."""
 
     @property
     def clock(self) -> float:
@@ -272,6 +279,25 @@ def next_state(rule: PeerRule, state: Any, descend: Any, mix: Exchanges) -> Any:
         InvalidExperiment: if it is another than :meth:`PeerRule.step` is to give.
     """
     return _checked(rule, "step", rule.step(state, descend, mix), state.model_NP.shape)
+
+
+def renewed_state(rule: PeerRule, state: Any, anew_S: Sequence[int]) -> Any:
+    """A state in which some peers have begun anew, checked against the contract.
+
+    Args:
+        rule: says what their states become.
+        state: of all that take part in a round.
+        anew_S: the rows of those that begin anew.
+
+    Raises:
+        InvalidExperiment: if it is another than :meth:`PeerRule.renewed` is to give.
+    """
+    if not rule.conserves_sum or not anew_S:
+        return state
+    rows_K = torch.tensor(anew_S)
+    before = type(state)(*(part[rows_K] for part in state))
+    after = _checked(rule, "renewed", rule.renewed(before), before.model_NP.shape)
+    return type(state)(*(part.index_copy(0, rows_K, new) for part, new in zip(state, after, strict=True)))
 
 
 def _checked(rule: PeerRule, method: str, state: Any, shape: "torch.Size") -> Any:

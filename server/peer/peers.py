@@ -24,6 +24,7 @@ from fed.server.peer.neighbourhood import (
     first_codec_state,
     first_state,
     next_state,
+    renewed_state,
 )
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.tensors import Tensor, torch
@@ -37,7 +38,7 @@ class Peers:
 
     The rule's state is float64, whatever the model's type: local steps start from the model rounded to that type, and
     what they add to it is added to the state. Integer buffers stay each peer's own. The mean over peers is the plain
-    one, as doubly stochastic mixing keeps it.
+    one, as doubly stochastic mixing keeps it; peers that have gone for good no longer count in it.
 
     Args:
         rule: what a peer does in a round.
@@ -102,7 +103,12 @@ class Peers:
         return {"consensus_distance": float(distance), **counts}
 
     def _counted(self, part_N: Tensor) -> Tensor:
-        return part_N if self.honest is None else part_N[list(self.honest)]
+        """The part's rows of honest peers that have not gone for good; of all honest ones, if all of these have."""
+        gone = self.neighbourhood.gone
+        if self.honest is None and not gone:
+            return part_N
+        rows = range(len(part_N)) if self.honest is None else self.honest
+        return part_N[[row for row in rows if row not in gone] or [*rows]]
 
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         """Each peer's own model."""
@@ -183,6 +189,7 @@ class Peers:
             return its_rows_S if all_take_part else part_N.index_copy(0, rows_S, its_rows_S)
 
         before = self._state if all_take_part else type(self._state)(*(part[rows_S] for part in self._state))
+        before = renewed_state(self.rule, before, attendance.anew_S)
         after = next_state(self.rule, before, local, exchanges)
         self._vectors_NV = placed(self._vectors_NV, self._joined(after, exchanges.buffers_NR))
         self._integers_NI = placed(self._integers_NI, local.integers_SI)

@@ -136,6 +136,11 @@ class RealNeighbourhood:
         return (self.service.members.own.client,)
 
     @property
+    def gone(self) -> tuple[int, ...]:
+        """None: the only peer whose row is here is this one."""
+        return ()
+
+    @property
     def clock(self) -> float:
         """Seconds since the run began, those between a stop and its resumption left out."""
         return self._earlier_s + time.monotonic() - self._began_s
@@ -161,7 +166,10 @@ class RealNeighbourhood:
         if number < self.skips_to:
             self.neighbours = frozenset()
             return Attendance(torch.empty(0, dtype=torch.int64), [])
-        return Attendance(torch.zeros(1, dtype=torch.int64), [None])
+        begins_anew = self.thread.call(self.service.enter_generation)
+        if begins_anew:
+            _log.info("round %d: this peer begins anew with the members that there are now", number)
+        return Attendance(torch.zeros(1, dtype=torch.int64), [None], anew_S=[0] if begins_anew else [])
 
     def train(self, samples_seen_S: Sequence[int]) -> None:
         """Do nothing: real time passes by itself."""
@@ -180,7 +188,7 @@ class RealNeighbourhood:
             self.service.exchange(
                 key,
                 tensors,
-                self._standing.view,
+                f"{self._standing.view}.{self.service.generations.own}",
                 frozenset(self._weights_from),
                 frozenset(self._weights_to),
                 self._deadline_s,
@@ -247,13 +255,14 @@ class RealNeighbourhood:
         self._written = self.service.round
         included = self.thread.call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
         kept = {"members": self._last_names, "included": included, "copies": self._copies.state()}
-        return {"clock": self.clock, **kept}
+        return {"clock": self.clock, **kept, "generations": self.thread.call(self.service.generations.state)}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self._earlier_s, self._began_s = state["clock"], time.monotonic()
         self._last_names = state["members"]
         self._copies.restore(state["copies"])
+        self.thread.call(self.service.generations.restore, state["generations"])
 
     def resume(self, number: int, state: Mapping[str, Any] | None, *, keeps_checkpoints: bool) -> None:
         """Make the service ready, before it listens.
@@ -264,8 +273,6 @@ class RealNeighbourhood:
             keeps_checkpoints: True if the run writes some.
         """
         self._keeps_checkpoints, self._written = keeps_checkpoints, number
-        # messages of these rounds may have been here before this peer was killed
-        self._may_lack = number + self.service.ahead if number else 0
         said = [] if state is None else state["included"]
         included = {ExchangeKey(one, exchange): frozenset(names) for one, exchange, *names in said}
         self.thread.call(self.service.restore, number, included)
@@ -335,7 +342,9 @@ class RealNeighbourhood:
         may be on the other side of a partition that has healed, are no reason to skip.
         """
         ahead = [name for name, its in standing.rounds.items() if name in self._weights_from and its > number + 1]
-        until_s = time.monotonic() + (_MESSAGES_WITHIN_S if number <= self._may_lack else 0.0)
+        # messages of these rounds may have been here before this peer was killed
+        is_replay = number <= self.service.replays_until
+        until_s = time.monotonic() + (_MESSAGES_WITHIN_S if is_replay else 0.0)
         while ahead:
             ahead = [name for name in ahead if not self.thread.call(self.service.has_message, number, name)]
             if time.monotonic() >= until_s:
@@ -343,6 +352,8 @@ class RealNeighbourhood:
             time.sleep(_LOOKS_EVERY_S)
         if ahead and (later := round_of_most(number, [*standing.rounds.values()])):
             self.skips_to = later
+            if is_replay:  # the others may have counted vectors of rounds that this peer skips
+                self.thread.call(self.service.begin_generation)
             _log.warning("round %d: most of the others are ahead, and this peer goes on in round %d", number, later)
 
 

@@ -309,6 +309,7 @@ class RealPeer(ABC, Generic[_Service]):
             begin_scoring=begin_scoring,
             has_scores=bool(held_out) or prepared.recipe.test is not None,
             scores_meanwhile=False,
+            keeps_metrics=False,
             load_module=load_module,
             metrics=directions(prepared.metrics),
             facts=lambda: {

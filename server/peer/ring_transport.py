@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from fed.errors import FedError, InvalidPayload, RunFailed
+from fed.server.peer.ahead import Ahead
 from fed.server.peer.ballots import Ballot, Record, RunRing
 from fed.server.peer.decrees import ballot_from_wire, ballot_to_wire
 from fed.server.peer.link import Link, Refused
@@ -97,6 +98,7 @@ class RingTransport:
         self._parts: dict[_Part, list[Tensor]] = {}
         self._sent: list[tuple[str, pb.PeerMessage, Path]] = []
         self._running: asyncio.Task[None] | None = None
+        self._ahead = Ahead("parts of rings")
 
     def start(self, ring: RunRing, own: RoundSum | None) -> None:
         """Begin a ring, in place of the one that goes on.
@@ -139,6 +141,10 @@ class RingTransport:
         part = _part(message, name)
         if part.round < record.round:
             return False  # it was sent again over a new stream
+        if part.round > record.round:
+            self._ahead.note(name, part.round, record.round)
+            return False
+        self._ahead.end(name)
         if reason := self._reason_against(part, message.payload.size_bytes, record):
             raise Refused(f"its part of a ring of round {part.round}: {reason}")
         return part not in self._parts
@@ -155,7 +161,7 @@ class RingTransport:
         self._parts[_part(message, name)] = read(incoming.path, incoming.payload)
 
     def _reason_against(self, part: _Part, size_bytes: int, record: Record) -> str | None:
-        if part.round != record.round or part.sender not in record.members:
+        if part.sender not in record.members:
             return f"this peer is in round {record.round}, with {len(record.members)} members"
         if part.ballot < record.promised:
             return "a later ballot has been promised"

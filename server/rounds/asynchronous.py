@@ -150,9 +150,10 @@ class Asynchronous(_Unsynchronised):
     mixing: Annotated[float, Field(gt=0, le=1)] = 0.6
 
     def needs(self) -> Sequence[Term]:
-        """A coordinator, and plain updates: a difference from the present model is no update of the one sent."""
+        """A coordinator, and single plain updates: a difference from the present model is no update of the one sent."""
         why = "because they mix clients' models with the present one"
-        return [*super().needs(), Term(Feature.PLAIN_UPDATES, "choose buffered rounds", why)]
+        features = Feature.PLAIN_UPDATES, Feature.DECODED_MESSAGES
+        return [*super().needs(), *(Term(feature, "choose buffered rounds", why) for feature in features)]
 
     def weight(self, staleness: int) -> float | None:
         """α s(τ)."""

@@ -156,7 +156,7 @@ class Deployment:
             secret = ["--credentials", str(self.folder / "keys" / "nodes" / str(client))]
         where = ["--server", f"{self.host}:{port or self.port}", "--data", str(self.folder / f"{client}.yaml")]
         where += ["--state", str(self.folder / f"state-{client}")]
-        where += ["--secure", "--minimum-cohort", "3"] if self.secure else []
+        where += ["--secure", "--new-record", "--minimum-cohort", "3"] if self.secure else []
         times = {**self.node_patience, **({"dies_at": dies_at} if dies_at else {})}
         return self._start([*_fed(_IMPATIENT_NODE, times), "client", *where, *secret])
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 from fed.clients.node.sessions import SecureNode
@@ -16,12 +17,12 @@ def die_at(phase: str) -> None:
     """Let every session end in a phase: keys, shares, masked, consent or unmasking, before its message leaves."""
     join, answer, masked = SecureNode.join, SecureNode.answer, SecureNode.masked
 
-    def join_or_die(node: SecureNode, assignment: pb.Assignment) -> pb.FromSession:
+    def join_or_die(node: SecureNode, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
         keys = join(node, assignment)
         _die(phase == "keys")
         return keys
 
-    def answer_or_die(node: SecureNode, message: pb.ToSession) -> pb.FromSession | None:
+    def answer_or_die(node: SecureNode, message: pb.ToSession) -> Sequence[pb.FromSession]:
         found = answer(node, message)
         _die(message.HasField(_TOLD[phase]) if phase in _TOLD else False)
         return found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import samples_of
+from fed.clients.node.training import Hidden
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -193,7 +194,6 @@ class OverGrpc(_Real):
             "127.0.0.1:0",
             folder / "spool",
             credentials=None,
-            admits=None,
             accepts=lambda joining: None,
             patience=Patience(heartbeat_s=0.2, silence_s=BOUND_S, lease_s=2.0, stall_s=BOUND_S),
         )
@@ -260,7 +260,7 @@ class _Training(ThreadedTraining):
         super().__init__(samples_of(description, client), folder)
         self._gate = gate
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed | Hidden:
         if self._gate is not None:
             assert self._gate.wait(BOUND_S)
         done = super().train(assignment, path, until_s)

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -259,6 +259,31 @@ def test_noise_differs_by_attacker_and_by_round() -> None:
     assert all(map(torch.equal, one, again))
     drawn = {tuple(noise_M[:5].tolist()) for noise_M in (*one[1:], *other[1:])}
     assert len(drawn) == 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blind(Attack):
+    """Notes how many of the others' updates it is shown."""
+
+    looks_at_others: ClassVar[bool] = False
+
+    def forge(self, known: Knowledge) -> Tensor:
+        return torch.full_like(known.own_AP, float(len(known.honest_HP)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeing(Blind):
+    """Looks at them."""
+
+    looks_at_others: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(("attack", "shown"), [(Blind(), 0), (Seeing(), 1)], ids=["blind", "seeing"])
+def test_an_attack_that_looks_at_nobody_sees_nobody(attack: Attack, shown: int) -> None:
+    of_fleet = [answer.mean_update_M[0] for answer in answers(attack, [3, 2, 5]) if answer.clients[0] in (2, 5)]
+    assert {float(number) for number in of_fleet} == {float(shown)}
+    of_peers = Attackers(attack, frozenset({2, 5}), Streams(0)).forged(torch.zeros(3, 4), [3, 2, 5], 1, 0)
+    assert of_peers[:, 0].tolist() == [0.0, shown, shown]
 
 
 # Who they are.

@@ -12,7 +12,8 @@ import fed
 from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
 from fed.compression.codec import CodecState, Draw
-from fed.compression.feedback import Encoder, Sent
+from fed.compression.feedback import Encoder, Sent, error_unknown
+from fed.config.registry import CODECS
 from fed.errors import InvalidExperiment, RunFailed
 from fed.server.sent_sum import SentSum
 from fed.simulations.fleet import SimulatedFleet
@@ -79,10 +80,23 @@ class Ledger:
         return torch.stack([*kept.values()]).sum(0)
 
 
-@pytest.mark.parametrize("attacked", [False, True], ids=["honest", "attacked"])
-@pytest.mark.parametrize("rounds", ROUNDS)
+TOPK = {"kind": "topk", "fraction": 0.1}
+CASES = [(rounds, attacked, TOPK) for rounds in ROUNDS for attacked in (False, True)] + [
+    ("most stale", attacked, kind)
+    for kind in CODECS.builtin
+    for attacked in (False, True)
+    if kind != "topk" and not error_unknown(CODECS.make(kind).make())
+]
+
+
+def with_a_matrix() -> torch.nn.Module:
+    """A model with a matrix that PowerSGD takes apart, and numbers beside it."""
+    return torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3)).double()
+
+
+@pytest.mark.parametrize(("rounds", "attacked", "codec"), CASES, ids=str)
 def test_counted_and_kept_is_all_that_was_reported(
-    rounds: str, attacked: bool, monkeypatch: pytest.MonkeyPatch
+    rounds: str, attacked: bool, codec: str | dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To 1e-9 of float64: late and stale messages go back, and those at a discount in part."""
     ledger = Ledger(monkeypatch)
@@ -91,11 +105,11 @@ def test_counted_and_kept_is_all_that_was_reported(
         **ROUNDS[rounds],
         **more,
         local={"lr": 0.1, "batch_size": 4},
-        uplink=[{"kind": "topk", "fraction": 0.1}],
+        uplink=[codec],
         error_feedback="ef",
         simulation={"workers": 0},
     )
-    fed.simulate(experiment, data=DATA, model=parts.double)
+    fed.simulate(experiment, data=DATA, model=with_a_matrix)
     reported = torch.stack(ledger.updates).sum(0)
     assert float((reported - ledger.counted - ledger.residual()).abs().max()) < 1e-9
     assert float(ledger.counted.abs().max()) > 0

@@ -347,7 +347,7 @@ def test_log_and_summary_say_what_follows_from_the_section(caplog: pytest.LogCap
         "neighbours": 5,
         "threshold": 5,
         "least_survivors": 5,
-        "corrupt_clients": 0,
+        "corrupt_clients": 1,
         "levels": (2**31 - 1) // 6,
         "largest_rounding": 1e-3 / ((2**31 - 1) // 6),
     }

@@ -58,9 +58,11 @@ def test_dry_run_says_what_secure_nodes_send(folder: Path, capsys: pytest.Captur
     for words in ("6 samples", "mean training loss"):
         assert words in plain
         assert words not in secure
+    assert "up to 2 classes" in plain  # as many as the node has seen, which is a number of its own
+    assert "classes" not in secure.split("whether")[0].split("names of")[0]
     assert "a masked message" in secure
     assert main([*client, "--corrupt", "0.2"]) == 2
-    assert "limits of --secure" in capsys.readouterr().err
+    assert "go with --secure" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:1"])

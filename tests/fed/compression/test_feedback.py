@@ -4,6 +4,7 @@ Client i of N has f_i = ½ ‖x − b_i‖² with unequal b_i, and takes one ste
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from fed.clients.client_states import at_discount
 from fed.compression.chain import CodecChain
-from fed.compression.codec import Codec, CodecState, Draw, Values
+from fed.compression.codec import Codec, CodecState, Draw, Encoded, Values
 from fed.compression.eden import Eden
-from fed.compression.feedback import EF, EF21, Encoder, ErrorFeedback, NoFeedback
+from fed.compression.feedback import EF, EF21, Encoder, ErrorFeedback, NoFeedback, error_unknown
 from fed.compression.quantisers import QSGD, Sign, TwoLevel
 from fed.compression.sparsifiers import RandomK, TopK
+from fed.config.registry import CODECS
+from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 
 CLIENTS, NUMBERS = 5, 40
@@ -105,17 +108,84 @@ def test_what_is_no_contraction_becomes_one_message_by_message(codec: Codec) -> 
         state = sent.counted
 
 
+LAYERS = (torch.Size([12, 10]), torch.Size([9]))
+"""A matrix for codecs that look at those, and numbers beside it."""
+
+FED_BACK = [kind for kind in CODECS.builtin if not error_unknown(CODECS.make(kind).make())]
+
+
+def test_feedback_goes_around_all_codecs_but_two() -> None:
+    assert {*CODECS.builtin} - {*FED_BACK} == {"dgc", "sketch"}
+
+
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-def test_nothing_is_lost_whatever_becomes_of_messages(decay: float) -> None:
+@pytest.mark.parametrize("kind", FED_BACK)
+def test_nothing_is_lost_whatever_becomes_of_messages(kind: str, decay: float) -> None:
     """What counted, at its discount, and the residual are the sum of all updates, older residuals at their decay."""
-    of, generator = encoder(EF(decay=decay), TopK(fraction=0.1)), np.random.default_rng(1)
-    state, owed = first(of), torch.zeros(CLIENTS, NUMBERS, dtype=torch.float64)
+    values = Values(sum(shape.numel() for shape in LAYERS), torch.float64, LAYERS)
+    of = Encoder(CodecChain((CODECS.make(kind).make(),), values), EF(decay=decay))
+    generator = np.random.default_rng(1)
+    state, owed = first(of), torch.zeros(CLIENTS, values.numbers, dtype=torch.float64)
     for number in range(1, 40):
-        update_KM = torch.from_numpy(generator.standard_normal((CLIENTS, NUMBERS)))
+        update_KM = torch.from_numpy(generator.standard_normal((CLIENTS, values.numbers)))
         sent, discount = of.encode(update_KM, state, draw(number)), float(generator.choice([0.0, 0.3, 1.0]))
         owed = update_KM + decay * owed - discount * sent.decoded_KM
         state = at_discount({**sent.lost}, {**sent.counted}, discount)
         assert float((owed - state["residual"]).abs().max()) < 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Careless(TopK):
+    """A user's codec, which keeps a number of tasks.
+
+    Args:
+        keeps: the name under which it does.
+        counted: the names that it gives once a message counts, but for that one.
+        lost: the names that it gives if a message is lost.
+    """
+
+    keeps: str = "tasks"
+    counted: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ("tasks",)
+
+    def init(self, values: Values) -> CodecState:
+        return {self.keeps: torch.zeros(1, dtype=values.dtype)}
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        assert {*state} == {self.keeps}
+        counted = dict.fromkeys((self.keeps, *self.counted), state[self.keeps] + 1)
+        lost = dict.fromkeys(self.lost, state[self.keeps])
+        return super().encode(rows_KM, values, state, draw)._replace(counted=counted, lost=lost)
+
+
+def test_a_codec_is_given_its_own_state_alone() -> None:
+    of = encoder(EF(), Careless())
+    sent = of.encode(TARGETS, first(of), draw(1))
+    assert {*sent.counted} == {*sent.lost} == {"residual", "tasks"}
+    assert torch.equal(sent.lost["residual"], TARGETS)
+    assert (float(sent.counted["tasks"][0]), float(sent.lost["tasks"][0])) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("codec", "reason"),
+    [
+        (Careless(counted=("residual",)), r"counted must name what its init does, \[tasks\], got \[residual, tasks\]"),
+        (
+            Careless(lost=("residual", "tasks")),
+            r"lost must name what its init does, \[tasks\], got \[residual, tasks\]",
+        ),
+        (Careless(lost=()), r"lost must name what its init does, \[tasks\], got \[\]"),
+        (
+            Careless(keeps="residual", lost=("residual",)),
+            "Careless must keep .* other names than EF, got residual twice",
+        ),
+    ],
+    ids=["counted", "lost", "too few", "kept"],
+)
+def test_a_codec_that_writes_anothers_state_is_refused(codec: Codec, reason: str) -> None:
+    of = encoder(EF(), codec)
+    with pytest.raises(InvalidExperiment, match=reason):
+        of.encode(TARGETS, first(of), draw(1))
 
 
 def test_without_feedback_nothing_is_kept() -> None:

@@ -20,8 +20,9 @@ from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.comparison import Comparison
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment, Local
-from fed.config.registry import ALGORITHMS
+from fed.config.registry import ADVERSARIES, ALGORITHMS
 from fed.errors import InvalidExperiment
+from fed.simulations.attacks import Attack, Knowledge
 
 LOCAL: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -348,3 +349,39 @@ def test_a_node_refuses_a_plan_that_it_cannot_run() -> None:
     plan = {key: keys[key] for key in ("name", "seed", "model", "local", "algorithm", "evaluation")}
     with pytest.raises(InvalidExperiment, match="got algorithm dpsgd, whose clients exchange models with neighbours"):
         as_experiment(json.dumps(plan), allowed=())
+
+
+HIDING: dict[str, dict[str, Any]] = {
+    "uplink sketch, whose sum alone is read": {"uplink": ["sketch"]},
+    "secure_aggregation, which hides them from everybody": {"secure_aggregation": {"max_weight": 500}},
+    "error_feedback ef21, whose messages say how an update differs": {"uplink": ["topk"], "error_feedback": "ef21"},
+}
+"""Sections under which nobody can read a client's update, by what a refusal says of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfUsers(Attack):
+    """An attack that does not say at what it looks."""
+
+    def forge(self, known: Knowledge) -> Tensor:
+        return known.own_AP
+
+
+@pytest.mark.parametrize("hiding", HIDING)
+@pytest.mark.parametrize("kind", [*ADVERSARIES.builtin, f"python:{__name__}:OfUsers"])
+def test_attackers_that_look_at_others_need_legible_messages(kind: str, hiding: str) -> None:
+    keys: dict[str, Any] = {"adversaries": kind, **HIDING[hiding]}
+    if kind in ("sign_flip", "label_flip", "gaussian"):
+        assert Experiment(**keys).adversaries is not None
+        return
+    line = problem(**keys)
+    assert line.startswith(f"adversaries {kind} needs messages that attackers can read, because they look at the ")
+    assert f"got {hiding}" in line
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "ditto"])
+def test_asynchronous_rounds_refuse_sums_that_are_read_at_the_end(algorithm: str) -> None:
+    line = problem(algorithm=algorithm, uplink=["sketch"], rounds="asynchronous")
+    assert line.startswith("rounds asynchronous needs messages that are decoded one by one, because they mix clients' ")
+    assert line.endswith(": choose buffered rounds, or choose another codec")
+    assert Experiment(algorithm=algorithm, uplink=["sketch"], rounds="buffered").uplink

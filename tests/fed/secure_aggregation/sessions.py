@@ -12,7 +12,7 @@ from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.wire.protocol_pb2 import Delivery
+from fed.wire.protocol_pb2 import Consents, Delivery, Unmasking
 
 SIGNERS = [ec.generate_private_key(ec.SECP256R1()) for _ in range(4)]  # shared: keys of their own would take long
 
@@ -85,10 +85,22 @@ def share_secrets(
     return dict(coordinator.close_shares())
 
 
+def mask(client: SessionClient, delivery: Delivery, lanes: torch.Tensor) -> torch.Tensor:
+    """Boxes and message at once."""
+    client.take_boxes(delivery)
+    return client.mask(lanes)
+
+
+def unmask(client: SessionClient, consents: Consents) -> Unmasking:
+    """Consents and shares at once."""
+    client.take_consents(consents)
+    return client.unmask()
+
+
 def masked(made: Parties, deliveries: dict[str, Delivery], messages: dict[str, torch.Tensor]) -> None:
     """Masked messages of some clients."""
     for name, message in messages.items():
-        made.coordinator.take_masked(name, made.clients[name].mask(deliveries[name], message.clone()))
+        made.coordinator.take_masked(name, mask(made.clients[name], deliveries[name], message.clone()))
 
 
 def unmasked(
@@ -101,5 +113,5 @@ def unmasked(
             made.coordinator.take_consent(name, made.clients[name].consent(survivors))
     for name, consents in made.coordinator.close_consents().items():
         if name not in without_unmasking:
-            made.coordinator.take_unmasking(name, made.clients[name].unmask(consents))
+            made.coordinator.take_unmasking(name, unmask(made.clients[name], consents))
     return made.coordinator.finish()

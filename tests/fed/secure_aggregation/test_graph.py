@@ -27,8 +27,9 @@ def test_degrees_are_the_known_answers(
     clients: int, corrupt: float, dropped: float, semi_honest: tuple[int, int], malicious: tuple[int, int]
 ) -> None:
     """Bell et al. 2020 and their authors' code."""
-    assert harary_degree(clients, corrupt, dropped, is_semi_honest=True)[:2] == semi_honest
-    assert harary_degree(clients, corrupt, dropped)[:2] == malicious
+    colluders = math.floor(corrupt * clients)  # as they count them
+    assert harary_degree(clients, colluders, dropped, is_semi_honest=True)[:2] == semi_honest
+    assert harary_degree(clients, colluders, dropped)[:2] == malicious
 
 
 @pytest.mark.parametrize(("clients", "neighbours"), [(50, 26), (110, 40)])
@@ -37,7 +38,7 @@ def test_degree_keeps_those_that_stay_connected(clients: int, neighbours: int) -
 
     By exact fractions; with 2⁻⁴⁰ in place of 2⁻⁴¹ the second would be 38. One share must not be the secret itself.
     """
-    assert harary_degree(clients, 0.0, 0.5, is_semi_honest=True) == Degree(neighbours, 2, False)
+    assert harary_degree(clients, 0, 0.5, is_semi_honest=True) == Degree(neighbours, 2, False)
 
 
 def test_harary_graph_is_regular_connected_and_symmetric() -> None:
@@ -71,19 +72,33 @@ def test_pairs_are_equally_often_neighbours() -> None:
 @pytest.mark.parametrize("clients", [3, 5, 10, 32, 99, 100])
 @pytest.mark.parametrize("corrupt", [0.0, 0.1, 0.33, 0.5])
 def test_complete_threshold_leaves_no_room_for_two_groups(clients: int, corrupt: float) -> None:
-    degree = complete_degree(clients, corrupt)
-    assert 2 * degree.threshold > clients + math.floor(corrupt * clients)
+    colluders = math.ceil(corrupt * clients)
+    degree = complete_degree(clients, colluders)
+    assert 2 * degree.threshold > clients + colluders
     assert degree.holders == clients
-    least = (clients + math.floor(corrupt * clients)) // 2 + 1
-    assert complete_degree(clients, corrupt, least).threshold == least
+    least = (clients + colluders) // 2 + 1
+    assert complete_degree(clients, colluders, least).threshold == least
     with pytest.raises(InvalidExperiment, match=f"from {least} to {clients}"):
-        complete_degree(clients, corrupt, least - 1)
+        complete_degree(clients, colluders, least - 1)
+
+
+@pytest.mark.parametrize(("clients", "threshold"), [(5, 3), (7, 4), (9, 5)])
+def test_one_colluder_never_holds_both_secrets_by_default(clients: int, threshold: int) -> None:
+    """Two groups of honest clients and one colluder have a threshold each: (n − 1)/2 + 1 shares of either secret."""
+    assert 2 * (threshold - 1) <= clients - 1
+    with pytest.raises(InvalidExperiment, match=f"from {threshold + 1} to {clients}"):
+        SecureAggregation(threshold=threshold, minimum_cohort=2).degree(clients)
+
+
+@pytest.mark.parametrize(("corrupt", "clients", "colluders"), [(0.1, 5, 1), (0.1, 10, 1), (0.07, 100, 7), (0.0, 9, 0)])
+def test_colluders_are_rounded_up_to_whole_clients(corrupt: float, clients: int, colluders: int) -> None:
+    assert SecureAggregation(corrupt=corrupt).colluders(clients) == colluders
 
 
 def test_settings_choose_the_graph_by_the_number_of_clients() -> None:
     section = SecureAggregation(max_drop_out=0.1)
     assert section.degree(100).is_complete
-    assert section.degree(1000) == harary_degree(1000, 0.1, 0.1)
+    assert section.degree(1000) == harary_degree(1000, 100, 0.1)
     assert SecureAggregation(graph="complete").degree(500).neighbours == 499
     assert not SecureAggregation(graph="harary", corrupt=0.05, max_drop_out=0.1).degree(60).is_complete
     assert section.least_survivors(1000) == 900  # no more may drop out than the graph was made for
@@ -121,7 +136,7 @@ def test_complete_graphs_have_as_many_shares_as_a_message_holds() -> None:
 
 
 def test_threshold_may_be_given_in_a_sparse_graph() -> None:
-    degree = harary_degree(1000, 0.1, 0.2)
+    degree = harary_degree(1000, 100, 0.2)
     given = SecureAggregation(threshold=degree.threshold + 1).degree(1000)
     assert given == degree._replace(threshold=degree.threshold + 1)
     with pytest.raises(InvalidExperiment, match=f"to {degree.neighbours} in a sparse"):

@@ -23,7 +23,16 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     Unmasking,
 )
-from tests.fed.secure_aggregation.sessions import entropy_of, lanes_of, names_of, parties, signer_of, terms_of
+from tests.fed.secure_aggregation.sessions import (
+    entropy_of,
+    lanes_of,
+    mask,
+    names_of,
+    parties,
+    signer_of,
+    terms_of,
+    unmask,
+)
 
 _LEAST = 4  # the minimum cohort
 
@@ -88,7 +97,7 @@ class Coordinator:
             boxes = self.boxes[session.id, name]
             delivery = Delivery(boxes=boxes[self._lies() :])
             with contextlib.suppress(SessionFailed):
-                self._client(name).mask(delivery, lanes_of(session.terms, 0))
+                mask(self._client(name), delivery, lanes_of(session.terms, 0))
 
     def ask_consent(self) -> None:
         """Tell clients one of two lists of survivors, some clients both."""
@@ -121,7 +130,7 @@ class Coordinator:
             )
             for _ in range(2):
                 with contextlib.suppress(SessionFailed):
-                    self.unmaskings[name].append(self._client(name).unmask(consents))
+                    self.unmaskings[name].append(unmask(self._client(name), consents))
 
     def known_shares(self, owner: str) -> tuple[int, int]:
         """Numbers of shares of an honest client's seed and of its masking key that were revealed, or are colluders'."""

@@ -251,6 +251,52 @@ def test_a_codec_that_breaks_its_contract_is_named(codec: Codec, reason: str) ->
         message.check_codecs()
 
 
+class Counting(Halves):
+    """Keeps the number of its tasks."""
+
+    def init(self, values: Values) -> CodecState:
+        return {"sent": torch.zeros(1, dtype=values.dtype)}
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        made = super().encode(rows_KM, values, state, draw)
+        return made._replace(counted={"sent": state["sent"] + 1}, lost=state)
+
+
+class Forgetful(Counting):
+    """Gives no state for messages that are lost."""
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        return super().encode(rows_KM, values, state, draw)._replace(lost={})
+
+
+class CommonCounting(Counting):
+    """Says that it is the same for all clients."""
+
+    is_common: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"codecs": (Halves(), Counting())},
+            "uplink: a codec that keeps a state must be the first of its chain, got sent",
+        ),
+        ({"codecs": (Forgetful(),)}, r"uplink: Forgetful's lost must name what its init does, \[sent\], got \[\]"),
+        ({"codecs": (CommonCounting(),)}, "uplink: a codec that is the same for all clients must keep no state of one"),
+        (
+            {"downlink_codecs": (Counting(),)},
+            "Counting must keep its state under other names than EF21, got sent twice",
+        ),
+    ],
+    ids=["second", "forgetful", "common", "names"],
+)
+def test_a_codec_that_keeps_what_it_cannot_is_refused(changed: dict[str, Any], reason: str) -> None:
+    replace(MESSAGE, codecs=(Counting(),)).check_codecs()
+    with pytest.raises(InvalidExperiment, match=reason):
+        replace(MESSAGE, **changed).check_codecs()
+
+
 # In a plan.
 
 

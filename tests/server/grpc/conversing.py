@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 import fed
-from fed.clients.node.sessions import SecureNode, plan_digest
+from fed.clients.node.sessions import Limits, SecureNode
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import SignedIdentities
+from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.secure_fleet import SessionResult
 from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import Answer, GlobalModel, Task
-from fed.wire.protocol import name_of
 
 __all__ = ["PATIENCE_S", "Conversation"]
 
@@ -66,10 +66,12 @@ class Conversation:
         settings = experiment.secure_aggregation
         assert settings is not None
         self._nodes = {}
+        self._plan = plan
+        self._own_sha256: dict[tuple[int, int], bytes] = {}  # by client and attempt, of its last task
         for client in range(clients):
             credentials = NodeCredentials.load(folder / "keys" / "nodes" / str(client))
             (place := folder / f"node-{client}").mkdir()
-            self._nodes[client] = SecureNode(credentials, place, minimum_cohort=3)
+            self._nodes[client] = SecureNode(credentials, place, Limits(minimum_cohort=3), begins_record=True)
             self._nodes[client].prepare(experiment, plan, self.fixed)
         identities = SignedIdentities.read(plan.identities, self._nodes[0].credentials.authority_pem)
         fleet: Any = self  # as far as sessions use it
@@ -115,7 +117,10 @@ class Conversation:
         assignments = {task.client: pb.Assignment(task=names[task.client], round=task.round) for task in self.sent[-1]}
         self.sessions.begin(assignments, self._model)
         for client, assignment in assignments.items():
-            self._say(int(client), self._nodes[int(client)].join(assignment))
+            own_sha256 = digests_of(self._plan, assignment).own
+            self._own_sha256[int(client), assignment.attempt] = own_sha256
+            self._say_all(int(client), self._nodes[int(client)].join(assignment))
+            self._say_all(int(client), self._nodes[int(client)].trained(own_sha256, self.lanes(int(client))))
 
     def tell(self, client: int, message: pb.ToSession) -> None:
         copied = pb.ToSession()
@@ -146,13 +151,16 @@ class Conversation:
         self.arrive_all()
 
     def _answer(self, client: int, message: pb.ToSession) -> None:
-        if (answer := self._nodes[client].answer(message)) is not None:
-            self._say(client, answer)
+        self._say_all(client, self._nodes[client].answer(message))
         if message.HasField("delivery") and (client, message.attempt, "masked") not in self.silent:
-            masked = self._nodes[client].masked(name_of(message.task), self.lanes(client), lambda: True)
+            masked = self._nodes[client].masked(self._own_sha256[client, message.attempt], lambda: True)
             assert masked is not None
             number = message.task.number
             self._answers.append(Answer((number,), number // 100, (client,), masked, size_bytes=1000))
+
+    def _say_all(self, client: int, messages: Sequence[pb.FromSession]) -> None:
+        for message in messages:
+            self._say(client, message)
 
     def _say(self, client: int, message: pb.FromSession) -> None:
         key = client, message.attempt, message.WhichOneof("what") or ""

@@ -40,9 +40,7 @@ def begun() -> Iterator[Callable[..., NodeFleet]]:
 
     def begin(spool: Path, *, knows_run: bool = True) -> NodeFleet:
         patience = Patience(heartbeat_s=0.1)
-        fleet = NodeFleet(
-            "127.0.0.1:0", spool, credentials=None, admits=None, accepts=lambda joining: None, patience=patience
-        )
+        fleet = NodeFleet("127.0.0.1:0", spool, credentials=None, accepts=lambda joining: None, patience=patience)
         if knows_run:
             fleet.begin(Plan(), FORMAT, Streams(0))
         made.append(fleet)

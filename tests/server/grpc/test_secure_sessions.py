@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,16 @@ from torch import Tensor
 
 import fed
 from fed.clients.data import load
-from fed.clients.node.sessions import SecureNode, plan_digest, task_digest
+from fed.clients.node.sessions import Limits, SecureNode
 from fed.errors import InvalidCredentials, RunFailed, SessionFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.identity.identities import SignedIdentities
 from fed.randomness import Streams
+from fed.secure_aggregation.agreement import digests_of, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
-from fed.secure_aggregation.revealed_rounds import RevealedRounds
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.server.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -31,7 +32,6 @@ from fed.storage.run_folder import RunFolder
 from fed.wire import protocol_pb2 as pb
 from fed.wire.dialling import DialPatience
 from fed.wire.messages import Answer, GlobalModel, Task
-from fed.wire.protocol import name_of
 from tests.server.deployed import wait_for
 from tests.server.grpc.threaded import ThreadedNode
 
@@ -52,29 +52,36 @@ class Faulty(SecureNode):
     """A node that falls silent, and notes what it would have sent without masks."""
 
     def __init__(self, *arguments: Any, client: int, faults: Faults, plain: dict[tuple[int, int], Tensor]) -> None:
-        super().__init__(*arguments)
+        super().__init__(*arguments, begins_record=True)
         self._client, self._faults, self._plain, self._round = client, faults, plain, 0
-        self._rounds: dict[str, int] = {}  # by task
+        self._rounds: dict[bytes, int] = {}  # by message
 
     def _is_silent(self, phase: str) -> bool:
         return self._faults.get((self._client, self._round)) == phase
 
-    def join(self, assignment: pb.Assignment) -> Any:
-        self._round = self._rounds[name_of(assignment.task)] = assignment.round
-        keys = super().join(assignment)
-        return None if self._is_silent("keys") else keys
+    def prepare(self, experiment: fed.Experiment, plan: pb.Plan, fixed: FixedPoint | None) -> None:
+        self._told = plan
+        super().prepare(experiment, plan, fixed)
 
-    def answer(self, message: pb.ToSession) -> pb.FromSession | None:
+    def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
+        self._round = self._rounds[digests_of(self._told, assignment).own] = assignment.round
+        keys = super().join(assignment)
+        return () if self._is_silent("keys") else keys
+
+    def answer(self, message: pb.ToSession) -> Sequence[pb.FromSession]:
         answer = super().answer(message)
         phases = {"key_list": "shares", "survivors": "consent", "consents": "unmasking"}
         phase = phases.get(message.WhichOneof("what") or "")
-        return None if phase and self._is_silent(phase) else answer
+        return () if phase and self._is_silent(phase) else answer
 
-    def masked(self, task: str, lanes: Tensor, is_wanted: Callable[[], bool]) -> Tensor | None:
-        number = wait_for(lambda: self._rounds.get(task, 0), "the session of a task that is trained already")
+    def trained(self, own_sha256: bytes, lanes: Tensor) -> Sequence[pb.FromSession]:
+        number = wait_for(lambda: self._rounds.get(own_sha256, 0), "the session of a task that is trained already")
         self._plain[self._client, number] = lanes.clone()
+        return super().trained(own_sha256, lanes)
+
+    def masked(self, own_sha256: bytes, is_wanted: Callable[[], bool]) -> Tensor | None:
         wait_for(lambda: not (self._is_silent("masked") and is_wanted()), "the end of a round without its message")
-        return super().masked(task, lanes, is_wanted)
+        return super().masked(own_sha256, is_wanted)
 
 
 class Outcome:
@@ -109,7 +116,6 @@ class Outcome:
             "127.0.0.1:0",
             folder / "spool",
             credentials=None,
-            admits=None,
             accepts=deployment.accepts,
             patience=Patience(session_s=1.5),
         )
@@ -117,7 +123,9 @@ class Outcome:
         for client in data.clients:
             loaded = NodeCredentials.load(folder / "keys" / "nodes" / str(client))
             (place := folder / f"node-{client}").mkdir()
-            secure = Faulty(loaded, place, 3, client=int(client), faults=faults, plain=self.plain)
+            secure = Faulty(
+                loaded, place, Limits(minimum_cohort=3), client=int(client), faults=faults, plain=self.plain
+            )
             self.nodes.append(ThreadedNode(fleet.port, client, data.read(client), place, secure=secure))
         run_folder = RunFolder(folder / "run")
         try:
@@ -141,7 +149,7 @@ class Outcome:
 
 
 def test_deployed_run_has_the_bits_and_bytes_of_the_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="scaffold")
+    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="mimelite")
     deployed = Outcome(experiment, tmp_path, {}, monkeypatch)
     deployed.hold_sums_exact()
     off = {"simulation.batching": "off", "simulation.workers": 0}
@@ -222,14 +230,14 @@ class _Known:
         self.authority = Authority.create(folder / "keys")
         for name in ("0", "1", "2"):
             self.authority.issue(name)
-        (folder / "state").mkdir()
         self.experiment = fed.Experiment(**KEYS)
         self.fixed = FixedPoint(32, (3,), (8.0,), most_clients=4)
         self.node = self.made(minimum_cohort)
 
     def made(self, minimum_cohort: int = 3, name: str = "0") -> SecureNode:
         credentials = NodeCredentials.load(self.folder / "keys" / "nodes" / name)
-        return SecureNode(credentials, self.folder / "state", minimum_cohort)
+        (state := self.folder / f"state-{name}").mkdir(exist_ok=True)
+        return SecureNode(credentials, state, Limits(minimum_cohort=minimum_cohort), begins_record=True)
 
     def plan(self, folder: str = "keys") -> pb.Plan:
         content = (self.folder / folder / "server" / "identities.json").read_bytes()
@@ -273,7 +281,7 @@ def test_newest_identities_count_wherever_a_node_has_them(knows: str, tmp_path: 
         theirs.write_bytes(before)
         known.made().prepare(known.experiment, known.plan(), known.fixed)
     else:
-        (tmp_path / "state" / "identities.json").write_bytes(before)
+        (tmp_path / "state-0" / "identities.json").write_bytes(before)
     with pytest.raises(RunFailed, match="version"):
         known.made().prepare(known.experiment, earlier, known.fixed)
 
@@ -294,8 +302,9 @@ def test_identities_of_nobody_are_refused(wrong: str, tmp_path: Path) -> None:
             said = json.loads(plan.identities.split(b"\n")[0])
             said["version"] += 1
             plan.identities = json.dumps(said).encode() + b"\n" + plan.identities.split(b"\n")[1]
-    with pytest.raises(InvalidCredentials, match="signed by this node's authority"):
+    with pytest.raises(ClientRefusal, match="signed by this node's authority") as refused:
         known.node.prepare(known.experiment, plan, known.fixed)
+    assert refused.value.reason is Reason.OLD_IDENTITIES
 
 
 def test_node_without_identities_says_so(tmp_path: Path) -> None:
@@ -305,32 +314,31 @@ def test_node_without_identities_says_so(tmp_path: Path) -> None:
         known.made()
 
 
+class _Task:
+    """A task of a node in a round, with its message of zeros."""
+
+    def __init__(self, known: _Known, number: int, attempt: int = 0, **fields: Any) -> None:
+        self.id = pb.TaskId(start=1, number=number)
+        self.assignment = pb.Assignment(task=self.id, round=number, attempt=attempt, **fields)
+        self.own_sha256 = digests_of(known.plan(), self.assignment).own
+        self.lanes = torch.zeros(known.fixed.lanes, dtype=torch.int32)
+
+    def told(self, **said: Any) -> pb.ToSession:
+        return pb.ToSession(task=self.id, attempt=self.assignment.attempt, **said)
+
+
 def test_message_told_twice_is_answered_alike(tmp_path: Path) -> None:
     known = _Known(tmp_path)
     known.node.prepare(known.experiment, known.plan(), known.fixed)
-    assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=1, payload=pb.Payload(sha256="0" * 64))
-    keys = known.node.join(assignment)
-    assert known.node.join(assignment) == keys
-    said = pb.ToSession(task=assignment.task, key_list=pb.KeyList(clients=b"noise"))
-    answer = known.node.answer(said)
-    assert answer is not None
-    assert "must" in answer.aborted
-    assert known.node.answer(said) == answer
+    task = _Task(known, 1)
+    keys = known.node.join(task.assignment)
+    assert known.node.join(task.assignment) == keys
+    said = task.told(key_list=pb.KeyList(clients=b"noise"))
+    (answer,) = known.node.answer(said)
+    assert answer.aborted == Reason.BROKEN_RULE
+    assert known.node.answer(said) == [answer]
     with pytest.raises(SessionFailed, match="must"):
-        known.node.masked(name_of(assignment.task), torch.zeros(3), _wanted_for_two_seconds())
-
-
-def test_node_joins_no_other_session_of_a_revealed_round(tmp_path: Path) -> None:
-    known = _Known(tmp_path)
-    RevealedRounds(tmp_path / "state" / "revealed", "run").note(4)
-    known.node.prepare(known.experiment, known.plan(), known.fixed)
-    for number in (3, 4, 5):
-        assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=number, payload=pb.Payload(sha256="0" * 64))
-        if number <= 4:
-            with pytest.raises(SessionFailed, match="shares of round 4 were revealed"):
-                known.node.join(assignment)
-        else:
-            known.node.join(assignment)
+        known.node.masked(task.own_sha256, _wanted_for_two_seconds())
 
 
 def _wanted_for_two_seconds() -> Callable[[], bool]:
@@ -338,83 +346,89 @@ def _wanted_for_two_seconds() -> Callable[[], bool]:
     return lambda: time.monotonic() < end_s
 
 
-def _asked_for_shares(known: _Known, task: pb.TaskId) -> tuple[dict[str, SecureNode], dict[str, pb.ToSession]]:
+def _asked_for_shares(known: _Known, task: _Task) -> tuple[dict[str, SecureNode], dict[str, pb.ToSession]]:
     """Nodes that have consented, and the message that asks each of them for its shares."""
     nodes = {name: known.made(name=name) for name in ("0", "1", "2")}
     keys = {}
     for name, node in nodes.items():
         node.prepare(known.experiment, known.plan(), known.fixed)
-        keys[name] = node.join(pb.Assignment(task=task, round=4)).keys
-    session = nodes["0"]._session
-    assert session is not None
-    coordinator = SessionCoordinator(session.client._terms, nodes["0"]._known)
+        (said,) = node.join(task.assignment)
+        keys[name] = said.keys
+    joined = nodes["0"]._participant._joined
+    assert joined is not None
+    identities = SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem).known()
+    coordinator = SessionCoordinator(joined.client._terms, identities)
 
     def answer(name: str, **said: Any) -> pb.FromSession:
-        return nodes[name].answer(pb.ToSession(task=task, **said)) or pb.FromSession()
+        return next(iter(nodes[name].answer(task.told(**said))), pb.FromSession())
 
     for name, own in keys.items():
         coordinator.take_keys(name, own)
     for name, listed in coordinator.close_keys():
         coordinator.take_shares(name, answer(name, key_list=listed).shares)
     for name, delivery in coordinator.close_shares().items():
+        nodes[name].trained(task.own_sha256, task.lanes)
         answer(name, delivery=delivery)
-        lanes = nodes[name].masked(name_of(task), torch.zeros(known.fixed.lanes, dtype=torch.int32), lambda: True)
+        lanes = nodes[name].masked(task.own_sha256, lambda: True)
         assert lanes is not None
         coordinator.take_masked(name, lanes)
     survivors, names = coordinator.close_masked()
     for name in names:
         coordinator.take_consent(name, answer(name, survivors=survivors).consent)
     relayed = coordinator.close_consents()
-    return nodes, {name: pb.ToSession(task=task, consents=consents) for name, consents in relayed.items()}
+    return nodes, {name: task.told(consents=consents) for name, consents in relayed.items()}
 
 
 def test_revealed_round_is_on_the_disk_before_shares_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, task = _Known(tmp_path), pb.TaskId(start=1, number=2)
+    known = _Known(tmp_path)
+    task = _Task(known, 4)
     nodes, asked = _asked_for_shares(known, task)
+    kept = [path.read_bytes() for path in tmp_path.glob("state-*/revealed-rounds")]
 
-    def is_full(*_: Any, **__: Any) -> None:
+    def is_full(*_: Any) -> None:
         raise OSError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr("fed.secure_aggregation.revealed_rounds.write_atomically", is_full)
-        refused = nodes["1"].answer(asked["1"])
-    assert refused is not None
-    assert refused.aborted == "no space left"
-    answer = nodes["0"].answer(asked["0"])
-    assert answer is not None
+        patched.setattr("os.fsync", is_full)
+        (refused,) = nodes["1"].answer(asked["1"])
+    assert refused.aborted == Reason.NODE_FAILED
+    assert [path.read_bytes() for path in tmp_path.glob("state-*/revealed-rounds")] == kept
+    (answer,) = nodes["0"].answer(asked["0"])
     assert answer.HasField("unmasking")
+    assert nodes["0"].answer(asked["0"]) == [answer]  # should the connection have been lost
     restarted = known.made()
     restarted.prepare(known.experiment, known.plan(), known.fixed)
     for node in (nodes["0"], restarted):
-        with pytest.raises(SessionFailed, match="shares of round 4 were revealed"):
-            node.join(pb.Assignment(task=task, round=4, attempt=1))
+        (said,) = node.join(_Task(known, 4, attempt=1).assignment)
+        assert said.aborted == Reason.REVEALED
+        (said,) = node.join(_Task(known, 5).assignment)
+        assert said.HasField("keys")
 
 
 def test_messages_of_another_task_or_attempt_are_not_answered(tmp_path: Path) -> None:
-    nodes, asked = _asked_for_shares(_Known(tmp_path), pb.TaskId(start=1, number=2))
+    known = _Known(tmp_path)
+    nodes, asked = _asked_for_shares(known, _Task(known, 4))
     other_attempt, other_task = pb.ToSession(), pb.ToSession()
     for other in (other_attempt, other_task):
         other.CopyFrom(asked["0"])
-    other_attempt.attempt, other_task.task.number = 1, 3
-    assert [nodes["0"].answer(other) for other in (other_attempt, other_task)] == [None, None]
-    answer = nodes["0"].answer(asked["0"])
-    assert answer is not None
+    other_attempt.attempt, other_task.task.number = 1, 5
+    assert [nodes["0"].answer(other) for other in (other_attempt, other_task)] == [[], []]
+    (answer,) = nodes["0"].answer(asked["0"])
     assert answer.HasField("unmasking")
 
 
 def test_one_task_with_two_models_ends_the_session(tmp_path: Path) -> None:
     known = _Known(tmp_path)
     known.node.prepare(known.experiment, known.plan(), known.fixed)
-    assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=1, model_sha256=b"a" * 32)
-    known.node.join(assignment)
-    assignment.model_sha256 = b"b" * 32
+    first = _Task(known, 1, model_sha256=b"a" * 32)
+    other = _Task(known, 1, model_sha256=b"b" * 32)
+    known.node.join(first.assignment)
+    (said,) = known.node.join(other.assignment)
+    assert said.aborted == Reason.TOLD_TWICE
     with pytest.raises(SessionFailed, match="two models"):
-        known.node.join(assignment)
-    with pytest.raises(SessionFailed, match="two models"):
-        known.node.masked(name_of(assignment.task), torch.zeros(3), _wanted_for_two_seconds())
-    answer = known.node.answer(pb.ToSession(task=assignment.task, key_list=pb.KeyList()))
-    assert answer is not None
-    assert "phase OVER" in answer.aborted
+        known.node.masked(other.own_sha256, _wanted_for_two_seconds())
+    (answer,) = known.node.answer(first.told(key_list=pb.KeyList()))
+    assert answer.aborted == Reason.BROKEN_RULE
 
 
 def test_all_that_tasks_have_in_common_is_digested() -> None:
@@ -428,6 +442,7 @@ def test_all_that_tasks_have_in_common_is_digested() -> None:
         "broadcast_count": 2,
         "population": 6,
         "repeats": 1,
+        "takes_parts": True,
     }.items():
         other = pb.Assignment()
         other.CopyFrom(base)
@@ -439,17 +454,22 @@ def test_all_that_tasks_have_in_common_is_digested() -> None:
     assert len({task_digest(one) for one in (base, without, *changed)}) == 2 + len(changed)
     own = pb.Assignment()
     own.CopyFrom(base)
-    own.place, own.deadline_s, own.attempt = 3, 4.0, 1  # which are a client's own, or in the terms by themselves
+    own.place = 3  # a client's own, as are others; and two that are in the terms by themselves, or shape nothing
+    own.deadline_s = 4.0
+    own.attempt = 1
     assert task_digest(own) == task_digest(base)
     plans = pb.Plan(experiment="a"), pb.Plan(experiment="b"), pb.Plan(experiment="a", format=pb.Format(parts=[1]))
     assert len({plan_digest(plan) for plan in plans}) == 3
 
 
-def test_node_trains_no_other_model_than_was_agreed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_trains_no_other_model_than_was_agreed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("fed.server.grpc.sessions.model_digest", lambda tensors: b"0" * 32)
     run = Outcome(fed.Experiment(**KEYS, rounds={"count": 1}), tmp_path, {}, monkeypatch).run
     assert run.metrics[0]["replied"] == 0
-    assert "agreed on" in str(run.summary["nodes"])
+    assert run.summary["nodes"]["0"]["failed"] == 1
+    assert Reason.OTHER_MODEL in caplog.text
 
 
 def test_nodes_go_on_when_identities_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,8 +540,7 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
     for number in (3, 2, 1, 0):
         node = known.made(name=str(number))
         node.prepare(known.experiment, known.plan(), known.fixed)
-        keys = node.join(assignments[number])
-        assert keys is not None
+        (keys,) = node.join(assignments[number])
         sessions.take_message(number, keys)
         if number == 3:
             sessions.take_failure(3)
@@ -538,7 +557,7 @@ def test_server_is_told_why_a_node_takes_no_part(
 
     def refusing(node: SecureNode, *given: Any) -> None:
         if node.credentials.name == "2":
-            raise RunFailed("this node takes part in larger sums")
+            raise ClientRefusal("this node takes part in sums of 60", Reason.HIDES_TOO_LITTLE)
         prepare(node, *given)
 
     monkeypatch.setattr(SecureNode, "prepare", refusing)
@@ -546,5 +565,5 @@ def test_server_is_told_why_a_node_takes_no_part(
     caplog.set_level("INFO")
     outcome = Outcome(fed.Experiment(**KEYS, rounds={"count": 2, "cohort": "all"}), tmp_path, {}, monkeypatch)
     assert {line["replied"] for line in outcome.run.metrics} <= {4, 5}
-    assert caplog.text.count("client 2 takes no part: this node takes part in larger sums") == 1
+    assert caplog.text.count(f"client 2 takes no part: {Reason.HIDES_TOO_LITTLE}") == 1
     assert caplog.text.count("client 2 has joined") == 1  # and does not come back

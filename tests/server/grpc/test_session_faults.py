@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fed.clients.node.sessions import model_digest
+from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.fixed_point import SecureSum
 from fed.server.secure_fleet import SessionResult
 from fed.wire import protocol_pb2 as pb

@@ -11,7 +11,7 @@ from fed.clients.data import FederatedData, Pair
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import described
 from fed.clients.node.sessions import SecureNode
-from fed.clients.node.training import NodeTraining
+from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
@@ -42,7 +42,7 @@ class ThreadedTraining:
         self.spec = TaskSpec()
         self.fixed: FixedPoint | None = None
         self.orders: list[tuple[Assignment, float | None, bytes]] = []
-        self.answers: list[tuple[Answer | Failed, bytes]] = []
+        self.answers: list[tuple[Answer | Failed | Hidden, bytes]] = []
         self.worked: list[Train] = []
 
     def describe(self) -> Joining:
@@ -66,12 +66,16 @@ class ThreadedTraining:
 
         return note
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed | Hidden:
         assert self.training is not None
         self.orders.append((assignment, until_s, path.read_bytes()))
         done = self.training.train(assignment, path, until_s)
-        self.answers.append((done, path.read_bytes()))
+        self.answers.append((done, b"" if isinstance(done, Hidden) else path.read_bytes()))
         return done
+
+    def forget(self) -> None:
+        if self.training is not None:
+            self.training.forget()
 
     def score(self, examination: Examination, path: Path) -> Scores:
         assert self.training is not None

@@ -52,7 +52,7 @@ class Processes:
         self.addresses = [f"{home.host}:{free_port()}" for home in homes]
         self.running: dict[int, Any] = {}
 
-    def start(self, *peers: int, resume: bool = False, listens: bool = True) -> None:
+    def start(self, *peers: int, resume: bool = False, listens: bool = True, overwrite: bool = False) -> None:
         for peer in peers:
             setup = {
                 "name": str(peer),
@@ -61,7 +61,7 @@ class Processes:
                 "min_peers": self.min_peers,
                 **self.setup,
             }
-            arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume
+            arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume, overwrite
             self.running[peer] = _FORKS.Process(target=_take_part, args=arguments, daemon=True)
             self.running[peer].start()
 
@@ -151,12 +151,26 @@ def processes(
 
 
 def _take_part(
-    folder: Path, keys: Mapping[str, Any], peer: int, home: Home, setup: Mapping[str, Any], resume: bool
+    folder: Path,
+    keys: Mapping[str, Any],
+    peer: int,
+    home: Home,
+    setup: Mapping[str, Any],
+    resume: bool,
+    overwrite: bool,
 ) -> None:
     experiment, own, place, say = _begun(folder, keys, peer, home, setup)
     output = folder / f"peer-{peer}"
     try:
-        take_part(experiment, own, place, output=output, resume=resume, on_listen=lambda port: say.info("listening"))
+        take_part(
+            experiment,
+            own,
+            place,
+            output=output,
+            overwrite=overwrite,
+            resume=resume,
+            on_listen=lambda port: say.info("listening"),
+        )
     except FedError:
         say.exception("this peer has failed")
         raise

@@ -41,6 +41,7 @@ def made(
     check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None,
     rounds: int = 100,
     patience_s: float = 60.0,
+    conserves_sum: bool = False,
 ) -> GossipService:
     return GossipService(
         own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
@@ -58,6 +59,7 @@ def made(
         patience_s=patience_s,
         snapshot=snapshot,
         check=check,
+        conserves_sum=conserves_sum,
     )
 
 

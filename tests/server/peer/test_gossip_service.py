@@ -1,6 +1,7 @@
 """Services of peers over real connections: groups that form, exchanges, and what others may not do."""
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from fed.errors import InvalidPayload
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.gossip_service import GossipService, Outcome
 from fed.server.peer.link import Link
+from fed.server.peer.links import written
 from fed.server.peer.outbox import ExchangeKey
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
@@ -408,5 +410,53 @@ def test_noise_ends_a_stream_and_no_more(tmp_path: Path) -> None:
                 await await_that(lambda: service.refusals.count >= 5)
                 assert service.links.link("stranger") is not None
             assert [member.name for member in service.standing().present] == ["0"]
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_catches_up_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Others that are ahead send their vectors of each round, which it does not take yet."""
+
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        async with listening(service), Stranger(port_of(service)) as stranger:
+            await stranger.say(own_record(is_ready=True))
+            service.begin(1, 0)
+            for number in range(10, 50):
+                verdict = await stranger.send(number, X, "same")
+                assert verdict.reason == f"this peer is in round 1, got vectors of round {number}"
+            service.begin(50, 49)
+            await stranger.say(pb.PeerMessage(vectors=pb.Vectors(round=50, payload=joined([X])[0])))
+            await await_that(lambda: "is not ahead any more" in caplog.text)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(run())
+    said = [line for line in caplog.messages if "stranger" in line and "ahead" in line]
+    assert len(said) == 2
+    assert said[0].startswith("'stranger' is ahead: its vectors of round 10 are not taken, for this peer is in round 1")
+    assert said[1] == "'stranger' is not ahead any more: its vectors of 40 rounds were not taken"
+    assert "refused" not in caplog.text
+
+
+def test_a_call_that_has_ended_tells_why() -> None:
+    """To write to it raises an error of gRPC's that does not."""
+
+    async def turn_away(_: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "we do not know you")
+
+    async def run() -> None:
+        server = grpc.aio.server()
+        handlers: Any = {"Meet": grpc.stream_stream_rpc_method_handler(turn_away)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("fed.v1.Neighbours", handlers),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call: Any = channel.stream_stream("/fed.v1.Neighbours/Meet")()
+            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+            with pytest.raises(asyncio.InvalidStateError):
+                await call.write(b"")
+            with pytest.raises(grpc.aio.AioRpcError, match="we do not know you"):
+                await written(call, b"")
+        await server.stop(0)
 
     asyncio.run(run())

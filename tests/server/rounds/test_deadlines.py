@@ -8,6 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from fed.clients.data import load
+from fed.clients.node.training import Hidden
 from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.server.deploy import serve
@@ -66,7 +67,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slow, "pause_s", 0.0)
 
 
-def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tuple[Answer | Failed, bytes]:
+def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tuple[Answer | Failed | Hidden, bytes]:
     """What comes of one of a node's tasks with so many steps, in a process that has done nothing before."""
     assignment, _, content = node.training.orders[number]
     path = folder / "task"

@@ -1,0 +1,353 @@
+"""All sessions of one client, one after another: a state machine without I/O, clock or threads.
+
+It takes events and gives commands. Who drives it carries them out in their order, and owns time, disk and transport.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+from fed.errors import SessionFailed
+from fed.secure_aggregation.agreement import TaskDigests, digests_of, plan_digest
+from fed.secure_aggregation.client import ClientPhase, SessionClient
+from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.reasons import Reason
+from fed.secure_aggregation.revealed_rounds import RevealedRounds
+from fed.secure_aggregation.settings import SecureAggregation
+from fed.secure_aggregation.terms import Identities, Terms
+from fed.tensors import Tensor, torch
+from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
+
+__all__ = ["AgreedPlan", "Command", "Deliver", "Ended", "Participant", "Remember", "Say"]
+
+
+@dataclass(frozen=True)
+class AgreedPlan:
+    """A run's plan, as a client has found it good.
+
+    Args:
+        plan: of the server.
+        settings: the section of the plan's experiment.
+        fixed: how messages become lanes.
+        identities: those of all clients.
+    """
+
+    plan: Plan
+    settings: SecureAggregation
+    fixed: FixedPoint
+    identities: Identities
+
+
+class Say(NamedTuple):
+    """Command to send the coordinator a message."""
+
+    message: FromSession
+
+
+class Deliver(NamedTuple):
+    """Command to deliver a masked message.
+
+    Args:
+        own_sha256: the name of the message.
+        lanes: the masked message.
+    """
+
+    own_sha256: bytes
+    lanes: Tensor
+
+
+class Remember(NamedTuple):
+    """Command to write down that a round is revealed, and then to call :meth:`Participant.recorded`.
+
+    Args:
+        entries: of :class:`.RevealedRounds`.
+    """
+
+    entries: tuple[bytes, ...]
+
+
+class Ended(NamedTuple):
+    """Notice that a session has ended without the client's shares.
+
+    Args:
+        own_sha256: the name of the message that is not masked.
+        reason: the sentence that the coordinator hears.
+        problem: the particulars, for the client's own log.
+    """
+
+    own_sha256: bytes
+    reason: Reason
+    problem: str
+
+
+Command: TypeAlias = Say | Deliver | Remember | Ended
+
+
+@dataclass
+class _Joined:
+    """The session of one attempt of a task.
+
+    Args:
+        task: the server's name of it.
+        round: its number, from 1.
+        attempt: of the round, from 0.
+        digests: of the task.
+        client: the moves.
+        round_entries: of the round in the record.
+        keys: the client's first answer.
+        answered: messages of the coordinator, serialised, with the answers to them.
+        message_entry: of the masked message in the record.
+        last_said: the last message of the coordinator, serialised.
+    """
+
+    task: TaskId
+    round: int
+    attempt: int
+    digests: TaskDigests
+    client: SessionClient
+    round_entries: tuple[bytes, ...]
+    keys: FromSession
+    answered: dict[bytes, list[Command]] = field(default_factory=dict)
+    message_entry: bytes = b""
+    last_said: bytes = b""
+
+    def answer(self) -> FromSession:
+        """An answer without content."""
+        return FromSession(task=self.task, attempt=self.attempt)
+
+
+class Participant:
+    """A client's part in the sessions of its runs.
+
+    A message is masked for the task that it was made for, and for no other: run, plan, round and all that the task
+    carries are compared by their digest. A client that has revealed shares joins no other sum of that round.
+
+    Args:
+        name: of the client.
+        identity: its long-term private key, which signs.
+        entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
+        revealed: the rounds that it has revealed, of all runs.
+        least_threshold: its own floor on a session's threshold, at least 1.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        identity: EllipticCurvePrivateKey,
+        entropy: Callable[[int], bytes],
+        revealed: RevealedRounds,
+        *,
+        least_threshold: int = 1,
+    ) -> None:
+        self._name = name
+        self._identity = identity
+        self._entropy = entropy
+        self._revealed = revealed
+        self._least_threshold = least_threshold
+        self._plan: AgreedPlan | None = None
+        self._joined: _Joined | None = None
+        self._message: tuple[bytes, Tensor] | None = None  # the last one, by its name
+
+    def begin(self, plan: AgreedPlan) -> None:
+        """Take a run's plan; a session of another plan is over, and its message forgotten."""
+        if self._plan is None or _names(self._plan.plan) != _names(plan.plan):
+            self._abort()
+            self._message = None
+        self._plan = plan
+
+    def holds(self, own_sha256: bytes) -> bool:
+        """True if the message of this name is there, so that its task need not be trained again."""
+        return self._message is not None and self._message[0] == own_sha256
+
+    def assigned(self, assignment: Assignment) -> list[Command]:
+        """Join the session of a task, with fresh keys; that of an earlier one is over.
+
+        Args:
+            assignment: the task, as the server told it.
+        """
+        if self._plan is None:
+            return _refusal(assignment, b"", Reason.NOT_READY)
+        digests, joined = digests_of(self._plan.plan, assignment), self._joined
+        if joined is not None and (joined.task, joined.attempt) == (assignment.task, assignment.attempt):
+            return self._told_again(joined, digests)
+        if assignment.takes_parts:
+            return _refusal(assignment, digests.own, Reason.TAKES_PARTS)
+        entries = self._entries(assignment, digests)
+        if any(map(self._revealed.holds, entries)):
+            return _refusal(assignment, digests.own, Reason.REVEALED)
+        self._abort()
+        client = SessionClient(
+            self._name,
+            self._identity,
+            self._plan.identities,
+            self._terms(assignment, digests),
+            self._entropy,
+            least_threshold=self._least_threshold,
+        )
+        keys = FromSession(task=assignment.task, attempt=assignment.attempt, keys=client.open())
+        self._joined = _Joined(
+            task=assignment.task,
+            round=assignment.round,
+            attempt=assignment.attempt,
+            digests=digests,
+            client=client,
+            round_entries=entries,
+            keys=keys,
+        )
+        return [Say(keys)]
+
+    def trained(self, own_sha256: bytes, lanes: Tensor) -> list[Command]:
+        """Take the client's message of a task, which is masked once the neighbours' boxes are there.
+
+        Args:
+            own_sha256: the name of the message: the own digest of the task that it was made for.
+            lanes: the message, signed integers of R bits, which stay as they are.
+        """
+        self._message = own_sha256, lanes
+        return self._masked()
+
+    def told(self, message: ToSession) -> list[Command]:
+        """Take a message of the coordinator; one of another session is dropped."""
+        joined = self._joined
+        if joined is None or (joined.task, joined.attempt) != (message.task, message.attempt):
+            return []
+        said = message.SerializeToString(deterministic=True)
+        if said not in joined.answered:  # else sent again after a connection was lost
+            joined.last_said = said
+            commands = self._guarded(joined, lambda: self._answer(joined, message))
+            joined.answered[said] = [command for command in commands if isinstance(command, Say)]
+            return commands
+        return joined.answered[said]
+
+    def recorded(self) -> list[Command]:
+        """Reveal the shares of the session whose record is on the disk now."""
+        joined = self._joined
+        if joined is None or joined.client.phase is not ClientPhase.RECORDING:
+            return []
+
+        def reveal() -> list[Command]:
+            answer = joined.answer()
+            answer.unmasking.CopyFrom(joined.client.unmask())
+            self._message = None  # no other attempt will be joined
+            return [Say(answer)]
+
+        commands = self._guarded(joined, reveal)
+        joined.answered[joined.last_said] = commands  # the consents, should they come again
+        return commands
+
+    def withdrawn(self, task: TaskId) -> list[Command]:
+        """End the session of a task that the coordinator needs no more, and forget its message."""
+        if self._joined is not None and self._joined.task == task:
+            self._abort()
+            self._message = None
+        return []
+
+    def failed(self, reason: Reason, problem: str) -> list[Command]:
+        """End the session: the driver could not carry out a command.
+
+        Args:
+            reason: the sentence for the coordinator.
+            problem: the particulars.
+        """
+        return [] if self._joined is None else self._ended(self._joined, reason, problem)
+
+    def _told_again(self, joined: _Joined, digests: TaskDigests) -> list[Command]:
+        """Answer to a task whose session is joined already."""
+        before = joined.digests
+        joined.digests = digests
+        if before.agreed != digests.agreed:
+            return self._ended(joined, Reason.TOLD_TWICE, "a task was told with two models, or two ways to train")
+        if before.own != digests.own and joined.client.phase > ClientPhase.MASKING:
+            return self._ended(joined, Reason.TOLD_TWICE, "a task was told anew after its message was masked")
+        return [Say(joined.keys)]  # sent again: after a lost connection, or with the whole model
+
+    def _answer(self, joined: _Joined, message: ToSession) -> list[Command]:
+        client, answer = joined.client, joined.answer()
+        match message.WhichOneof("what"):
+            case "key_list":
+                answer.shares.CopyFrom(client.share(message.key_list))
+                return [Say(answer)]
+            case "delivery":
+                client.take_boxes(message.delivery)
+                return self._masked()
+            case "survivors":
+                answer.consent.CopyFrom(client.consent(message.survivors))
+                return [Say(answer)]
+            case "consents":
+                client.take_consents(message.consents)
+                entries = (*joined.round_entries, joined.message_entry)
+                self._revealed.add(entries)
+                return [Remember(entries)]
+        raise SessionFailed("the coordinator says nothing that is known here")
+
+    def _masked(self) -> list[Command]:
+        """The masked message, if all that it needs is there."""
+        joined, message = self._joined, self._message
+        if joined is None or joined.client.phase is not ClientPhase.MASKING or message is None:
+            return []
+        own_sha256, lanes = message
+        if own_sha256 != joined.digests.own:
+            return []  # made for another task: it is not masked here
+        entry = self._revealed.of_message(joined.round, lanes)
+        # a client whose training diverged has the same message again and again, and nobody may learn of that
+        has_content = not torch.equal(lanes, self._agreed_plan().fixed.nothing())
+        if has_content and self._revealed.holds(entry):
+            return self._ended(joined, Reason.REVEALED, "this very message is in a sum that was revealed")
+        joined.message_entry = entry
+        return self._guarded(joined, lambda: [Deliver(own_sha256, joined.client.mask(lanes.clone()))])
+
+    def _guarded(self, joined: _Joined, act: Callable[[], list[Command]]) -> list[Command]:
+        """Commands of an act, or the end of the session where it breaks a rule."""
+        try:
+            return act()
+        except SessionFailed as error:
+            return self._ended(joined, Reason.BROKEN_RULE, str(error))
+
+    def _ended(self, joined: _Joined, reason: Reason, problem: str) -> list[Command]:
+        joined.client.abort()
+        answer = joined.answer()
+        answer.aborted = reason
+        return [Ended(joined.digests.own, reason, problem), Say(answer)]
+
+    def _abort(self) -> None:
+        if self._joined is not None:
+            self._joined.client.abort()
+            self._joined = None
+
+    def _entries(self, assignment: Assignment, digests: TaskDigests) -> tuple[bytes, ...]:
+        """The names of a round in the record."""
+        plan = self._agreed_plan().plan
+        return (
+            self._revealed.of_round(plan.run, assignment.round),
+            self._revealed.of_task(plan_digest(plan), digests.agreed),
+        )
+
+    def _terms(self, assignment: Assignment, digests: TaskDigests) -> Terms:
+        agreed = self._agreed_plan()
+        return Terms(
+            settings=agreed.settings,
+            fixed=agreed.fixed,
+            run=agreed.plan.run,
+            round=assignment.round,
+            attempt=assignment.attempt,
+            plan_sha256=plan_digest(agreed.plan),
+            task_sha256=digests.agreed,
+            identities_sha256=agreed.identities.sha256,
+        )
+
+    def _agreed_plan(self) -> AgreedPlan:
+        assert self._plan is not None
+        return self._plan
+
+
+def _names(plan: Plan) -> tuple[str, bytes]:
+    """The run, and all that is agreed on of its plan."""
+    return plan.run, plan_digest(plan)
+
+
+def _refusal(assignment: Assignment, own_sha256: bytes, reason: Reason) -> list[Command]:
+    """The end of a session that is not joined."""
+    message = FromSession(task=assignment.task, attempt=assignment.attempt, aborted=reason)
+    return [Ended(own_sha256, reason, str(reason)), Say(message)]

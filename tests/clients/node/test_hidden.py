@@ -1,0 +1,80 @@
+"""A client's message under secure aggregation, before it is masked."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fed.clients.data import FederatedData
+from fed.clients.node.training import Hidden, NodeTraining
+from fed.config.experiment import Experiment
+from fed.secure_aggregation.agreement import model_digest
+from fed.wire.payloads import written
+from fed.wire.protocol_pb2 import Assignment, Plan, Signature, TaskId
+
+SECURE = {"minimum_cohort": 2, "max_weight": 20, "max_drop_out": 0.0}
+
+
+class Node:
+    """A node that is asked for the same task again and again."""
+
+    def __init__(self, folder: Path, *, randomness: str = "seed", **keys: Any) -> None:
+        self.kept = folder / "kept"
+        self.file = folder / "task"
+        inputs = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+        plan = Plan(signature=Signature(input_shape=[64], input_dtype="float32", classes=10))
+        section = {**SECURE, "randomness": randomness}
+        local = {"lr": 0.1, "batch_size": 4}
+        experiment = Experiment(
+            **{"model": {"kind": "logistic"}, "local": local, "secure_aggregation": section, **keys}
+        )
+        self.training = NodeTraining(FederatedData({0: (inputs, torch.arange(20) % 10)}), experiment, plan, self.kept)
+        self._tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in self.training._message.downlink]
+
+    def train(self, number: int = 1, **changed: Any) -> Tensor:
+        """The message of a task; the file of the model is gone afterwards."""
+        assignment = Assignment(
+            task=TaskId(start=1, number=number),
+            round=1,
+            population=1,
+            payload=written(self.file, self._tensors),
+            broadcast_count=len(self._tensors) - 2,
+            model_sha256=model_digest(self._tensors),
+            **changed,
+        )
+        done = self.training.train(assignment, self.file)
+        assert isinstance(done, Hidden)
+        assert (done.answer.samples, done.answer.weight, done.answer.train_loss) == (0, 0.0, 0.0)
+        assert not self.file.exists()
+        return done.lanes
+
+
+def test_message_follows_from_the_seed_unless_the_system_draws(tmp_path: Path) -> None:
+    known, hidden = Node(tmp_path), Node(tmp_path, randomness="system")
+    assert torch.equal(known.train(), known.train())
+    first, second = hidden.train(), Node(tmp_path, randomness="system").train()
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, known.train())
+    scale = known.training.fixed.levels / 8.0  # type: ignore[union-attr]
+    close = (first[:640].double() - second[:640].double()).abs() / scale / 20
+    assert close.max() < 0.2  # the same samples in another order: updates that differ by little
+
+
+def test_system_draws_leave_the_common_streams_as_they_are(tmp_path: Path) -> None:
+    """Messages can be added only where clients send the same coordinates: in one step on all samples they agree."""
+    keys: dict[str, Any] = {"uplink": [{"kind": "randomk", "fraction": 0.1}], "local": {"lr": 0.1, "batch_size": 20}}
+    known, hidden = (Node(tmp_path, randomness=of, **keys).train()[:65] for of in ("seed", "system"))
+    apart = (known - hidden).abs()
+    assert 0 < apart.max() <= 20 * 1000  # rounding by one level, times the weight, and sums in another order
+    assert known.abs().max() > 1e6
+
+
+def test_states_are_private_files_that_go_with_the_run(tmp_path: Path) -> None:
+    node = Node(tmp_path, algorithm="scaffold")
+    node.train()
+    (state,) = node.kept.iterdir()
+    assert state.is_dir()
+    assert node.kept.stat().st_mode & 0o777 == 0o700
+    node.training.forget()
+    assert not node.kept.exists()

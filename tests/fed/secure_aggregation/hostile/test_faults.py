@@ -1,0 +1,36 @@
+"""Each fault that is put back is found."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fed.secure_aggregation.hostile import world
+from tests.fed.secure_aggregation.hostile.faults import FAULTS
+from tests.fed.secure_aggregation.hostile.play import play
+
+_SEEDS = 400
+_LONG_SEEDS = 4000
+
+
+@pytest.fixture(autouse=True)
+def _thresholds_anew() -> Iterator[None]:
+    world.lowest_threshold.cache_clear()
+    yield
+    world.lowest_threshold.cache_clear()
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found_by_its_strategies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS[name]
+    fault.put_back(monkeypatch)
+    found = (play(seed, strategies=fault.strategies).findings for seed in range(_SEEDS))
+    assert any(any(fault.shows in finding for finding in findings) for findings in found)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found_by_any_coordinator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[name].put_back(monkeypatch)
+    assert any(play(seed).findings for seed in range(_LONG_SEEDS))

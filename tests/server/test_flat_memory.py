@@ -1,0 +1,195 @@
+"""A server and a peer that have run for long hold no more than those that have just begun."""
+
+import gc
+import json
+import resource
+import statistics
+import threading
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fed.config.experiment import Experiment
+from fed.server.deploy import Deployment
+from fed.server.real_fleet import RealFleet
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder
+from fed.wire import protocol_pb2 as pb
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Task
+from tests.server.deployed import Deployment as Deployed
+from tests.server.deployed import wait_for
+from tests.server.grpc.hostile_wire import Wire, honest, work
+from tests.server.peer.processes import processes
+
+SAMPLES = 10
+EXPERIMENT: dict[str, Any] = {
+    "data": {"kind": "digits", "clients": 2},
+    "model": {"kind": "logistic"},
+    "local": {"lr": 0.1},
+    "simulation": {"batching": "off"},
+}
+# A round's line of the metrics took 700 bytes and more; what a garbage collector has yet to find varies by far less.
+MOST_BYTES_A_ROUND = 100.0
+# Of a process, whose allocator takes and returns pages as it likes.
+MOST_RESIDENT_A_ROUND = 400.0
+
+
+class AtOnce(RealFleet):
+    """A fleet of two nodes in this thread, that answer at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._answers: deque[Answer] = deque()
+        for client in (0, 1):
+            self._members.come(client, SAMPLES)
+
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        for task in tasks:
+            self._open[task.id] = task
+            self._assignment(task, self.registered(), pb.Payload())
+            header = pb.Answer(samples=SAMPLES, weight=SAMPLES, train_loss=1.0)
+            tensors = [task.model.params_V * 0.9, task.model.integers_I]
+            self._answers.append(self._received(task, header, tensors))
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        for task in tasks:
+            self._miss(task)
+
+    def _examine(self, model: tuple[torch.Tensor, torch.Tensor], limit_s: float) -> None:
+        raise AssertionError("the coordinator scores the model itself")
+
+    def _make_known(self, plan: pb.Plan, message: Format) -> None:
+        pass
+
+    def _attending(self) -> Collection[int | str]:
+        return self._members
+
+    _free = _attending
+
+    def _poll(self) -> None:
+        pass
+
+    def _has_answer(self) -> bool:
+        return bool(self._answers)
+
+    def _next_answer(self) -> Answer:
+        return self._answers.popleft()
+
+    def _pass_time(self, until: float) -> None:
+        raise AssertionError("nodes that answer at once are waited for")
+
+
+def served(
+    folder: Path, rounds: int, after_round: Callable[[Mapping[str, Any]], None] | None = None, **changed: Any
+) -> Run:
+    keys = {**EXPERIMENT, "rounds": {"count": rounds}, **changed}
+    where = RunFolder(folder)
+    return Deployment(Experiment(**keys)).run(AtOnce(), 2, where, resume=False, after_round=after_round)
+
+
+class Held:
+    """Bytes that Python's objects take after some rounds."""
+
+    def __init__(self, *rounds: int) -> None:
+        self._rounds = rounds
+        self.bytes: list[int] = []
+
+    def __call__(self, line: Mapping[str, Any]) -> None:
+        if line["round"] in self._rounds:
+            gc.collect()
+            self.bytes.append(tracemalloc.get_traced_memory()[0])
+
+
+@pytest.mark.parametrize("every", [None, 20])
+def test_a_servers_memory_is_flat_in_rounds(tmp_path: Path, every: int | None) -> None:
+    first, last = 200, 800
+    held = Held(first, last)
+    tracemalloc.start()
+    try:
+        served(tmp_path / "run", last, held, checkpoints={"every": every, "keep": 1})
+    finally:
+        tracemalloc.stop()
+    before, after = held.bytes
+    assert (after - before) / (last - first) < MOST_BYTES_A_ROUND
+
+
+def test_a_served_run_reads_its_metrics_from_its_folder(tmp_path: Path) -> None:
+    lines: list[Mapping[str, Any]] = []
+    run = served(tmp_path / "run", 5, lambda line: lines.append({**line}))
+    assert run.metrics == lines == fed_lines(tmp_path / "run")
+    assert run.summary["rounds"] == 5
+    assert run.summary["bytes_up"] == sum(line["bytes_up"] for line in lines)
+
+
+def fed_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class Resident:
+    """Resident memory of a process by round, and its slope by a line through all rounds but the first."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first, self._last = first, last
+        self._bytes: dict[int, int] = {}
+
+    def watch(self, pid: int, metrics: Path) -> None:
+        """Look at it until the last round.
+
+        Args:
+            pid: of the process.
+            metrics: to which it adds a line a round.
+        """
+        wait_for(metrics.exists, "the run's folder")
+        number = 0
+        with metrics.open("rb") as file:
+
+            def is_over() -> bool:
+                nonlocal number
+                number += file.read().count(b"\n")
+                if number >= self._first:
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    self._bytes[number] = pages * resource.getpagesize()
+                return number >= self._last
+
+            wait_for(is_over, f"round {self._last}", within_s=540)
+
+    @property
+    def bytes_a_round(self) -> float:
+        return statistics.linear_regression([*self._bytes], [*self._bytes.values()]).slope
+
+
+@pytest.mark.long
+def test_a_server_process_stays_as_large_as_it_was(tmp_path: Path) -> None:
+    """Nodes answer by arithmetic, over real connections."""
+    keys = {**EXPERIMENT, "rounds": {"count": 100_000}, "checkpoints": {"every": None}}
+    deployment = Deployed(tmp_path, keys, clients=2)
+    resident = Resident(5000, 8000)  # a server remembers the last 10,000 answers
+    try:
+        server = deployment.server()
+        for client in (0, 1):
+            server.wait_to_say("listening on")
+            node = partial(work, Wire(deployment.port, str(client)), honest, comes_back=True)
+            threading.Thread(target=node, daemon=True).start()
+        resident.watch(server.process.pid, deployment.output / "metrics.jsonl")
+    finally:
+        deployment.close()
+    assert resident.bytes_a_round < MOST_RESIDENT_A_ROUND
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("rule", "first", "last"), [("dpsgd", 1000, 3000), ("allreduce", 500, 1500)])
+def test_a_peer_process_stays_as_large_as_it_was(tmp_path: Path, rule: str, first: int, last: int) -> None:
+    keys = {**EXPERIMENT, "rounds": {"count": 100_000}, "algorithm": {"kind": rule}, "checkpoints": {"every": None}}
+    keys |= {"topology": {"kind": "ring"}} if rule == "dpsgd" else {}
+    resident = Resident(first, last)
+    with processes(tmp_path, keys, 2) as peers:
+        peers.start(0, 1)
+        resident.watch(peers.running[0].pid, peers.output(0) / "metrics.jsonl")
+    assert resident.bytes_a_round < MOST_RESIDENT_A_ROUND
