@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +173,9 @@ class _Others:
 
     def link(self, name: str) -> Any:
         return SimpleNamespace(send=lambda header, path: None) if self.present(time.monotonic()) else None
+
+    def admitted(self, names: Sequence[str]) -> Sequence[str]:
+        return names
 
     def reach(self, names: frozenset[str]) -> None:
         pass
