@@ -65,11 +65,13 @@ class RevealedRecord:
         Raises:
             OSError: if they cannot be written.
         """
-        with self._path.open("ab") as file:
+        # without a buffer, whose rest a full disk would have written at the end, after what is cut off below
+        with self._path.open("ab", buffering=0) as file:
             begins = file.tell()
             try:
-                file.write(b"".join(entries))
-                file.flush()
+                left = memoryview(b"".join(entries))
+                while left:
+                    left = left[file.write(left) :]
                 os.fsync(file.fileno())
             except OSError:
                 os.truncate(self._path, begins)  # half an entry would displace all after it

@@ -1,6 +1,7 @@
 """A coordinator that wants a second sum of a round whose shares a node has revealed."""
 
 import os
+import resource
 import shutil
 import stat
 from pathlib import Path
@@ -116,6 +117,23 @@ def test_record_that_is_cut_keeps_whole_entries(tmp_path: Path) -> None:
     again.append(entries[5:])  # which begins where an entry begins
     assert [*RevealedRecord(tmp_path).rounds] == [*entries[:4], entries[5]]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("room_bytes", [0, 32, 40, 64])
+def test_full_disk_leaves_the_record_as_it_was(room_bytes: int, tmp_path: Path) -> None:
+    record = RevealedRecord(tmp_path, begins_anew=True)
+    path = tmp_path / RECORD_FILE
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room_bytes, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            record.append([bytes([number]) * 32 for number in range(3)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    record.append([bytes([9]) * 32])
+    assert [*RevealedRecord(tmp_path).rounds] == [bytes([9]) * 32]
 
 
 def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
