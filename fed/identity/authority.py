@@ -312,8 +312,11 @@ class Authority:
         here = {name: read_pem(folder / "certificate.pem") for name, folder in folders.items() if folder.is_dir()}
         points = {name: before.points[name] for name in admitted if before and name in before.points}
         content = signed_identities(before.version + 1 if before else 1, here, points, own.key_pem)
-        revoked = {name: entry.sha256 for name, entry in entries.items() if entry.revoked is not None}
-        revocations = signed_revocations(self.revocations(), revoked.values(), revoked.keys(), own.key_pem)
+        # the roster has, too, what was revoked without the key, and gets another certificate now
+        known = [*self.roster.entries().values(), *entries.values()]
+        certificates = {entry.sha256 for entry in known if entry.revoked is not None}
+        names = [name for name, entry in entries.items() if entry.revoked is not None]
+        revocations = signed_revocations(self.revocations(), certificates, names, own.key_pem)
         peers = [name for name, certificate_pem in here.items() if facts_of(certificate_pem).role is Role.PEER]
         for folder in (self.folder / "server", *(folders[name] for name in here)):
             write_atomically(folder / IDENTITIES_FILE, content, mode=0o600)

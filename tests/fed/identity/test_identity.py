@@ -19,7 +19,7 @@ import pytest
 from fed.errors import InvalidCredentials, OutputExists
 from fed.identity.authority import Authority, default_hosts
 from fed.identity.certificates import Pair, Role, fingerprint, issue, now, public_key_of
-from fed.identity.credentials import NodeCredentials, ServerCredentials, peer_of
+from fed.identity.credentials import NodeCredentials, PeerCredentials, ServerCredentials, peer_of
 from fed.identity.identities import SignedIdentities
 from fed.identity.roster import Roster, keep
 from fed.storage.atomic_files import write_atomically
@@ -342,6 +342,19 @@ def test_revoking_twice_keeps_the_first_date(authority: Authority) -> None:
     assert later.revoke("ann") == first
     with pytest.raises(InvalidCredentials, match="'bob' is not on the roster of"):
         authority.revoke("bob")
+
+
+def test_certificate_revoked_without_the_key_stays_revoked_after_another(authority: Authority) -> None:
+    former = (authority.issue("ann", is_peer=True) / "certificate.pem").read_bytes()
+    ben = authority.issue("ben", is_peer=True)
+    key, away = authority.folder / "authority/key.pem", authority.folder.parent / "key.pem"
+    key.rename(away)
+    authority.revoke("ann")
+    away.rename(key)
+    own = (authority.issue("ann", is_peer=True) / "certificate.pem").read_bytes()
+    admits = PeerCredentials.load(ben).admits
+    assert "has revoked" in (admits("ann", former) or "")
+    assert admits("ann", own) is None
 
 
 def test_revoking_needs_no_authority_key(authority: Authority) -> None:
