@@ -62,6 +62,8 @@ class _Held:
 
 _Said = TypeVar("_Said", pb.FromNode, pb.Answer)
 
+_SaidInSession: TypeAlias = pb.Plan | pb.Assignment | pb.ToSession | pb.Withdrawal
+
 _Work: TypeAlias = tuple[Callable[[], None], Callable[[Exception], None]]
 """What the server has asked for, and what to do with an error of it."""
 
@@ -92,7 +94,7 @@ class EdgeNode(Dialler):
         super().__post_init__()
         self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Work] = queue.Queue()
-        self._said: queue.Queue[pb.Assignment | pb.ToSession | pb.Withdrawal] = queue.Queue()  # of sessions
+        self._said: queue.Queue[_SaidInSession] = queue.Queue()
         self._is_prepared = threading.Event()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._transfers = Transfers(self.patience, self.connected)
@@ -160,10 +162,7 @@ class EdgeNode(Dialler):
     def take(self, message: pb.ToNode) -> None:
         """Do what a message of the server asks for."""
         if self._work.qsize() >= _MOST_WAITING:
-            self.problem = RunFailed(
-                f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one "
-                "that you trust?"
-            )
+            self._end_flood()
         elif message.HasField("heartbeat"):
             if self._says_it_waits and not self.connected.is_set():
                 self._says_it_waits = False
@@ -175,11 +174,10 @@ class EdgeNode(Dialler):
         elif message.HasField("withdrawal"):
             with self._lock:
                 self._held.pop(name_of(message.withdrawal.task), None)
-            if self.secure is not None:
-                self._said.put(message.withdrawal)
+            self._hear_in_session(message.withdrawal)
         elif message.HasField("session"):
-            if self.secure is not None and self._said.qsize() < _MOST_WAITING:
-                self._said.put(message.session)
+            if self._said.qsize() < _MOST_WAITING:  # a server says again what is not answered
+                self._hear_in_session(message.session)
         elif message.HasField("examination"):
             asked = message.examination, self._outbox
             self._work.put((partial(self._score, *asked), partial(self._say_unscored, *asked)))
@@ -197,18 +195,25 @@ class EdgeNode(Dialler):
                 f"{_LONGEST_S} s"
             )
             return
-        is_new = self.connected.is_set() or plan != self._plan  # each connection begins with one
-        if self._plan is None or (self._plan.run, plan_digest(self._plan)) != (plan.run, plan_digest(plan)):
+        before = self._plan
+        is_told_again = not self.connected.is_set() and plan == before  # each connection begins with one
+        is_other = before is None or (before.run, plan_digest(before)) != (plan.run, plan_digest(plan))
+        if is_other:
             with self._lock:
                 self._held.clear()  # tasks of another plan
         self.heartbeat_s = plan.heartbeat_s
         self._plan = plan
         _log.info("connected to %s, as %r", self.server, self.client)
         self.connected.set()
-        if is_new:
-            # the thread that trains prepares: take() must not take long
-            self._is_prepared.clear()
-            self._work.put((partial(self._prepare, plan), self._end_with))
+        if is_told_again:
+            return
+        if self.secure is not None and not is_other:
+            # the thread that trains may wait for a message of the very sessions that would wait for it
+            self._hear_in_session(plan)
+            return
+        # the thread that trains prepares: take() must not take long
+        self._is_prepared.clear()
+        self._work.put((partial(self._prepare, plan), self._end_with))
 
     def _prepare(self, plan: pb.Plan) -> None:
         said, own = plan.signature, self._described.signature
@@ -227,19 +232,34 @@ class EdgeNode(Dialler):
         self._is_prepared.set()
 
     def _accept(self, assignment: pb.Assignment) -> None:
-        """Hold a task; one that is told again is kept if all that it carries is the same, and replaced otherwise."""
+        """Hold a task; one told again is kept if all that it carries and its attempt are the same, else replaced."""
         name = name_of(assignment.task)
         own_sha256 = digests_of(self._plan or pb.Plan(), assignment).own
         due_s = time.monotonic() + assignment.deadline_s  # counted from now, since the clocks of two machines differ
         with self._lock:
             before = self._held.get(name)
-            if before is None or before.own_sha256 != own_sha256:
+            # a delivery of the last attempt ends: its masked message must not count in this one
+            if before is None or (before.own_sha256, before.assignment.attempt) != (own_sha256, assignment.attempt):
                 path = self.folder / f"{self._mark}-{own_sha256.hex()[:32]}"
                 held = self._held[name] = _Held(assignment, own_sha256, path, due_s)
                 self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
         self._say(pb.FromNode(accepted=assignment.task))
-        if self.secure is not None:
-            self._said.put(assignment)
+        self._hear_in_session(assignment)
+
+    def _hear_in_session(self, said: _SaidInSession) -> None:
+        """Have the thread of sessions take what the server says, if there are some."""
+        if self.secure is None:
+            return
+        if self._said.qsize() >= 2 * _MOST_WAITING:
+            self._end_flood()
+            return
+        self._said.put(said)
+
+    def _end_flood(self) -> None:
+        self.problem = RunFailed(
+            f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one that "
+            "you trust?"
+        )
 
     def _converse(self, secure: SecureNode) -> None:
         """Answer what the server says in sessions, one message after another, while the node trains."""
@@ -247,10 +267,20 @@ class EdgeNode(Dialler):
             said = self._said.get()
             self._is_prepared.wait()
             try:
-                self._say_in_session(secure.take(said))
+                if isinstance(said, pb.Plan):
+                    self._renew(said, secure)
+                else:
+                    self._say_in_session(secure.take(said))
             except Exception:  # whatever it is, the next session may go well
                 _log.exception("a session failed")
                 self._say_in_session(secure.failed("the node has an error of its own"))
+
+    def _renew(self, plan: pb.Plan, secure: SecureNode) -> None:
+        """Take newer identities, or end the node: its training process is prepared for all else of the plan."""
+        try:
+            secure.renew(plan)
+        except FedError as error:
+            self._end_with(error)
 
     def _say_in_session(self, messages: Iterable[pb.FromSession]) -> None:
         for message in messages:
@@ -363,7 +393,8 @@ class EdgeNode(Dialler):
             reason = one_line(receipt.reason)
             _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
         with self._lock:
-            self._held.pop(held.name, None)
+            if self._held.get(held.name) is held:  # else it was told anew meanwhile
+                del self._held[held.name]
         held.path.unlink(missing_ok=True)
         self.tasks_done += receipt.accepted
 

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,9 +143,23 @@ class SecureNode:
             )
         self.limits.check(settings, keeps_states=keeps_states)
         self._take_identities(plan.identities)
-        agreed = AgreedPlan(plan=plan, settings=settings, fixed=fixed, identities=self._identities.known())
+        self._agreed = AgreedPlan(plan=plan, settings=settings, fixed=fixed, identities=self._identities.known())
         with self._changed:
-            self._participant.begin(agreed)
+            self._participant.begin(self._agreed)
+
+    def renew(self, plan: pb.Plan) -> None:
+        """Take the identities of a plan that is otherwise the one that the node is prepared for.
+
+        Args:
+            plan: of the server.
+
+        Raises:
+            ClientRefusal: if its identities are older than the node's, or not signed by the authority.
+        """
+        self._take_identities(plan.identities)
+        self._agreed = replace(self._agreed, plan=plan, identities=self._identities.known())
+        with self._changed:
+            self._participant.begin(self._agreed)
 
     def _take_identities(self, content: bytes) -> None:
         """Take the identities of a plan, and keep them where they are newer."""

@@ -1,5 +1,6 @@
 """A node whose connection breaks at the worst moments, and what it says to whoever looks after it."""
 
+import contextlib
 import logging
 import queue
 import socket
@@ -7,7 +8,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Self, cast
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.training import Hidden
 from fed.clients.node.training_process import TrainingProcessDied
 from fed.errors import FedError, RunFailed
 from fed.identity.authority import Authority
@@ -35,10 +37,12 @@ from fed.wire.protocol_pb2 import (
     Heartbeat,
     Part,
     Payload,
+    Plan,
     Receipt,
     Scores,
     TaskId,
     ToNode,
+    ToSession,
     Wanted,
     Withdrawal,
 )
@@ -102,6 +106,7 @@ def attended(
     training: Any,
     kind: type[Coordinator] = Coordinator,
     silence_s: float = 20.0,
+    secure: Any = None,
 ) -> tuple[str, Any]:
     """What a node says last that dials such a server."""
     server, coordinator = grpc.server(futures.ThreadPoolExecutor(8)), kind(says)
@@ -109,7 +114,7 @@ def attended(
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     patience = DialPatience(silence_s=silence_s, backoff_s=0.001, most_backoff_s=0.002)
-    node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience)
+    node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience, secure=secure)
     stopped = threading.Event()
     limit = threading.Timer(BOUND_S, stopped.set)
     limit.start()
@@ -485,3 +490,124 @@ def test_a_node_begins_with_an_empty_folder(tmp_path: Path) -> None:
 
     assert attended(tmp_path, says, Trained())[0] == "enough"
     assert list(tmp_path.iterdir()) == []
+
+
+class Hiding(Trained):
+    """Answers what is to be masked."""
+
+    fixed = None
+    keeps_states = False
+
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Any:
+        super().train(assignment, path, until_s)
+        return Hidden(Answer(task=assignment.task), torch.zeros(3, dtype=torch.int32))
+
+    def forget(self) -> None:
+        return
+
+
+class Sessions:
+    """Stands for a node's sessions, which mask a message of each attempt once the server has told them to."""
+
+    def __init__(self) -> None:
+        self.renewed: list[Plan] = []
+        self.waits = threading.Event()
+        self._told: queue.Queue[int] = queue.Queue()
+        self._holds = False
+
+    def prepare(self, *_: Any, **__: Any) -> None:
+        return
+
+    def renew(self, plan: Plan) -> None:
+        self.renewed.append(plan)
+
+    def take(self, said: Assignment | ToSession | Withdrawal) -> Sequence[Any]:
+        if isinstance(said, ToSession):
+            self._told.put(said.attempt)
+        return ()
+
+    def holds(self, _: bytes) -> bool:
+        return self._holds
+
+    def trained(self, _: bytes, __: torch.Tensor) -> Sequence[Any]:
+        self._holds = True
+        return ()
+
+    def masked(self, _: bytes, is_wanted: Callable[[], bool]) -> torch.Tensor | None:
+        self.waits.set()
+        while is_wanted():
+            with contextlib.suppress(queue.Empty):
+                return torch.full((3,), self._told.get(timeout=0.01), dtype=torch.int32)
+        return None
+
+
+def test_renewed_identities_reach_sessions_that_a_task_waits_for(tmp_path: Path) -> None:
+    sessions = Sessions()
+
+    def says(server: Coordinator, _: int) -> Iterator[ToNode]:
+        yield plan(identities=b"first")
+        yield assignment(payload=payload())
+        assert sessions.waits.wait(BOUND_S)
+        yield plan(identities=b"later")
+        yield ToNode(session=ToSession(task=TASK))
+        assert server.received.wait(BOUND_S)
+        yield OVER
+
+    words, server = attended(tmp_path, says, Hiding(), secure=sessions)
+    assert words == "enough"
+    assert len(server.delivered) == 1
+    assert [one.identities for one in sessions.renewed] == [b"later"]
+
+
+class Receiving(Coordinator):
+    """Keeps the receipt of the first delivery back until the next attempt is told."""
+
+    def __init__(self, says: Any) -> None:
+        super().__init__(says)
+        self.is_told = threading.Event()
+        self.again = threading.Event()
+
+    def Deliver(self, request_iterator: Iterator[Part], context: Any) -> Receipt:  # noqa: N802
+        receipt = super().Deliver(request_iterator, context)
+        if len(self.delivered) == 1:
+            assert self.is_told.wait(BOUND_S)
+        else:
+            self.again.set()
+        return receipt
+
+
+def test_attempt_told_before_the_last_receipt_is_answered(tmp_path: Path) -> None:
+    def says(server: Receiving, _: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        yield ToNode(session=ToSession(task=TASK))
+        assert server.received.wait(BOUND_S)
+        yield assignment(payload=payload(), attempt=1)
+        accepted = 0
+        while accepted < 2:
+            accepted += server.heard.get(timeout=BOUND_S).HasField("accepted")
+        server.is_told.set()
+        yield ToNode(session=ToSession(task=TASK, attempt=1))
+        assert server.again.wait(BOUND_S)
+        yield OVER
+
+    training = Hiding()
+    words, server = attended(tmp_path, says, training, Receiving, secure=Sessions())
+    assert words == "enough"
+    assert len(training.trained) == 1
+    first, second = (parts[0].answer.payload.sha256 for parts in server.delivered)
+    assert first != second
+
+
+def test_one_task_told_without_end_ends_the_node(tmp_path: Path) -> None:
+    def says(_: Coordinator, __: int) -> Iterator[ToNode]:
+        yield plan()
+        for _ in range(100_000):
+            yield assignment(payload=payload())
+
+    training = Hiding()
+    training.prepare = lambda *_: training.goes_on.wait(BOUND_S)  # type: ignore[method-assign]
+    training.goes_on.clear()
+    words, _ = attended(tmp_path, says, training, secure=Sessions())
+    training.goes_on.set()
+    assert "more than 100 things at once" in words
