@@ -14,6 +14,7 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed, os_errors_a
 from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
+from fed.secure_aggregation.agreement import digests_of
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Ended, Participant, Remember, Say
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
@@ -115,6 +116,7 @@ class SecureNode:
             self._record.rounds,
             least_threshold=self.limits.threshold,
         )
+        self._agreed: AgreedPlan | None = None
         self._changed = threading.Condition()
         self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, by its name
         self._handed_out = b""  # the name of the message that nobody waits for any more
@@ -156,6 +158,7 @@ class SecureNode:
         Raises:
             ClientRefusal: if its identities are older than the node's, or not signed by the authority.
         """
+        assert self._agreed is not None
         self._take_identities(plan.identities)
         self._agreed = replace(self._agreed, plan=plan, identities=self._identities.known())
         with self._changed:
@@ -190,7 +193,14 @@ class SecureNode:
 
     def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
         """Join the session of a task; returns what the server is to hear."""
-        return self._carry_out(lambda: self._participant.assigned(assignment))
+
+        def joined() -> list[Command]:
+            plan = pb.Plan() if self._agreed is None else self._agreed.plan
+            if self._ended is not None and self._ended.own_sha256 == digests_of(plan, assignment).own:
+                self._ended = None  # of an earlier attempt, unless it is told again
+            return self._participant.assigned(assignment)
+
+        return self._carry_out(joined)
 
     def answer(self, message: pb.ToSession) -> Sequence[pb.FromSession]:
         """Take a message of the server; returns what it is to hear."""

@@ -100,6 +100,7 @@ class _Joined:
         answered: messages of the coordinator, serialised, with the answers to them.
         message_entry: of the masked message in the record.
         last_said: the last message of the coordinator, serialised.
+        ended: the notice of its end; None: it goes on.
     """
 
     task: TaskId
@@ -112,6 +113,7 @@ class _Joined:
     answered: dict[bytes, list[Command]] = field(default_factory=dict)
     message_entry: bytes = b""
     last_said: bytes = b""
+    ended: Ended | None = None
 
     def answer(self) -> FromSession:
         """An answer without content."""
@@ -219,6 +221,8 @@ class Participant:
             commands = self._guarded(joined, lambda: self._answer(joined, message))
             joined.answered[said] = [command for command in commands if isinstance(command, Say)]
             return commands
+        if joined.ended is not None and not joined.answered[said]:
+            return self._ended_again(joined, joined.ended)
         return joined.answered[said]
 
     def recorded(self) -> list[Command]:
@@ -257,6 +261,8 @@ class Participant:
         """Answer to a task whose session is joined already."""
         before = joined.digests
         joined.digests = digests
+        if joined.ended is not None:
+            return self._ended_again(joined, joined.ended)
         if before.agreed != digests.agreed:
             return self._ended(joined, Reason.TOLD_TWICE, "a task was told with two models, or two ways to train")
         if before.own != digests.own and joined.client.phase > ClientPhase.MASKING:
@@ -309,7 +315,12 @@ class Participant:
         joined.client.abort()
         answer = joined.answer()
         answer.aborted = reason
-        return [Ended(joined.digests.own, reason, problem), Say(answer)]
+        joined.ended = Ended(joined.digests.own, reason, problem)
+        return [joined.ended, Say(answer)]
+
+    def _ended_again(self, joined: _Joined, ended: Ended) -> list[Command]:
+        """The end of a session once more: the connection over which the coordinator was to hear of it may be lost."""
+        return self._ended(joined, ended.reason, ended.problem)
 
     def _abort(self) -> None:
         if self._joined is not None:

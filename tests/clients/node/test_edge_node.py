@@ -20,6 +20,7 @@ import torch
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.training import Hidden
 from fed.clients.node.training_process import TrainingProcessDied
+from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
@@ -600,14 +601,16 @@ def test_attempt_told_before_the_last_receipt_is_answered(tmp_path: Path) -> Non
 
 
 def test_one_task_told_without_end_ends_the_node(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    class Preparing(Hiding):
+        def prepare(self, experiment: Experiment, signature: bytes) -> None:
+            over.wait(BOUND_S)
+
     def says(_: Coordinator, __: int) -> Iterator[ToNode]:
         yield plan()
-        for _ in range(100_000):
-            yield assignment(payload=payload())
+        yield from (assignment(payload=payload()) for _ in range(100_000))
 
-    training = Hiding()
-    training.prepare = lambda *_: training.goes_on.wait(BOUND_S)  # type: ignore[method-assign]
-    training.goes_on.clear()
-    words, _ = attended(tmp_path, says, training, secure=Sessions())
-    training.goes_on.set()
+    words, _ = attended(tmp_path, says, Preparing(), secure=Sessions())
+    over.set()
     assert "more than 100 things at once" in words

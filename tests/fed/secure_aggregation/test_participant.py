@@ -211,6 +211,28 @@ def test_message_of_a_revealed_round_is_masked_no_more() -> None:
     assert again.clients[NAMES[1]].trained(again.own_sha256, LANES + 1)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_end_of_a_session_is_said_again_when_asked(whole: bool) -> None:
+    """By its task, which may come with the whole model, and by the message that has no answer."""
+    table = Table()
+    table.reveal()
+    again = Table(plan=replace(PLAN, plan=Plan(run="another", experiment="another")), clients=table.clients)
+    client = again.clients[FIRST]
+    for name, keys in again.join().items():
+        again.coordinator.take_keys(name, keys)
+    for name, listed in again.coordinator.close_keys():
+        again.coordinator.take_shares(name, said(again.tell(name, key_list=listed)).shares)
+    boxes = again.coordinator.close_shares()[FIRST]
+    again.tell(FIRST, delivery=boxes)
+    assert said(client.trained(again.own_sha256, LANES)).aborted == Reason.REVEALED
+    assignment = assignment_of(reference="whole") if whole else again.assignment
+    ended, told = client.assigned(assignment)
+    assert isinstance(ended, Ended)
+    assert ended.own_sha256 == own_of(assignment, again.plan)
+    assert said([told]).aborted == Reason.REVEALED
+    assert said(again.tell(FIRST, delivery=boxes)).aborted == Reason.REVEALED
+
+
 def test_shares_leave_after_the_record_alone() -> None:
     table = Table()
     asked = table.ask_for_shares()[FIRST]

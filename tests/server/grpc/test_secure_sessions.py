@@ -348,6 +348,19 @@ def test_message_told_twice_is_answered_alike(tmp_path: Path) -> None:
         known.node.masked(task.own_sha256, _wanted_for_two_seconds())
 
 
+def test_end_of_an_attempt_leaves_the_next_one_alone(tmp_path: Path) -> None:
+    """It came before anybody waited for the message."""
+    known = _Known(tmp_path)
+    known.node.prepare(known.experiment, known.plan(), known.fixed)
+    task = _Task(known, 1)
+    known.node.join(task.assignment)
+    known.node.answer(task.told(key_list=pb.KeyList(clients=b"noise")))
+    (keys,) = known.node.join(_Task(known, 1, attempt=1).assignment)
+    assert keys.HasField("keys")
+    looks = iter([True, False])
+    assert known.node.masked(task.own_sha256, lambda: next(looks)) is None
+
+
 def _wanted_for_two_seconds() -> Callable[[], bool]:
     end_s = time.monotonic() + 2.0
     return lambda: time.monotonic() < end_s
