@@ -157,15 +157,19 @@ class NodeTraining:
         began_s = time.monotonic()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
+        before = states.of(self._client, (vector_V, integers_I))
         if trained.diverged:
             ((_, reason),) = trained.diverged
-            if self.fixed is not None:  # a failure would answer what the server asks of the samples, one bit a task
-                path.unlink(missing_ok=True)
-                return Hidden(pb.Answer(task=assignment.task), self.fixed.nothing(), reason)
-            return pb.Failed(task=assignment.task, reason=reason, diverged=True)
+            if self.fixed is None:
+                return pb.Failed(task=assignment.task, reason=reason, diverged=True)
+            # a failure would answer what the server asks of the samples, one bit a task; so would a state that is gone
+            rows = [before[name] for name in (*states.names, *states.codec_names)]
+            self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
+            path.unlink(missing_ok=True)
+            answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
+            return Hidden(answer, self.fixed.nothing(), reason)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
-        before = states.of(self._client, (vector_V, integers_I))
         rows = [part[0].clone() for part in tensors[count:]]
         self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)

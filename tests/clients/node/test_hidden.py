@@ -30,7 +30,7 @@ class Node:
             **{"model": {"kind": "logistic"}, "local": local, "secure_aggregation": section, **keys}
         )
         self.training = NodeTraining(FederatedData({0: (inputs, torch.arange(20) % 10)}), experiment, plan, self.kept)
-        self._tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in self.training._message.downlink]
+        self.tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in self.training._message.downlink]
 
     def train(self, number: int = 1, **changed: Any) -> Tensor:
         """The message of a task; the file of the model is gone afterwards."""
@@ -38,13 +38,14 @@ class Node:
             task=TaskId(start=1, number=number),
             round=1,
             population=1,
-            payload=written(self.file, self._tensors),
-            broadcast_count=len(self._tensors) - 2,
-            model_sha256=model_digest(self._tensors),
+            payload=written(self.file, self.tensors),
+            broadcast_count=len(self.tensors) - 2,
+            model_sha256=model_digest(self.tensors),
             **changed,
         )
         done = self.training.train(assignment, self.file)
         assert isinstance(done, Hidden)
+        self.began_anew = done.answer.began_anew
         assert (done.answer.samples, done.answer.weight, done.answer.train_loss) == (0, 0.0, 0.0)
         assert not self.file.exists()
         return done.lanes
@@ -68,6 +69,21 @@ def test_system_draws_leave_the_common_streams_as_they_are(tmp_path: Path) -> No
     apart = (known - hidden).abs()
     assert 0 < apart.max() <= 20 * 1000  # rounding by one level, times the weight, and sums in another order
     assert known.abs().max() > 1e6
+
+
+def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"uplink": [{"kind": "randomk", "fraction": 0.1}], "error_feedback": "ef"}
+    node, calm = (Node(tmp_path / name, **keys) for name in ("diverges", "calm"))
+    for each in (node, calm):
+        each.kept.parent.mkdir(exist_ok=True)
+        each.train(1)
+    node.tensors[0].fill_(3e38)
+    assert torch.equal(node.train(2, kept_after=TaskId(start=1, number=1)), node.training.fixed.nothing())  # type: ignore[union-attr]
+    assert not node.began_anew
+    node.tensors[0].fill_(1.0)
+    following = node.train(3, kept_after=TaskId(start=1, number=2))
+    assert not node.began_anew
+    assert torch.equal(following, calm.train(3, kept_after=TaskId(start=1, number=1)))
 
 
 def test_models_are_kept_in_private_files_that_go_with_the_run(tmp_path: Path) -> None:
