@@ -75,9 +75,9 @@ class Generations:
         return True
 
     def begin(self) -> None:
-        """Begin a new generation."""
+        """Begin a new generation, unless this one has the largest number, which others would refuse to go beyond."""
         if self._are_kept:
-            self.latest += 1
+            self.latest = min(self.latest + 1, MOST_GENERATIONS)
 
     def look(self, present: Collection[str], number: int) -> None:
         """Begin a new generation where a member of this one has gone, and forget old exchanges.

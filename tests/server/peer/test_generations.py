@@ -75,6 +75,17 @@ def test_exchanges_of_earlier_generations_are_not_held_against_the_newest() -> N
     assert not one.verdict(KEY, "ben", counts=False)
 
 
+def test_a_generation_of_the_largest_number_is_the_last() -> None:
+    """Others refuse a larger one, and would mix with this peer no more."""
+    generations = Generations(are_kept=True)
+    assert generations.heard("mallory", MOST_GENERATIONS)
+    assert generations.enter(is_replay=True)
+    generations.look([], 1)
+    generations.begin()
+    assert generations.own == generations.latest == MOST_GENERATIONS
+    assert not generations.enter(is_replay=False)
+
+
 def test_a_replay_enters_a_generation_in_which_nobody_has_been() -> None:
     one = kept()
     one.heard("ben", 4)
