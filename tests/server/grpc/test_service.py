@@ -183,6 +183,24 @@ async def test_a_delivery_whose_file_was_begun_anew_has_no_say(tmp_path: Path) -
 
 
 @during
+async def test_an_answer_sent_again_is_not_another_attempts(tmp_path: Path) -> None:
+    """Its masks are others: a sum with it would be noise."""
+    server = Server(tmp_path)
+    first = Call()
+    begun = server.begin(first)
+    await first.say(header(), *pieces())
+    assert (await begun).accepted
+    server.service.assign([("ann", Assignment(task=TASK, attempt=1))])
+    for content in (CONTENT, OTHER):
+        call = Call()
+        begun = server.begin(call)
+        await call.say(header(content), *pieces(content))
+        assert (await begun).accepted
+    counted = [one.answer.payload.sha256 for one in server.arrived() if one.answer is not None]
+    assert counted == [hashlib.sha256(content).hexdigest() for content in (CONTENT, OTHER)]
+
+
+@during
 async def test_an_answer_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
     server = Server(tmp_path)
     for _ in range(3):
