@@ -86,7 +86,7 @@ def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -
     assert torch.equal(following, calm.train(3, kept_after=TaskId(start=1, number=1)))
 
 
-def test_models_are_kept_in_private_files_that_go_with_the_run(tmp_path: Path) -> None:
+def test_models_are_kept_in_private_files_until_the_end(tmp_path: Path) -> None:
     node = Node(tmp_path, downlink=[{"kind": "qsgd", "bits": 4}])
     node.train(reference="first")
     (state,) = node.kept.iterdir()
