@@ -183,7 +183,7 @@ class PeerRule(Algorithm):
         deadline of an exchange, their sum lacks its share.
 
         Args:
-            state: after the last round in which these peers took part.
+            state: the state after the last round in which these peers took part.
         """
         return state
 

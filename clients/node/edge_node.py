@@ -44,10 +44,10 @@ class _Held:
     """A task, until its answer is delivered or withdrawn.
 
     Args:
-        assignment: as the server made it.
+        assignment: the task, as the server told it.
         own_sha256: digest of the run, the plan and all that the task carries, under which its message is kept.
         path: the file of its tensors.
-        due_s: when the answer must be there, by :func:`time.monotonic`.
+        due_s: time by which the answer must be there, by :func:`time.monotonic`.
     """
 
     assignment: pb.Assignment
@@ -63,7 +63,7 @@ class _Held:
 _Said = TypeVar("_Said", pb.FromNode, pb.Answer)
 
 _Work: TypeAlias = tuple[Callable[[], None], Callable[[Exception], None]]
-"""What the server has asked for, and what to do with an error of it."""
+"""Work that the server has asked for, and the handler of its error."""
 
 
 @dataclass
@@ -257,11 +257,11 @@ class EdgeNode(Dialler):
             self._say(pb.FromNode(session=message))
 
     def _say(self, message: pb.FromNode, outbox: Outbox | None = None) -> None:
-        """Send the server a message, on the connection that there is or on that of an outbox."""
+        """Send the server a message, on the open connection, or on that of an outbox."""
         (outbox or self._outbox).put(self._disclosed(message))
 
     def _disclosed(self, message: _Said) -> _Said:
-        """A message as it may leave the node."""
+        """The message as it may leave the node."""
         return message if self.secure is None else disclosed(message)
 
     def _work_on(self) -> None:

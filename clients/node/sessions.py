@@ -51,11 +51,11 @@ class Limits:
         """Check a plan.
 
         Args:
-            settings: of the plan.
+            settings: the section ``secure_aggregation`` of the plan's experiment.
             keeps_states: True if the plan has clients keep something from task to task.
 
         Raises:
-            ClientRefusal: if they hide less.
+            ClientRefusal: if it hides less than this node's owner allows.
         """
         if settings.minimum_cohort < self.minimum_cohort:
             raise ClientRefusal(
@@ -83,9 +83,9 @@ class SecureNode:
     """Sessions of a node that takes part under secure aggregation alone: it carries out a participant's commands.
 
     Args:
-        credentials: the node's, with the identities of all clients.
-        folder: keeps the newest identities, and the record of revealed rounds.
-        limits: of the node's owner.
+        credentials: the node's certificate and key, with the identities of all clients.
+        folder: the folder of the newest identities and of the record of revealed rounds.
+        limits: the floors of the node's owner.
         begins_record: True if the owner begins a record of revealed rounds where there is none.
     """
 
@@ -126,9 +126,9 @@ class SecureNode:
         """Check a plan against the node's limits, and get ready for its sessions.
 
         Args:
-            experiment: of the plan.
-            plan: of the server.
-            fixed: how the node's messages become lanes.
+            experiment: the experiment in the plan.
+            plan: the server's plan.
+            fixed: the fixed point by which the node's messages become lanes.
             keeps_states: True if the node keeps something from task to task.
 
         Raises:

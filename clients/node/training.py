@@ -50,7 +50,7 @@ class Hidden(NamedTuple):
     """The answer of a client under secure aggregation, before its message is masked: it is in memory alone.
 
     Args:
-        answer: what is said beside the message.
+        answer: all that is said beside the message.
         lanes: the message, signed integers of R bits.
         problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
     """
@@ -64,10 +64,10 @@ class NodeTraining:
     """One node's part of an experiment.
 
     Args:
-        data: of this one client.
+        data: the data of this one client.
         experiment: the parts that concern it.
-        plan: of the server.
-        folder: for what the client keeps between tasks.
+        plan: the server's plan.
+        folder: the folder of all that the client keeps between tasks.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
@@ -123,9 +123,10 @@ class NodeTraining:
         Under secure aggregation the message stays in memory: it is on no disk before it is masked.
 
         Args:
-            assignment: as the server made it.
-            path: of the file with its payload.
-            until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
+            assignment: the task, as the server told it.
+            path: the file of its payload.
+            until_s: time by which it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no
+                limit.
         """
         own_sha256 = digests_of(self._plan, assignment).own.hex()
         self._refuse_another(name_of(assignment.task), own_sha256)
@@ -245,12 +246,12 @@ class NodeTraining:
         """Store the client's state before and after a task, until it is known which part of the way counts.
 
         Args:
-            task: by which the server will name the state.
+            task: the name of the task, by which the server will name the state.
             own_sha256: the digest of all that the task carries.
-            before: the state before it.
-            states: the client's.
-            rows: the state after it, and what codecs keep if the message is lost.
-            are_lost: True if the state that it should have begun with was gone, as it still is if the message is lost.
+            before: the state before the task.
+            states: the client's states.
+            rows: the state after the task, and what codecs keep if the message is lost.
+            are_lost: True if the state before the task was lost. It stays lost if the message is.
         """
         if rows:
             after = dict(zip(states.names, rows, strict=False))

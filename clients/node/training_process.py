@@ -34,9 +34,9 @@ class TrainingProcess:
     Whatever it asks raises :class:`TrainingProcessDied` if the process dies of it, else the process's own error.
 
     Attributes:
-        spec: what the tensors of a task must be, once it is prepared.
-        fixed: how messages become lanes under secure aggregation, likewise.
-        keeps_states: True if the client keeps something from task to task, likewise.
+        spec: types and lengths of a task's tensors; empty before the process is prepared.
+        fixed: the fixed point by which messages become lanes under secure aggregation; None without it.
+        keeps_states: True if the client keeps something from task to task.
 
     Args:
         client: the node's id.

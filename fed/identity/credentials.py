@@ -222,7 +222,7 @@ class PeerCredentials(_Credentials):
         """Reasons for which peers are not admitted, by name; of the others there is none.
 
         Args:
-            names: of peers, whose certificates need not be known.
+            names: the peers' names; their certificates need not be known.
         """
         revoked = self.revocations.latest().names
         found = {name: f"its authority has revoked the certificate of {name!r}" for name in names if name in revoked}

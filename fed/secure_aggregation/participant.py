@@ -1,6 +1,6 @@
 """All sessions of one client, one after another: a state machine without I/O, clock or threads.
 
-It takes events and gives commands. Who drives it carries them out in their order, and owns time, disk and transport.
+It takes events and gives commands. Its driver carries them out in their order, and owns time, disk and transport.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ class AgreedPlan:
     """A run's plan, as a client has found it good.
 
     Args:
-        plan: of the server.
+        plan: the server's plan.
         settings: the section of the plan's experiment.
-        fixed: how messages become lanes.
-        identities: those of all clients.
+        fixed: the fixed point by which messages become lanes.
+        identities: the public keys of all clients.
     """
 
     plan: Plan
@@ -62,7 +62,7 @@ class Remember(NamedTuple):
     """Command to write down that a round is revealed, and then to call :meth:`Participant.recorded`.
 
     Args:
-        entries: of :class:`.RevealedRounds`.
+        entries: the entries that :class:`.RevealedRounds` has for the round and its message.
     """
 
     entries: tuple[bytes, ...]
@@ -90,15 +90,15 @@ class _Joined:
     """The session of one attempt of a task.
 
     Args:
-        task: the server's name of it.
-        round: its number, from 1.
-        attempt: of the round, from 0.
-        digests: of the task.
-        client: the moves.
-        round_entries: of the round in the record.
+        task: the task, by the server's name.
+        round: the number of the round, from 1.
+        attempt: the number of the attempt in its round, from 0.
+        digests: the two digests of the task.
+        client: the client's moves in this session.
+        round_entries: the entries of the round in the record.
         keys: the client's first answer.
         answered: messages of the coordinator, serialised, with the answers to them.
-        message_entry: of the masked message in the record.
+        message_entry: the entry of the masked message in the record; empty before it is masked.
         last_said: the last message of the coordinator, serialised.
     """
 
@@ -125,7 +125,7 @@ class Participant:
     carries are compared by their digest. A client that has revealed shares joins no other sum of that round.
 
     Args:
-        name: of the client.
+        name: the client's name.
         identity: its long-term private key, which signs.
         entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
         revealed: the rounds that it has revealed, of all runs.
@@ -169,7 +169,8 @@ class Participant:
         """
         if self._plan is None:
             return _refusal(assignment, b"", Reason.NOT_READY)
-        digests, joined = digests_of(self._plan.plan, assignment), self._joined
+        digests = digests_of(self._plan.plan, assignment)
+        joined = self._joined
         if joined is not None and (joined.task, joined.attempt) == (assignment.task, assignment.attempt):
             return self._told_again(joined, digests)
         if assignment.takes_parts:
@@ -264,7 +265,8 @@ class Participant:
         return [Say(joined.keys)]  # sent again: after a lost connection, or with the whole model
 
     def _answer(self, joined: _Joined, message: ToSession) -> list[Command]:
-        client, answer = joined.client, joined.answer()
+        client = joined.client
+        answer = joined.answer()
         match message.WhichOneof("what"):
             case "key_list":
                 answer.shares.CopyFrom(client.share(message.key_list))
@@ -284,7 +286,8 @@ class Participant:
 
     def _masked(self) -> list[Command]:
         """The masked message, if all that it needs is there."""
-        joined, message = self._joined, self._message
+        joined = self._joined
+        message = self._message
         if joined is None or joined.client.phase is not ClientPhase.MASKING or message is None:
             return []
         own_sha256, lanes = message

@@ -50,7 +50,7 @@ def reason_of(error: Exception, otherwise: Reason) -> Reason:
     """The sentence that may leave the client, for an error whose own words stay in its log.
 
     Args:
-        error: of whatever it does for the server.
+        error: the error that ended what the client did for the server.
         otherwise: the sentence for errors of this package that name none.
     """
     if isinstance(error, ClientRefusal):

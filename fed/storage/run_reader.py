@@ -280,13 +280,14 @@ class Totals:
         self._bytes_down += line["bytes_down"]
         if line["test_loss"] is not None:
             self._evaluated = line
-        self._wall_s, self._virtual_s = line["wall_s"], line["virtual_s"]
+        self._wall_s = line["wall_s"]
+        self._virtual_s = line["virtual_s"]
 
     def summary(self, experiment: "Experiment", directions: Mapping[str, str]) -> dict[str, Any]:
         """The totals as a part of the summary.
 
         Args:
-            experiment: of the run.
+            experiment: the run's experiment.
             directions: the name of each metric → "max" or "min", the best of its values.
         """
         last = self._evaluated

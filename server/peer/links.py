@@ -137,8 +137,8 @@ class Links:
         """End all streams with a peer.
 
         Args:
-            name: of the peer.
-            reason: to tell it.
+            name: the name of the peer.
+            reason: the sentence for it.
         """
         for link in self._open.get(name, ()):
             link.end(reason)

@@ -142,7 +142,7 @@ class MemberService(ABC):
         """End all rounds, and tell the others.
 
         Args:
-            number: of the last round.
+            number: the number of the last round.
         """
         self.members.end()
         self.begin(number + 1, number)
@@ -158,7 +158,7 @@ class MemberService(ABC):
         so of another.
 
         Args:
-            names: of others; of none it is false.
+            names: names of others; if there are none, the answer is false.
         """
         now_s = time.monotonic()
         present = {member.name for member in self.members.present(now_s)}
@@ -288,7 +288,7 @@ class MemberService(ABC):
 
         Args:
             link: the stream.
-            reason: to tell the other side.
+            reason: the sentence for the other side.
         """
         self._hold_to_credentials()
         link.end(reason)

@@ -333,7 +333,7 @@ class ReplicaService(MemberService):
         """Say in the log that this replica waits for others, and end the run where too few come.
 
         Args:
-            now_s: of the monotonic clock.
+            now_s: the time, by a monotonic clock.
             present: the names of present members, this one's among them.
             ready: the number of present members that take part.
 
