@@ -280,7 +280,8 @@ class SimulatedNeighbourhood:
 def _nobody_else(number: int, there: int) -> str:
     remedy = "let peers come more often, as devices.availability says"
     if there:
-        needs, remedy = "another peer, for one alone waits", f"{remedy}, or write rounds.alone: go_on"
+        needs = "another peer, for one alone waits"
+        remedy = f"{remedy}, or write rounds.alone: go_on"
     else:
         needs = "a peer"
     return f"round {number} needs {needs}, and none will ever be there again: {remedy}"

@@ -60,7 +60,7 @@ class _Held:
         return name_of(self.assignment.task)
 
 
-_Said = TypeVar("_Said", pb.FromNode, pb.Answer)
+_Leaving = TypeVar("_Leaving", pb.FromNode, pb.Answer)
 
 _Work: TypeAlias = tuple[Callable[[], None], Callable[[Exception], None]]
 """Work that the server has asked for, and the handler of its error."""
@@ -92,7 +92,8 @@ class EdgeNode(Dialler):
         super().__post_init__()
         self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Work] = queue.Queue()
-        self._said: queue.Queue[pb.Assignment | pb.ToSession | pb.Withdrawal] = queue.Queue()  # of sessions
+        # what the server has said that concerns sessions
+        self._for_sessions: queue.Queue[pb.Assignment | pb.ToSession | pb.Withdrawal] = queue.Queue()
         self._is_prepared = threading.Event()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._transfers = Transfers(self.patience, self.connected)
@@ -176,10 +177,10 @@ class EdgeNode(Dialler):
             with self._lock:
                 self._held.pop(name_of(message.withdrawal.task), None)
             if self.secure is not None:
-                self._said.put(message.withdrawal)
+                self._for_sessions.put(message.withdrawal)
         elif message.HasField("session"):
-            if self.secure is not None and self._said.qsize() < _MOST_WAITING:
-                self._said.put(message.session)
+            if self.secure is not None and self._for_sessions.qsize() < _MOST_WAITING:
+                self._for_sessions.put(message.session)
         elif message.HasField("examination"):
             asked = message.examination, self._outbox
             self._work.put((partial(self._score, *asked), partial(self._say_unscored, *asked)))
@@ -239,15 +240,15 @@ class EdgeNode(Dialler):
                 self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
         self._say(pb.FromNode(accepted=assignment.task))
         if self.secure is not None:
-            self._said.put(assignment)
+            self._for_sessions.put(assignment)
 
     def _converse(self, secure: SecureNode) -> None:
         """Answer what the server says in sessions, one message after another, while the node trains."""
         while not self._transfers.over.is_set():
-            said = self._said.get()
+            message = self._for_sessions.get()
             self._is_prepared.wait()
             try:
-                self._say_in_session(secure.take(said))
+                self._say_in_session(secure.take(message))
             except Exception:  # whatever it is, the next session may go well
                 _log.exception("a session failed")
                 self._say_in_session(secure.failed("the node has an error of its own"))
@@ -260,7 +261,7 @@ class EdgeNode(Dialler):
         """Send the server a message, on the open connection, or on that of an outbox."""
         (outbox or self._outbox).put(self._disclosed(message))
 
-    def _disclosed(self, message: _Said) -> _Said:
+    def _disclosed(self, message: _Leaving) -> _Leaving:
         """The message as it may leave the node."""
         return message if self.secure is None else disclosed(message)
 

@@ -116,8 +116,8 @@ class SecureNode:
             least_threshold=self.limits.threshold,
         )
         self._changed = threading.Condition()
-        self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, by its name
-        self._handed_out = b""  # the name of the message that nobody waits for any more
+        self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, under the digest of its task
+        self._handed_out = b""  # the digest of the last task whose masked message was taken
         self._ended: Ended | None = None  # the last session that has failed while somebody waited for its message
 
     def prepare(
@@ -195,7 +195,11 @@ class SecureNode:
         return self._carry_out(lambda: self._participant.failed(Reason.NODE_FAILED, problem))
 
     def holds(self, own_sha256: bytes) -> bool:
-        """True if the message of this name is there, so that its task need not be trained again."""
+        """True if the message of this task is there, so that it need not be trained again.
+
+        Args:
+            own_sha256: the own digest of the task.
+        """
         with self._changed:
             return self._participant.holds(own_sha256)
 
@@ -203,7 +207,7 @@ class SecureNode:
         """Take the node's message of a task; returns what the server is to hear.
 
         Args:
-            own_sha256: the name of the message.
+            own_sha256: the own digest of the message's task.
             lanes: signed integers of R bits.
         """
         return self._carry_out(lambda: self._participant.trained(own_sha256, lanes))
@@ -212,7 +216,7 @@ class SecureNode:
         """The masked message, once the neighbours' boxes have come; None if the task is withdrawn before.
 
         Args:
-            own_sha256: the name of the message.
+            own_sha256: the own digest of the message's task.
             is_wanted: tells whether the server still waits for it.
 
         Raises:

@@ -135,38 +135,24 @@ class NodeTraining:
         found = self._reference.model(assignment, read(path, assignment.payload))
         if found is None:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
-        vector_V, integers_I, *broadcast = found
         if self.fixed is not None and model_digest(found) != assignment.model_sha256:
             raise ClientRefusal(
                 "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL
             )
         states, are_lost = self._states(assignment)
-        given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
-        train = Train(
-            (self._client,),
-            assignment.round,
-            "payload",
-            assignment.lr if assignment.HasField("lr") else None,
-            (assignment.steps if assignment.HasField("steps") else None,),
-            assignment.broadcast_count,
-            assignment.population,
-            (assignment.place,) if assignment.HasField("place") else (),
-            ((assignment.round, *filter(None, [assignment.repeats])),),
-            states.names,
-        )
-        train = self._in_time(train, given, until_s) if until_s is not None else train
+        model = (found[0], found[1])  # of the tensors, the rest is broadcast
+        given = [*found, *states.stacked([self._client], [model])]
+        train = self._work_item(assignment, states)
+        if until_s is not None:
+            train = self._in_time(train, given, until_s)
         began_s = time.monotonic()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         if trained.diverged:
-            ((_, reason),) = trained.diverged
-            if self.fixed is not None:  # a failure would answer what the server asks of the samples, one bit a task
-                path.unlink(missing_ok=True)
-                return Hidden(pb.Answer(task=assignment.task), self.fixed.nothing(), reason)
-            return pb.Failed(task=assignment.task, reason=reason, diverged=True)
+            return self._diverged(assignment.task, trained, path)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
-        before = states.of(self._client, (vector_V, integers_I))
+        before = states.of(self._client, model)
         rows = [part[0].clone() for part in tensors[count:]]
         self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
@@ -201,6 +187,30 @@ class NodeTraining:
             return pb.Scores(id=examination.id)
         loss, metrics = found.scores[0]
         return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metrics=metrics)
+
+    def _work_item(self, assignment: pb.Assignment, states: ClientStates) -> Train:
+        """The local training that a task asks for."""
+        return Train(
+            (self._client,),
+            assignment.round,
+            "payload",
+            assignment.lr if assignment.HasField("lr") else None,
+            (assignment.steps if assignment.HasField("steps") else None,),
+            assignment.broadcast_count,
+            assignment.population,
+            (assignment.place,) if assignment.HasField("place") else (),
+            ((assignment.round, *filter(None, [assignment.repeats])),),
+            states.names,
+        )
+
+    def _diverged(self, task: pb.TaskId, trained: Trained, path: Path) -> pb.Failed | Hidden:
+        """The answer of a client whose training has diverged."""
+        ((_, reason),) = trained.diverged
+        if self.fixed is None:
+            return pb.Failed(task=task, reason=reason, diverged=True)
+        # a failure would answer what the server asks of the samples, one bit a task
+        path.unlink(missing_ok=True)
+        return Hidden(pb.Answer(task=task), self.fixed.nothing(), reason)
 
     def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
         """Training with as many steps as fit at the pace of the last task; before a first one a step is tried twice.

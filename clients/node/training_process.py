@@ -61,14 +61,14 @@ class TrainingProcess:
 
     def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
         """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, pb.Plan()
-        wanted[1].CopyFrom(plan)
-        for name in ("identities", "heartbeat_s"):  # which may change, and are nothing to it
-            wanted[1].ClearField(name)
-        if self._prepared != wanted:
+        own_plan = pb.Plan()
+        own_plan.CopyFrom(plan)
+        for name in ("identities", "heartbeat_s"):  # they may change, and training does not depend on them
+            own_plan.ClearField(name)
+        if self._prepared != (experiment, own_plan):
             self._prepared = None  # what fails here is not prepared
-            self.spec, self.fixed, self.keeps_states = self._ask("prepare", *wanted)
-            self._prepared = wanted
+            self.spec, self.fixed, self.keeps_states = self._ask("prepare", experiment, own_plan)
+            self._prepared = (experiment, own_plan)
 
     def train(
         self, assignment: pb.Assignment, path: Path, until_s: float | None = None

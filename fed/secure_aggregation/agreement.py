@@ -54,7 +54,7 @@ TASK_APART: Mapping[str, str] = {
 
 
 class TaskDigests(NamedTuple):
-    """The names of a task's message.
+    """The two digests of a task.
 
     Args:
         agreed: digest of all that the round's tasks have in common; it is among the terms.

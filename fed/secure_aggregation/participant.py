@@ -50,7 +50,7 @@ class Deliver(NamedTuple):
     """Command to deliver a masked message.
 
     Args:
-        own_sha256: the name of the message.
+        own_sha256: the own digest of the message's task.
         lanes: the masked message.
     """
 
@@ -72,7 +72,7 @@ class Ended(NamedTuple):
     """Notice that a session has ended without the client's shares.
 
     Args:
-        own_sha256: the name of the message that is not masked.
+        own_sha256: the own digest of the task whose message is not masked.
         reason: the sentence that the coordinator hears.
         problem: the particulars, for the client's own log.
     """
@@ -148,7 +148,7 @@ class Participant:
         self._least_threshold = least_threshold
         self._plan: AgreedPlan | None = None
         self._joined: _Joined | None = None
-        self._message: tuple[bytes, Tensor] | None = None  # the last one, by its name
+        self._message: tuple[bytes, Tensor] | None = None  # the last one, under the own digest of its task
 
     def begin(self, plan: AgreedPlan) -> None:
         """Take a run's plan; a session of another plan is over, and its message forgotten."""
@@ -158,7 +158,11 @@ class Participant:
         self._plan = plan
 
     def holds(self, own_sha256: bytes) -> bool:
-        """True if the message of this name is there, so that its task need not be trained again."""
+        """True if the message of this task is there, so that it need not be trained again.
+
+        Args:
+            own_sha256: the own digest of the task.
+        """
         return self._message is not None and self._message[0] == own_sha256
 
     def assigned(self, assignment: Assignment) -> list[Command]:
@@ -203,7 +207,7 @@ class Participant:
         """Take the client's message of a task, which is masked once the neighbours' boxes are there.
 
         Args:
-            own_sha256: the name of the message: the own digest of the task that it was made for.
+            own_sha256: the own digest of the task that the message was made for.
             lanes: the message, signed integers of R bits, which stay as they are.
         """
         self._message = own_sha256, lanes
