@@ -31,7 +31,6 @@ def keys(algorithm: str) -> dict[str, Any]:
         "rounds": {"count": ROUNDS, "deadline_s": 2.0},
         "evaluation": "coordinator",
         "checkpoints": {"every": 10},
-        "simulation": {"batching": "off"},
     }
 
 
