@@ -39,6 +39,12 @@ EXPERIMENT: dict[str, Any] = {
     "local": {"lr": 0.1},
     "simulation": {"batching": "off"},
 }
+GOSSIP: dict[str, Any] = {
+    **EXPERIMENT,
+    "algorithm": {"kind": "dpsgd"},
+    "topology": {"kind": "ring"},
+    "checkpoints": {"every": None},
+}
 # A round's line of the metrics took 700 bytes and more; what a garbage collector has yet to find varies by far less.
 MOST_BYTES_A_ROUND = 100.0
 MOST_WITH_CALLS = 300.0  # messages and timers under way vary more
@@ -168,12 +174,11 @@ def test_a_servers_calls_leave_nothing_behind(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("rule", "first", "last"), [("dpsgd", 200, 1000), ("allreduce", 100, 400)])
-def test_a_peers_rounds_leave_nothing_behind(tmp_path: Path, rule: str, first: int, last: int) -> None:
+def test_a_peers_rounds_leave_nothing_behind(tmp_path: Path) -> None:
     """Two peers over real connections, in this process, which counts what both hold."""
-    rounds = {"count": last + 20}  # modules that the end of a run loads are not counted
-    keys = {**EXPERIMENT, "rounds": rounds, "algorithm": {"kind": rule}, "checkpoints": {"every": None}}
-    keys |= {"topology": {"kind": "ring"}} if rule == "dpsgd" else {}
+    first, last = 200, 1000
+    # modules that the end of a run loads are not counted
+    keys = {**GOSSIP, "rounds": {"count": last + 20}}
     authority = Authority.create(tmp_path / "keys")
     ports = [free_port(), free_port()]
     held = Held(first, last)
@@ -253,11 +258,9 @@ def test_a_server_process_stays_as_large_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("rule", "first", "last"), [("dpsgd", 1000, 3000), ("allreduce", 500, 1500)])
-def test_a_peer_process_stays_as_large_as_it_was(tmp_path: Path, rule: str, first: int, last: int) -> None:
-    keys = {**EXPERIMENT, "rounds": {"count": 100_000}, "algorithm": {"kind": rule}, "checkpoints": {"every": None}}
-    keys |= {"topology": {"kind": "ring"}} if rule == "dpsgd" else {}
-    resident = Resident(first, last)
+def test_a_peer_process_stays_as_large_as_it_was(tmp_path: Path) -> None:
+    keys = {**GOSSIP, "rounds": {"count": 100_000}}
+    resident = Resident(1000, 3000)
     with processes(tmp_path, keys, 2) as peers:
         peers.start(0, 1)
         resident.watch(peers.running[0].pid, peers.output(0) / "metrics.jsonl")
