@@ -22,7 +22,7 @@ from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFailed, os_errors_as
 from fed.randomness import Streams
-from fed.secure_aggregation.agreement import model_digest
+from fed.secure_aggregation.agreement import digests_of, model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import SecureAggregation
@@ -66,17 +66,17 @@ class NodeTraining:
     Args:
         data: of this one client.
         experiment: the parts that concern it.
-        plan: the signature that models are made for, and the format of messages.
+        plan: of the server.
         folder: for what the client keeps between tasks.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
-        ClientRefusal: if the client would keep something between the tasks of secure aggregation.
     """
 
     def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
         (self._client,) = data.clients
+        self._plan = plan
         self._folder = folder
         with os_errors_as(InvalidInput, f"{folder} cannot be written to", "give another --state"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,33 +86,19 @@ class NodeTraining:
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
         self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
-        self._hold_to_no_state()
         self._work = Work(self._recipe, 0)
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._step_s: float | None = None
 
     @property
     def keeps_states(self) -> bool:
-        """True if the client keeps a state from task to task."""
+        """True if the client keeps something from task to task, for the algorithm or for codecs."""
         return bool(self._prepared.client_states(self._message).names)
 
     @property
     def fixed(self) -> FixedPoint | None:
         """Fixed point of the node's messages; None without secure aggregation."""
         return self._message.fixed
-
-    def _hold_to_no_state(self) -> None:
-        """Refuse secure aggregation of messages that hold what one client has kept.
-
-        The server says after which task a client goes on. It could let one client alone have something to add.
-        """
-        states = self._prepared.client_states(self._message)
-        if self.fixed is not None and (states.names or states.codec_names):
-            raise ClientRefusal(
-                "a node under secure aggregation keeps nothing between tasks, since the server could have the sum show "
-                "what one client has kept, and the plan's algorithm or error_feedback does",
-                Reason.KEEPS_STATE,
-            )
 
     def forget(self) -> None:
         """Remove what the client keeps between tasks."""
@@ -141,6 +127,8 @@ class NodeTraining:
             path: of the file with its payload.
             until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
         """
+        own_sha256 = digests_of(self._plan, assignment).own.hex()
+        self._refuse_another(name_of(assignment.task), own_sha256)
         if assignment.durable_after.start:
             _forget_before(self._folder, name_of(assignment.durable_after))
         found = self._reference.model(assignment, read(path, assignment.payload))
@@ -178,7 +166,8 @@ class NodeTraining:
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         before = states.of(self._client, (vector_V, integers_I))
-        self._keep(name_of(assignment.task), before, states, tensors[count:], are_lost)
+        rows = [part[0].clone() for part in tensors[count:]]
+        self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         if self.fixed is not None:
@@ -237,24 +226,38 @@ class NodeTraining:
         local, never_single = phase.local(recipe.local), normalises_batches(recipe.module)
         return Batches(local, samples, never_single, phase.steps(train.steps[0])).steps
 
+    def _refuse_another(self, name: str, own_sha256: str) -> None:
+        """Refuse a task of whose name the client has done another one: the state that it left would be lost."""
+        found = self._record(name) if (self._folder / name).is_dir() else None
+        if found is not None and found.get("own_sha256", own_sha256) != own_sha256:
+            raise ClientRefusal(f"the server has told task {name} in two ways", Reason.TOLD_TWICE)
+
     def _keep(
-        self, name: str, before: ClientState, states: ClientStates, rows: Sequence[Tensor], are_lost: bool
+        self,
+        task: pb.TaskId,
+        own_sha256: str,
+        before: ClientState,
+        *,
+        states: ClientStates,
+        rows: Sequence[Tensor],
+        are_lost: bool,
     ) -> None:
         """Store the client's state before and after a task, until it is known which part of the way counts.
 
         Args:
-            name: of the task.
+            task: by which the server will name the state.
+            own_sha256: the digest of all that the task carries.
             before: the state before it.
             states: the client's.
             rows: the state after it, and what codecs keep if the message is lost.
-            are_lost: the state that it should have begun with was gone, as it still is if the message is lost.
+            are_lost: True if the state that it should have begun with was gone, as it still is if the message is lost.
         """
         if rows:
-            of_client = [part[0].clone() for part in rows]
-            after = dict(zip(states.names, of_client, strict=False))
-            before |= dict(zip(states.codec_names, of_client[len(states.names) :], strict=True))
-            Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after, "are_lost": are_lost})
-            _make_newest(self._folder / name)
+            after = dict(zip(states.names, rows, strict=False))
+            before |= dict(zip(states.codec_names, rows[len(states.names) :], strict=True))
+            kept = {"before": before, "after": after, "are_lost": are_lost, "own_sha256": own_sha256}
+            Checkpoints(self._folder / name_of(task), 1).write(0, kept)
+            _make_newest(self._folder / name_of(task))
 
     def _states(self, asked: pb.Assignment | pb.Examination) -> tuple[ClientStates, bool]:
         """The state that the client resumes from, and true if it is lost: then the client begins with its first one."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fed.errors import InvalidExperiment, InvalidPayload
+from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
 from fed.tensors import Tensor, torch
 
 __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
@@ -159,8 +159,11 @@ class FixedPoint:
             generators: one for each client, which draws u.
 
         Raises:
+            InvalidInput: if a number of a message is not finite.
             InvalidExperiment: if one of the clients' numbers is out of its range.
         """
+        if not torch.isfinite(message_KM).all():
+            raise InvalidInput("a number is not finite")  # a constant: a client's numbers belong in no sentence
         rows = [
             self._row(message_M, weight, samples, loss, generator)
             for message_M, weight, samples, loss, generator in zip(message_KM, *beside, generators, strict=True)

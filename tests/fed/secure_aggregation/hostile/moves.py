@@ -55,7 +55,7 @@ def play_at_random(world: World) -> None:
             continue
         move()
         if rng.random() < rate / 20:
-            world.restart(rng.choice([*world.honest]))
+            world.restart(world.anybody())
 
 
 class Liar:
@@ -71,10 +71,10 @@ class Liar:
         self._world, self._rng, self._rate = world, world.rng, rate
         tasks = {
             name: changed(world, task, 1) if self._lies(0.5) else task
-            for name in world.honest
+            for name in world.usual
             if self._rng.random() > (0.25 if self._lies(5) else 0.0)
         }
-        self._held = Gathering(world, tasks or dict.fromkeys(world.honest, task))
+        self._held = Gathering(world, tasks or dict.fromkeys(world.usual, task))
 
     def moves(self) -> Iterator[Callable[[], None]]:
         """All messages of the session, phase by phase."""
@@ -111,13 +111,15 @@ class Liar:
         victim = self._rng.choice(listing.names)
         other = self._rng.choice(listing.names)
         keys = dict(listing.keys)
-        lie = self._rng.choice(["without", "false keys", "false keys, signed by a colluder", "swapped"])
+        lie = self._rng.choice(["without", "false keys", "swapped", "earlier keys"])
         if lie == "without":
             left = [one for one in listing.names if one != victim]
             self._held.list_to(name, Listing(left, keys))
             return
         if lie == "swapped":
             keys[victim], keys[other] = keys[other], keys[victim]
+        elif lie == "earlier keys":
+            keys[victim] = self._rng.choice(self._world.keys[victim] or [keys[victim]])
         else:
             signer = self._rng.choice(self._world.colluders) if self._world.colluders else None
             keys[victim] = self._held.keys_of(victim, signer or "nobody")

@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fed.secure_aggregation.agreement import TASK_OWN
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.participant import AgreedPlan
 from fed.secure_aggregation.settings import SecureAggregation
@@ -104,28 +105,39 @@ def is_known(shape: int, task: Assignment) -> bool:
 
 
 class Truth:
-    """The message that a client makes of a task: the same bits for all that shapes it alike.
+    """The message that a client makes of a task.
+
+    Where the randomness follows from the seed, all that shapes a message alike gives the same bits. Where each client
+    draws it anew, each training gives other bits, of nearly the same message: it counts as the same.
 
     Args:
         key: 32 bytes.
         shaping: those of :data:`MAY_SHAPE` that this algorithm reads.
+        alike: what such messages have in common, if each training gives other bits; empty: they follow from the seed.
     """
 
-    def __init__(self, key: bytes, shaping: Sequence[str]) -> None:
+    def __init__(self, key: bytes, shaping: Sequence[str], alike: Literal["", "run", "plan and task"]) -> None:
         self._key = key
-        self._aside = [*NEVER_SHAPES, *(name for name in MAY_SHAPE if name not in shaping)]
+        self._alike = alike
+        read = [*shaping, *(name for name in MAY_SHAPE if alike == "plan and task" and name not in TASK_OWN)]
+        self._aside = [*NEVER_SHAPES, *(name for name in MAY_SHAPE if name not in read)]
+        self._trainings = 0
 
     def message(self, client: str, plan: AgreedPlan, task: Assignment) -> tuple[str, np.ndarray]:
         """Name of the message, empty if anybody knows it, and its lanes."""
         fixed = plan.fixed
-        shape = json.loads(plan.plan.experiment)[0]
+        shape, text = json.loads(plan.plan.experiment)
         if is_known(shape, task):
             return "", np.zeros(fixed.lanes, f"i{fixed.bits // 8}")
         rest = Assignment()
         rest.CopyFrom(task)
         for name in self._aside:
             rest.ClearField(name)
-        said = f"{client} {shape} ".encode() + rest.SerializeToString(deterministic=True)
+        beside = {"": "", "run": plan.plan.run, "plan and task": text}[self._alike]
+        said = f"{client} {shape} {beside} ".encode() + rest.SerializeToString(deterministic=True)
         key = hashlib.sha256(self._key + said).digest()
-        lanes = stream(key, fixed.lanes, fixed.bits).view(f"i{fixed.bits // 8}")
-        return f"{client}/{key.hex()[:8]}", lanes
+        name = f"{client}/{key.hex()[:8]}"
+        if self._alike:
+            self._trainings += 1
+            key = hashlib.sha256(key + self._trainings.to_bytes(8, "big")).digest()
+        return name, stream(key, fixed.lanes, fixed.bits).view(f"i{fixed.bits // 8}")

@@ -14,7 +14,7 @@ from tests.fed.secure_aggregation.hostile.world import World
 
 def honest_round(world: World) -> None:
     """A round of its own, with the truth for everybody."""
-    held = Gathering(world, dict.fromkeys(world.honest, Task(round=3, base=300)))
+    held = Gathering(world, dict.fromkeys(world.usual, Task(round=3, base=300)))
     held.until_masked()
     held.survive(held.masked())
     held.unmask()

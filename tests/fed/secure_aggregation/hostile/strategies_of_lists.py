@@ -8,7 +8,7 @@ from tests.fed.secure_aggregation.hostile.world import World
 def two_lists_of_survivors(world: World) -> None:
     """Tell one group that a client survived, and another group that it did not."""
     rng = world.rng
-    names = [*world.honest] if rng.random() < 0.7 else world.some([*world.honest])
+    names = [*world.usual] if rng.random() < 0.7 else world.some([*world.usual])
     victim = rng.choice(names)
     held = Gathering(world, dict.fromkeys(names, Task()))
     held.until_masked()
@@ -29,13 +29,13 @@ def two_lists_of_survivors(world: World) -> None:
 def others_lost_to_each(world: World) -> None:
     """Tell each client that others were lost, as many as it takes, so that few are lost to nobody."""
     rng = world.rng
-    held = Gathering(world, dict.fromkeys(world.honest, Task()))
+    held = Gathering(world, dict.fromkeys(world.usual, Task()))
     held.until_masked()
     everybody = held.masked()
     session = next((one.believed for one in world.honest.values() if one.believed is not None), None)
     if session is None:
         return
-    names = [*world.honest]
+    names = [*world.usual]
     rng.shuffle(names)
     at_once = len(everybody) - session.least_survivors  # lost to one client
     needed = max(1, session.degree.threshold - len(world.colluders))  # clients to which one is lost
@@ -55,7 +55,7 @@ def false_keys(world: World) -> None:
     """Give a client keys of the coordinator's own in place of the others'."""
     rng = world.rng
     victim = world.anybody()
-    held = Gathering(world, dict.fromkeys(world.honest, Task()))
+    held = Gathering(world, dict.fromkeys(world.usual, Task()))
     held.hold([held.join])
     true = held.listing()
     some = [name for name in true.names if name != victim and (rng.random() < 0.8 or name in world.colluders)]
@@ -72,7 +72,7 @@ def false_keys(world: World) -> None:
 def few_survivors(world: World) -> None:
     """Call all lost but as few as may be, or list as few as may be, all colluders among them."""
     rng = world.rng
-    names = rng.sample([*world.honest], rng.randint(2, len(world.honest)))
+    names = rng.sample([*world.usual], rng.randint(2, len(world.usual)))
     held = Gathering(world, dict.fromkeys(names, Task()))
     held.until_masked()
     few = rng.sample(names, rng.randint(1, len(names)))
@@ -84,8 +84,8 @@ def late_message(world: World) -> None:
     """Call a client lost after its message has come, unmask the others, and then ask it and them once more."""
     rng = world.rng
     victim = world.anybody()
-    held = Gathering(world, dict.fromkeys(world.honest, Task()))
-    others = [name for name in world.honest if name != victim]
+    held = Gathering(world, dict.fromkeys(world.usual, Task()))
+    others = [name for name in world.usual if name != victim]
     is_late = rng.random() < 0.5
     held.hold([held.join, held.list_to])
     held.hold([world.train, held.deliver_to], others if is_late else None)
@@ -96,5 +96,5 @@ def late_message(world: World) -> None:
         held.hold([world.train, held.deliver_to], [victim])
     views = [left, [*left, victim]]
     for _ in range(2):
-        held.survive(dict.fromkeys(world.honest, rng.choice(views)))
+        held.survive(dict.fromkeys(world.usual, rng.choice(views)))
         held.unmask()

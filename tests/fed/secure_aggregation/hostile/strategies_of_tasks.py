@@ -17,22 +17,23 @@ _KNOWN: Sequence[dict[str, Any]] = (
 )
 """Ways to ask for a message that anybody knows, or might be asked to."""
 
-_SAME: Sequence[dict[str, Any]] = (
+_NAMES: Sequence[dict[str, Any]] = (
     {},
     {"plan": 1},
     {"plan": 2},
     {"plan": 3},
-    {"repeats": 1},
     {"population": 11},
+    {"plan": 1, "population": 11},
+    {"repeats": 1},
     {"broadcast_count": 1},
     {"place": 10},
     {"kept_after": 99},
     {"deadline_s": 60.0},
-    {"steps": 5},
-    {"model": "B"},
-    {"round": 2},
 )
-"""Ways to ask for the same message by other names, or for another one as if it were the same."""
+"""Ways to ask for the same message, or for nearly the same one, by other names."""
+
+_OTHERS: Sequence[dict[str, Any]] = ({"steps": 5}, {"model": "B"}, {"round": 2}, {"plan": 4})
+"""Ways to ask for another message as if it were the same."""
 
 
 def two_tasks_in_one_session(world: World) -> None:
@@ -40,7 +41,7 @@ def two_tasks_in_one_session(world: World) -> None:
     rng = world.rng
     victim = world.anybody()
     task = Task(attempt=rng.randrange(2))
-    tasks = dict.fromkeys(world.honest, replace(task, **rng.choice(_KNOWN))) | {victim: task}
+    tasks = dict.fromkeys(world.usual, replace(task, **rng.choice(_KNOWN))) | {victim: task}
     held = Gathering(world, tasks)
     held.until_masked()
     held.survive(held.masked())
@@ -55,13 +56,13 @@ def message_of_another_task(world: World) -> None:
     again = replace(first, attempt=rng.randrange(2), base=rng.choice([100, 100, 200]))
     which = rng.randrange(3)
     again = replace(again, **(rng.choice(_KNOWN) if which else {}))
-    again = replace(again, **(rng.choice(_SAME) if which != 1 else {}))
-    before = Gathering(world, dict.fromkeys(world.honest, first) if rng.random() < 0.3 else {victim: first})
+    again = replace(again, **(rng.choice([*_NAMES, *_OTHERS, *_OTHERS]) if which != 1 else {}))
+    before = Gathering(world, dict.fromkeys(world.usual, first) if rng.random() < 0.3 else {victim: first})
     before.hold([before.join, world.train])
     if rng.random() < 0.3:
         before.hold([before.list_to, before.deliver_to])
-    held = Gathering(world, dict.fromkeys(world.honest, again))
-    others = [name for name in world.honest if name != victim]
+    held = Gathering(world, dict.fromkeys(world.usual, again))
+    others = [name for name in world.usual if name != victim]
     held.hold([held.join])
     if rng.random() < 0.5:  # the session as it is, whatever the client has at hand
         held.hold([world.train], others)
@@ -79,25 +80,26 @@ def two_sums_of_one_round(world: World) -> None:
     rng = world.rng
     victim = world.anybody()
     first = Task()
-    held = Gathering(world, dict.fromkeys(world.honest, first))
+    held = Gathering(world, dict.fromkeys(world.usual, first))
     held.until_masked()
     held.survive(held.masked())
-    revealing = [*world.honest]
+    revealing = [*world.usual]
     if rng.random() < 0.3:  # as few as are needed
         revealing = [*world.some(revealing)]
     held.hold([held.consents_to], revealing)
-    dying = rng.choice([0.0, 0.5, 1.0])
+    dying = rng.choice([0.0, 0.0, 0.0, 0.5, 1.0])
     for name in revealing:
         if rng.random() < dying:
             world.restart(name, is_written=rng.random() < 0.3)
         else:
             world.write(name)
-    again = replace(first, **rng.choice(_SAME), base=rng.choice([100, 200]), attempt=rng.choice([0, 1, 1]))
+    again = replace(first, base=rng.choice([100, 200]), attempt=rng.choice([0, 1, 1]))
+    again = replace(again, **rng.choice([*_NAMES, *_NAMES, *_OTHERS]))
     dying = rng.choice([0.0, 0.5, 1.0])
-    for name in world.honest:
+    for name in world.usual:
         if rng.random() < dying:
             world.restart(name)
-    left = [name for name in world.honest if name != victim or rng.random() < 0.2]
+    left = [name for name in world.usual if name != victim or rng.random() < 0.1]
     second = Gathering(world, dict.fromkeys(left, again))
     second.until_masked()
     second.survive(second.masked())
@@ -107,7 +109,7 @@ def two_sums_of_one_round(world: World) -> None:
 def from_session_to_session(world: World) -> None:
     """Move clients between two attempts after they have masked, so that sums overlap."""
     rng = world.rng
-    names = [*world.honest]
+    names = [*world.usual]
     first = Gathering(world, dict.fromkeys(world.some(names), Task()))
     second = Gathering(world, dict.fromkeys(world.some(names), Task(attempt=1)))
     for one, other in ((first, second), (second, first)):

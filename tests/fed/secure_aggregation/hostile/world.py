@@ -4,20 +4,21 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fed.errors import FedError
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities
-from fed.wire.protocol_pb2 import Box, FromSession, ToSession
+from fed.wire.protocol_pb2 import Box, FromSession, SessionKeys, ToSession
 from tests.fed.secure_aggregation.hostile import ideal
 from tests.fed.secure_aggregation.hostile.honest import Beliefs, Honest
 from tests.fed.secure_aggregation.hostile.plans import MAY_SHAPE, Task, Truth, told_plans
 from tests.fed.secure_aggregation.hostile.record import Record
 
-_RUNS = "ABCDEFGHI"
+_LETTERS = "ABCDEFGHI"
+_ALIKE: Sequence[Literal["", "run", "plan and task"]] = ("", "", "run", "plan and task")
 
 
 @cache
@@ -52,21 +53,25 @@ class World:
         rng: draws all moves.
         record: of the transcript.
         honest: by name.
+        usual: names of those on a list, where no strategy has another one.
         colluders: names of the clients whose secrets are the coordinator's.
         plans: that it may tell.
+        keys: all that each client has ever said.
         boxes: session and receiver → sender → box.
         consents: session and survivors → client → signature.
 
     Args:
         seed: of all that is drawn.
-        given: in place of settings that are drawn, with ``clients`` and ``colluders``.
+        given: in place of settings that are drawn, with ``clients``, ``colluders`` and ``listed``, the usual number on
+            a list.
     """
 
     def __init__(self, seed: int, given: Mapping[str, Any]) -> None:
         self.rng = random.Random(seed)
         drawn = _drawn_settings(self.rng) | {**given}
         count, colluders = drawn.pop("clients"), drawn.pop("colluders")
-        names = [f"client-{letter}" for letter in _RUNS[:count]]
+        listed = drawn.pop("listed", count)
+        names = [f"client-{letter}" for letter in _LETTERS[:count]]
         self.colluders = sorted(self.rng.sample(names, colluders))
         self.names = names
         self.settings = drawn
@@ -74,7 +79,8 @@ class World:
         identities = Identities({name: public_of(name) for name in names}, b"identities")
         self.plans = told_plans(drawn, count, identities)
         shaping = [name for name in MAY_SHAPE if self.rng.random() < 0.5]
-        truth = Truth(self.rng.randbytes(32), shaping)
+        alike = self.rng.choice(_ALIKE)
+        truth = Truth(self.rng.randbytes(32), shaping, alike)
         entropy = ideal.Entropy(self.rng)
         self.beliefs = Beliefs()
         self.honest = {
@@ -82,20 +88,22 @@ class World:
             for name in names
             if name not in self.colluders
         }
+        self.usual = sorted(self.rng.sample([*self.honest], listed - colluders))
         self.entropy = entropy
         self.told_plan: dict[str, int] = {}
         self.boxes: dict[tuple[bytes, str], dict[str, Box]] = defaultdict(dict)
+        self.keys: dict[str, list[SessionKeys]] = defaultdict(list)
         self.consents: dict[tuple[bytes, bytes], dict[str, bytes]] = defaultdict(dict)
         said = ", ".join(f"{name} {value}" for name, value in drawn.items())
-        self.step(f"{count} clients, colluders {self.colluders}; {said}; shaping: {shaping}")
+        self.step(f"{count} clients, colluders {self.colluders}; {said}; read: {shaping}; anew: {alike or 'no'}")
 
     def step(self, sentence: str) -> None:
         """Note a step."""
         self.record.steps.append(sentence)
 
     def anybody(self) -> str:
-        """One of the honest clients."""
-        return self.rng.choice([*self.honest])
+        """One of the usual clients."""
+        return self.rng.choice(self.usual)
 
     def some(self, names: Sequence[str]) -> list[str]:
         """At least two of some clients, in any order."""
@@ -110,6 +118,7 @@ class World:
     def assign(self, name: str, task: Task) -> None:
         """Tell a client a task."""
         said = self.honest[name].assign(task.assignment(self.names.index(name)))
+        self.keys[name] += [message.keys for message in said if message.HasField("keys")]
         self.step(f"{name} is assigned {task}{_heard(said)}")
 
     def train(self, name: str) -> None:
@@ -188,4 +197,5 @@ def _drawn_settings(rng: random.Random) -> dict[str, Any]:
         "corrupt": corrupt,
         "minimum_cohort": least,
         "threshold": threshold,
+        "listed": clients if threshold == "auto" else shortest,
     }
