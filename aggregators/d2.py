@@ -36,8 +36,11 @@ class D2(PeerRule):
     .. math:: X_{t+1} = W (2 X_t - X_{t-1} - η_t G_t + η_{t-1} G_{t-1}), \qquad X_1 = W (X_0 - η_0 G_0)
 
     Each step has its own η, so that the mean follows the mean gradient under any schedule; the paper's is constant.
-    It converges to the optimum of the peers' mean loss where the smallest eigenvalue of W is above −1/3. An even ring
-    with Metropolis–Hastings weights is at −1/3: ``topology: {kind: ring, lazy: true}`` mixes by (I + W)/2.
+    It converges to the optimum of the peers' mean loss where W is symmetric, the same in every round, and its smallest
+    eigenvalue above −1/3. An even ring with Metropolis–Hastings weights is at −1/3: ``topology: {kind: ring, lazy:
+    true}`` mixes by (I + W)/2. Graphs that are directed or change with the round are refused, since it diverges on
+    some. Peers that are away or late change W as well: on a lazy ring of eight it bore half of them in a round, and
+    diverged where each was away, or each message late, four times in five.
 
     Conserved is Σ (X_{t+1} − X_t + η_t G_t) = 0 over the members. One that goes for good takes its share along, by
     which the mean of the others would move in each round for ever: they begin anew at rest, X_t = X_{t+1} and G_t = 0.
@@ -66,8 +69,15 @@ class D2(PeerRule):
         return State(mix(moved_NP), x_NP, step_NP)
 
     def check_topology(self, topology: "Topology") -> None:
-        """Refuse weights with an eigenvalue of −1/3 or less."""
+        """Refuse weights that are not symmetric or change, and those with an eigenvalue of −1/3 or less."""
         super().check_topology(topology)
+        if topology.changes or topology.is_directed:
+            got = "one that changes with the round" if topology.changes else "a directed one"
+            raise InvalidExperiment(
+                "algorithm d2 needs a fixed graph whose messages go both ways, because its correction may diverge "
+                f"under other weights, got {got}: choose a topology such as ring with lazy: true, or algorithm "
+                "gradient_tracking"
+            )
         least = float(torch.linalg.eigvals(topology.matrix(1).to_dense()).real.min())
         if least <= _LEAST + _ROUNDING:
             raise InvalidExperiment(

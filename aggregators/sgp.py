@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.errors import RunFailed
 from fed.tensors import Tensor, torch
 
 __all__ = ["SGP", "State"]
+
+_LEAST_WEIGHT = 2.0**-30  # of a peer whose steps are a billion times as long as they should be
 
 
 class State(NamedTuple):
@@ -28,7 +31,10 @@ class SGP(PeerRule):
 
     .. math:: x ← P (x - η g(z)), \qquad w ← P w, \qquad z = x / w
 
-    The columns of P add up to 1, so that Σ w = n always, on directed graphs and on those that change.
+    The columns of P add up to 1, so that Σ w = n always, on directed graphs and on those that change. What peers send
+    must reach each from every other, over some rounds: a step of peer i moves z_i by η g/w_i, and w_i falls to 0 where
+    nothing comes in. So it does behind a peer of a directed ring whose messages are always late, which keeps what it
+    would have sent: no weight is lost, but it gathers there. The run ends with an error once a weight is below 2⁻³⁰.
 
     A member that goes for good takes its x and w along. The others still agree on Σ x / Σ w, but they are n, and Σ w is
     not: each step would move their mean by n / Σ w of itself. They begin anew, each with its own z and a weight of 1.
@@ -50,7 +56,16 @@ class SGP(PeerRule):
         return self.init(state.model_NP)
 
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
-        """Local steps from z, and one exchange."""
+        """Local steps from z, and one exchange.
+
+        Raises:
+            RunFailed: if so little weight is left to a peer that its steps have no bound.
+        """
         z_NP = state.model_NP
         x_NP, w_N1 = mix(state.x_NP + (descend(z_NP) - z_NP), state.w_N1)
+        if (least := float(w_N1.min())) < _LEAST_WEIGHT:
+            raise RunFailed(
+                f"sgp needs messages that reach every peer, got a push-sum weight of {least:.2g}, as where a neighbour "
+                "is always late or away: raise rounds.deadline_s, or choose an undirected topology"
+            )
         return State(x_NP / w_N1, x_NP, w_N1)

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from deployment import FED, HERE, Part, commands_of_nodes, port_of
@@ -39,6 +40,22 @@ MOST_ROUNDS = 10_000_000
 BEGUN_ROUNDS = 20
 PATIENCE_S = 120.0
 PEERS = 3
+
+
+class Visit(NamedTuple):
+    """A stranger's visits in one measurement.
+
+    Args:
+        visits_per_s: connections that it made.
+        alone_per_s: rounds before and after it.
+        with_it_per_s: rounds meanwhile.
+        lines: written to standard error beside the rounds'.
+    """
+
+    visits_per_s: float
+    alone_per_s: float
+    with_it_per_s: float
+    lines: int
 
 
 @contextlib.contextmanager
@@ -96,46 +113,65 @@ def meeting(folder: Path, authority: Authority) -> Iterator[tuple[int, Path, Pat
         yield int(first.rpartition(":")[2]), folder / "peer-0.log", folder / "run-0" / "metrics.jsonl"
 
 
-def measure(side: str, kinds: Sequence[str], seconds: float, folder: Path) -> dict[str, Any]:
+def measure(side: str, kinds: Sequence[str], seconds: float, repeats: int, folder: Path) -> dict[str, Any]:
     """The rate of rounds without and with each kind of stranger.
 
     Args:
         side: server or peers.
         kinds: of strangers.
         seconds: of each measurement.
+        repeats: visits of each kind, in turns.
         folder: for everything.
     """
     authority = Authority.create(folder / "keys", hosts=["127.0.0.1"])
     for number in range(3):
         authority.issue(str(number))
         authority.issue(f"peer-{number}", is_peer=True)
-    other = Authority.create(folder / "other", hosts=["127.0.0.1"])
-    other.issue("mallory")
-    found: dict[str, Any] = {}
+    foreign = Authority.create(folder / "other", hosts=["127.0.0.1"]).issue("mallory")
     runs = serving if side == "server" else meeting
+    found: dict[str, list[Visit]] = {kind: [] for kind in kinds}
     with runs(folder, authority) as (port, log, metrics):
         await_rounds(metrics, log)
-        alone = rate(metrics, seconds)
-        for kind in kinds:
-            said = log.stat().st_size, log.read_bytes().count(b"\n"), rounds_said(log)
-            command = [sys.executable, str(HERE / "sides" / "strangers.py"), "--kind", kind, "--port", str(port)]
-            command += ["--certificate", str(other.folder / "nodes" / "mallory"), "--seconds", str(seconds + 1)]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
-                time.sleep(0.5)  # until it has begun
-                with_it = rate(metrics, seconds)
-                count = int(stranger.communicate(timeout=PATIENCE_S)[0])
-            time.sleep(0.5)
-            after = rate(metrics, seconds)
-            lines = log.read_bytes().count(b"\n") - said[1] - (rounds_said(log) - said[2])
-            found[kind] = {
-                "alone_per_s": (alone + after) / 2,
-                "with_it_per_s": with_it,
-                "share": 2 * with_it / (alone + after),
-                "visits_per_s": count / (seconds + 1),
-                "lines": lines,
-            }
-            alone = after
-    return found
+        alone_per_s = rate(metrics, seconds)
+        for _ in range(repeats):
+            for kind in kinds:
+                before = lines_beside_rounds(log)
+                count, with_it_per_s = visited(kind, port, foreign, metrics, seconds)
+                after_per_s = rate(metrics, seconds)
+                mean_per_s = (alone_per_s + after_per_s) / 2
+                lines = lines_beside_rounds(log) - before
+                found[kind].append(Visit(count / (seconds + 1), mean_per_s, with_it_per_s, lines))
+                alone_per_s = after_per_s
+    return {kind: summarised(visits) for kind, visits in found.items()}
+
+
+def visited(kind: str, port: int, foreign: Path, metrics: Path, seconds: float) -> tuple[int, float]:
+    """Number of a stranger's visits, and the rate of rounds meanwhile.
+
+    Args:
+        kind: of stranger.
+        port: that it comes to.
+        foreign: the folder of another authority's certificate.
+        metrics: of the run.
+        seconds: of the measurement.
+    """
+    command = [sys.executable, str(HERE / "sides" / "strangers.py"), "--kind", kind, "--port", str(port)]
+    command += ["--certificate", str(foreign), "--seconds", str(seconds + 1)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stranger:
+        time.sleep(0.5)  # until it has begun
+        with_it_per_s = rate(metrics, seconds)
+        return int(stranger.communicate(timeout=PATIENCE_S)[0]), with_it_per_s
+
+
+def summarised(visits: Sequence[Visit]) -> dict[str, Any]:
+    """Medians over all visits of a kind, and the lines of all of them."""
+    return {
+        "visits_per_s": statistics.median(one.visits_per_s for one in visits),
+        "alone_per_s": statistics.median(one.alone_per_s for one in visits),
+        "with_it_per_s": statistics.median(one.with_it_per_s for one in visits),
+        "share": statistics.median(one.with_it_per_s / one.alone_per_s for one in visits),
+        "lines": sum(one.lines for one in visits),
+    }
 
 
 def await_rounds(metrics: Path, log: Path) -> None:
@@ -147,9 +183,10 @@ def await_rounds(metrics: Path, log: Path) -> None:
         time.sleep(0.1)
 
 
-def rounds_said(log: Path) -> int:
-    """Lines of a log that tell of a round."""
-    return log.read_bytes().count(b"\nround ")
+def lines_beside_rounds(log: Path) -> int:
+    """Lines of a log that do not tell of a round."""
+    content = log.read_bytes()
+    return content.count(b"\n") - content.count(b"\nround ")
 
 
 def rate(metrics: Path, seconds: float) -> float:
@@ -183,7 +220,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", default=",".join(SIDES), help=f"of {', '.join(SIDES)}")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=3, help="of each kind; medians count")
     parser.add_argument("--output", type=Path, help="where to write the results")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
@@ -191,7 +229,7 @@ def main() -> None:
     report |= {"versions": {"grpcio": version("grpcio")}, "results": {}}
     for side in given.sides.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            report["results"][side] = measure(side, given.kinds.split(","), given.seconds, Path(folder))
+            report["results"][side] = measure(side, given.kinds.split(","), given.seconds, given.repeats, Path(folder))
     is_all = given.sides.split(",") == list(SIDES) and given.kinds.split(",") == list(KINDS) and given.output is None
     output = given.output or (HERE / "strangers.json" if is_all else None)
     text = f"{measured_on(report)}\n\n{table(report).markdown()}"

@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.layout`.
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -105,8 +106,16 @@ def mean_loss(losses: Sequence[tuple[float, int]]) -> float | None:
     """The mean of (training loss, samples), weighted by samples, to the bit in any order; None without any."""
     if not losses:
         return None
-    # exact, whatever the order of arrival
-    return math.fsum(loss * samples for loss, samples in losses) / sum(samples for _, samples in losses)
+    total = sum(samples for _, samples in losses)
+    if not all(math.isfinite(loss) for loss, _ in losses):
+        return sum(loss * samples for loss, samples in losses) / total
+    with suppress(OverflowError):
+        # exact, whatever the order of arrival
+        mean = math.fsum(loss * samples for loss, samples in losses) / total
+        if math.isfinite(mean):
+            return mean
+    # losses that are about to diverge have a mean, too
+    return float(sum(Fraction(loss) * samples for loss, samples in losses) / total)
 
 
 class UpdateAccumulator:

@@ -263,7 +263,7 @@ class Deployment:
         secure = self.experiment.secure_aggregation
         if secure is not None:
             # now, so that what would be refused below is refused before the wait for nodes
-            self._message(prepared, policy, max(min_nodes, len(fleet.registered())))
+            _warn_of_states(prepared, self._message(prepared, policy, max(min_nodes, len(fleet.registered()))))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))
         if asks_place or (secure is not None and policy.most_asked(len(fleet.registered())) == len(fleet.registered())):
@@ -404,6 +404,15 @@ def _free_memory(module: "nn.Module") -> Callable[[], None]:
             storage.resize_(size_bytes)
 
     return restore_memory
+
+
+def _warn_of_states(prepared: Preparation, message: Format) -> None:
+    """Say that nodes refuse to keep something between the tasks of secure aggregation, unless their owners allow it."""
+    if prepared.client_states(message).names:
+        _log.warning(
+            "the experiment's algorithm or error_feedback has clients keep something between tasks, which under "
+            "secure_aggregation nodes refuse that are not started with --allow-state"
+        )
 
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:

@@ -221,7 +221,7 @@ class EdgeNode(Dialler):
         experiment = as_experiment(plan.experiment, self.allowed)
         self.training.prepare(experiment, plan)
         if self.secure is not None:
-            self.secure.prepare(experiment, plan, self.training.fixed)
+            self.secure.prepare(experiment, plan, self.training.fixed, keeps_states=self.training.keeps_states)
         elif experiment.secure_aggregation is not None:
             raise RunFailed("the server's plan is of secure aggregation: start fed client with --secure")
         self._is_prepared.set()
@@ -297,6 +297,9 @@ class EdgeNode(Dialler):
             done = self._train(held)  # from a new file: half an answer may be in it
         if isinstance(done, Hidden):
             assert self.secure is not None
+            if done.problem:
+                number = held.assignment.task.number
+                _log.warning("task %d adds nothing to its round's sum: %s", number, done.problem)
             self._say_in_session(self.secure.trained(held.own_sha256, done.lanes))
             done = self._masked(held, done.answer, self.secure)
         if isinstance(done, pb.Failed):

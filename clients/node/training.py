@@ -22,7 +22,7 @@ from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFailed, os_errors_as
 from fed.randomness import Streams
-from fed.secure_aggregation.agreement import model_digest
+from fed.secure_aggregation.agreement import digests_of, model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import SecureAggregation
@@ -52,10 +52,12 @@ class Hidden(NamedTuple):
     Args:
         answer: what is said beside the message.
         lanes: the message, signed integers of R bits.
+        problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
     """
 
     answer: pb.Answer
     lanes: Tensor
+    problem: str = ""
 
 
 class NodeTraining:
@@ -64,7 +66,7 @@ class NodeTraining:
     Args:
         data: of this one client.
         experiment: the parts that concern it.
-        plan: the signature that models are made for, and the format of messages.
+        plan: of the server.
         folder: for what the client keeps between tasks.
 
     Raises:
@@ -74,6 +76,7 @@ class NodeTraining:
 
     def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
         (self._client,) = data.clients
+        self._plan = plan
         self._folder = folder
         with os_errors_as(InvalidInput, f"{folder} cannot be written to", "give another --state"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ class NodeTraining:
 
     @property
     def keeps_states(self) -> bool:
-        """True if the client keeps a state from task to task."""
+        """True if the client keeps something from task to task, for the algorithm or for codecs."""
         return bool(self._prepared.client_states(self._message).names)
 
     @property
@@ -124,6 +127,8 @@ class NodeTraining:
             path: of the file with its payload.
             until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
         """
+        own_sha256 = digests_of(self._plan, assignment).own.hex()
+        self._refuse_another(name_of(assignment.task), own_sha256)
         if assignment.durable_after.start:
             _forget_before(self._folder, name_of(assignment.durable_after))
         found = self._reference.model(assignment, read(path, assignment.payload))
@@ -154,11 +159,15 @@ class NodeTraining:
         assert isinstance(trained, Trained)
         if trained.diverged:
             ((_, reason),) = trained.diverged
+            if self.fixed is not None:  # a failure would answer what the server asks of the samples, one bit a task
+                path.unlink(missing_ok=True)
+                return Hidden(pb.Answer(task=assignment.task), self.fixed.nothing(), reason)
             return pb.Failed(task=assignment.task, reason=reason, diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         before = states.of(self._client, (vector_V, integers_I))
-        self._keep(name_of(assignment.task), before, states, tensors[count:], are_lost)
+        rows = [part[0].clone() for part in tensors[count:]]
+        self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         if self.fixed is not None:
@@ -217,24 +226,38 @@ class NodeTraining:
         local, never_single = phase.local(recipe.local), normalises_batches(recipe.module)
         return Batches(local, samples, never_single, phase.steps(train.steps[0])).steps
 
+    def _refuse_another(self, name: str, own_sha256: str) -> None:
+        """Refuse a task of whose name the client has done another one: the state that it left would be lost."""
+        found = self._record(name) if (self._folder / name).is_dir() else None
+        if found is not None and found.get("own_sha256", own_sha256) != own_sha256:
+            raise ClientRefusal(f"the server has told task {name} in two ways", Reason.TOLD_TWICE)
+
     def _keep(
-        self, name: str, before: ClientState, states: ClientStates, rows: Sequence[Tensor], are_lost: bool
+        self,
+        task: pb.TaskId,
+        own_sha256: str,
+        before: ClientState,
+        *,
+        states: ClientStates,
+        rows: Sequence[Tensor],
+        are_lost: bool,
     ) -> None:
         """Store the client's state before and after a task, until it is known which part of the way counts.
 
         Args:
-            name: of the task.
+            task: by which the server will name the state.
+            own_sha256: the digest of all that the task carries.
             before: the state before it.
             states: the client's.
             rows: the state after it, and what codecs keep if the message is lost.
-            are_lost: the state that it should have begun with was gone, as it still is if the message is lost.
+            are_lost: True if the state that it should have begun with was gone, as it still is if the message is lost.
         """
         if rows:
-            of_client = [part[0].clone() for part in rows]
-            after = dict(zip(states.names, of_client, strict=False))
-            before |= dict(zip(states.codec_names, of_client[len(states.names) :], strict=True))
-            Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after, "are_lost": are_lost})
-            _make_newest(self._folder / name)
+            after = dict(zip(states.names, rows, strict=False))
+            before |= dict(zip(states.codec_names, rows[len(states.names) :], strict=True))
+            kept = {"before": before, "after": after, "are_lost": are_lost, "own_sha256": own_sha256}
+            Checkpoints(self._folder / name_of(task), 1).write(0, kept)
+            _make_newest(self._folder / name_of(task))
 
     def _states(self, asked: pb.Assignment | pb.Examination) -> tuple[ClientStates, bool]:
         """The state that the client resumes from, and true if it is lost: then the client begins with its first one."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fed.errors import InvalidExperiment, InvalidPayload
+from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
 from fed.tensors import Tensor, torch
 
 __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
@@ -159,14 +159,23 @@ class FixedPoint:
             generators: one for each client, which draws u.
 
         Raises:
+            InvalidInput: if a number of a message is not finite.
             InvalidExperiment: if one of the clients' numbers is out of its range.
         """
+        if not torch.isfinite(message_KM).all():
+            raise InvalidInput("a number is not finite")  # a constant: a client's numbers belong in no sentence
         rows = [
             self._row(message_M, weight, samples, loss, generator)
             for message_M, weight, samples, loss, generator in zip(message_KM, *beside, generators, strict=True)
         ]
         lanes, values = zip(*rows, strict=True)
         return Quantised(torch.stack(lanes), torch.stack(values))
+
+    def nothing(self) -> Tensor:
+        """Lanes of a client that has no message to add, as one whose training diverged: without weight or samples."""
+        zeros_1M = torch.zeros(1, self.numbers)
+        without = ClientNumbers(weights=(0.0,), samples=(0,), losses=(0.0,))
+        return self.quantise(zeros_1M, without, [np.random.default_rng(0)]).lanes[0]
 
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""

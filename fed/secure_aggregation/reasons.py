@@ -15,6 +15,7 @@ class Reason(StrEnum):
 
     NOT_READY = "the server asks before it has told its plan"
     HIDES_TOO_LITTLE = "the plan hides less than this node's owner allows: the node's log names the limit"
+    KEEPS_STATE = "the plan has clients keep something between tasks, which a sum could show of one of them alone"
     OLD_IDENTITIES = "the plan's identities are older than those that the node knows, or not signed by its authority"
     CANNOT_FOLLOW = "the node cannot follow the plan: its log has the reason"
     TOLD_TWICE = "the server has told one task in two ways"

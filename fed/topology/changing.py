@@ -91,7 +91,7 @@ def matcha(
     The p_j maximise the algebraic connectivity of the mean graph, α minimises the expected contraction.
 
     Args:
-        peers: n ≥ 2.
+        peers: n ≥ 1; a single one is alone in every round.
         number: the round, from 1.
         streams: the run's.
         budget: c in (0, 1], the share of the base graph's messages that a round has on average.
@@ -113,6 +113,8 @@ def _plan(
     """The matchings of a base graph, their probabilities, and α."""
     given = {"streams": streams} if base in ("erdos_renyi", "random_regular") else {}
     matchings = _matchings(getattr(graphs, base)(peers, **given))
+    if not matchings:  # of a single peer
+        return [], np.zeros(0), 0.0
     probabilities = _most_connected(peers, matchings, budget * len(matchings))
     mean = _laplacian(peers, matchings, probabilities)
     # E[(Σ B L)²] = (Σ p L)² + Σ p (1 − p) L², and of a matching L² = 2 L

@@ -7,13 +7,17 @@ import threading
 from fed.wire.door import Door
 from fed.wire.rate_limits import Allowance
 
-__all__ = ["Newcomers"]
+__all__ = ["HANDSHAKE_MS", "Newcomers"]
 
 _log = logging.getLogger(__name__)
-_AT_ONCE = 1000  # connections, as when a fleet comes back
+
+HANDSHAKE_MS = 20_000
+"""Milliseconds in which a connection must show a certificate; gRPC would hold one that says nothing for two minutes."""
+
+_AT_ONCE = 300  # connections, as when a fleet comes back
 _PER_S = 100.0
 _OPENS_FOR = 10  # connections, so that a door that was shut is not shut again at the next one
-_LOOKS_EVERY_S = 0.05
+_LOOKS_EVERY_S = 0.1
 _SAYS_EVERY_S = 10.0
 _MOST_KNOWN = 10_000  # connections with a certificate that are told apart
 
@@ -37,6 +41,7 @@ class Newcomers:
         self.begun = self.identified = 0
         self._lock = threading.Lock()  # gRPC tells of connections in threads of its own
         self._allowance = Allowance(at_once, per_s)
+        self._per_s = per_s
         self._door: Door | None = None
         self._known: dict[str, None] = {}
         self._settled = self._said = 0
@@ -83,8 +88,9 @@ class Newcomers:
         if strangers <= self._said:
             return
         more, self._said = strangers - self._said, strangers
-        held = f", and new ones are held to {_PER_S:g} a second" if self._allowance.denied else ""
-        self._allowance.denied = 0
+        with self._lock:
+            denied, self._allowance.denied = self._allowance.denied, 0
+        held = f", and new ones are held to {self._per_s:g} a second" if denied else ""
         _log.warning(
             "%d connections came to nothing: they showed no certificate of this authority, or broke off before a call "
             "(%d in all%s)",

@@ -22,7 +22,7 @@ from fed.server.real_fleet import RealFleet
 from fed.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
-from fed.wire.newcomers import Newcomers
+from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import read, written
 from fed.wire.protocol import MOST_MESSAGE_BYTES
 from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
@@ -39,6 +39,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else a second server could take the same port, and some of the nodes
     ("grpc.max_concurrent_streams", 10_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 18),
@@ -281,10 +282,9 @@ class NodeFleet(RealFleet):
             ) from error
         await self._server.start()
         # kept, since the loop itself holds tasks by weak references alone
-        self._watching = [
-            asyncio.create_task(self._service.watch()),
-            asyncio.create_task(self._newcomers.watch(int(port))),
-        ]
+        self._watching = [asyncio.create_task(self._service.watch())]
+        if credentials is not None:
+            self._watching.append(asyncio.create_task(self._newcomers.watch(int(port))))
         return int(port)
 
     async def _stop(self) -> None:

@@ -21,7 +21,7 @@ from fed.server.peer.link import Link, Listener, Refused, StreamPatience
 from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import TurnedAway, converse
 from fed.wire.messages import one_line
-from fed.wire.newcomers import Newcomers
+from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import Incoming
 from fed.wire.protocol import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
 from fed.wire.rate_limits import Allowance, Refusals, Unnamed
@@ -39,6 +39,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 10_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # what arrives waits in memory until it is read
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 18),
@@ -103,7 +104,8 @@ class Links:
                 f"this peer cannot listen on {address}: is another program there, and is the address this machine's?"
             ) from error
         await server.start()
-        self._watching = asyncio.create_task(self._newcomers.watch(int(port)))
+        if self._credentials is not None:
+            self._watching = asyncio.create_task(self._newcomers.watch(int(port)))
         return int(port)
 
     def link(self, name: str) -> Link | None:

@@ -105,6 +105,7 @@ class MemberService(ABC):
         self._given: tuple[pb.PeerMessage, Path] | None = None
         self._failure: FedError | None = None
         self._told_version = 0
+        self._ended_since_s = math.inf
         self.folder.mkdir(parents=True, exist_ok=True)
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
@@ -150,6 +151,23 @@ class MemberService(ABC):
         """Names of the others that have ended all their rounds."""
         return frozenset(member.name for member in self.members.ended())
 
+    def have_ended(self, names: Collection[str]) -> bool:
+        """Tell whether all of these have ended their rounds and left.
+
+        That is believed once none has refuted it for as long as a silent member counts as present: any member may say
+        so of another.
+
+        Args:
+            names: of others; of none it is false.
+        """
+        now_s = time.monotonic()
+        present = {member.name for member in self.members.present(now_s)}
+        if not names or not {*names} <= self.ended() - present:
+            self._ended_since_s = math.inf
+            return False
+        self._ended_since_s = min(self._ended_since_s, now_s)
+        return now_s - self._ended_since_s >= self.timing.gone_after_s
+
     def awaited(self, earlier: Collection[str]) -> frozenset[str]:
         """Names of members that may yet come to ask for the end of the run: they have not ended it, nor left.
 
@@ -160,7 +178,7 @@ class MemberService(ABC):
         return (self.members.unended() | unheard) - self.ended() - {self.own.name}
 
     def admitted(self, names: Collection[str]) -> list[str]:
-        """Those of these names that this peer's credentials do not refuse."""
+        """Names among these that this peer's credentials do not refuse."""
         refused = {} if self.credentials is None else self.credentials.refusals(names)
         return [name for name in names if name not in refused]
 

@@ -295,7 +295,7 @@ class RealNeighbourhood:
         waiting = Waiting(self.service.patience_s)
         is_said = False
         while len(standing.present) == 1 and (others := self._others()):
-            if others <= self.thread.call(self.service.ended):
+            if self.thread.call(self.service.have_ended, others):
                 self.skips_to = self.service.rounds + 1
                 _log.warning("round %d: all others have ended, and this peer ends with the model that it has", number)
                 return standing

@@ -348,8 +348,7 @@ class ReplicaService(MemberService):
             self._waiting.renew()
             self._logged_s = -math.inf
             return
-        others = {*record.members} - {self.own.name}
-        if others and others <= self.ended() - present:
+        if self.have_ended({*record.members} - {self.own.name}):
             raise nobody_came(needs, None)
         if self._waiting.is_exhausted(now_s):
             raise nobody_came(needs, self.patience_s)

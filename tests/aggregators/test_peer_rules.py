@@ -33,12 +33,12 @@ from fed.compression.feedback import Encoder, ScaleAlone
 from fed.compression.quantisers import QSGD
 from fed.compression.sparsifiers import RandomK, TopK
 from fed.config.registry import ALGORITHMS
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, RunFailed
 from fed.mixing import Weights
 from fed.randomness import Streams
 from fed.server.peer.neighbourhood import Exchanges, PeerCodec, first_state, next_state
 from fed.topology import Topology, mixing_matrix
-from fed.topology.graphs import complete, exponential, ring
+from fed.topology.graphs import complete, directed_ring, exponential, ring
 from tests.aggregators.peer_rules import Alone, Model, Quadratics, Together
 
 PLAIN = [DPSGD(order="adapt_then_combine"), DPSGD(order="combine_then_adapt")]
@@ -240,6 +240,22 @@ def test_push_sum_averages_on_directed_graphs_that_change(dtype: torch.dtype) ->
     away = float((state.model_NP - start(1).mean(0)).abs().max())
     # x travels in the model's type: 200 roundings of numbers about 1, of 2⁻²⁵ each
     assert away < (1e-12 if dtype == torch.float64 else 200 * 2**-24)
+
+
+def test_push_sum_says_so_where_no_weight_comes_in() -> None:
+    """A directed ring on which the last peer's message never arrives: the first keeps half of its weight in each round,
+    and what has left it gathers at the last, so that nothing is lost."""
+    weights = Weights.of(mixing_matrix(directed_ring(PEERS)))
+    late_X = (weights.rows_X == 0) & (weights.senders_X == PEERS - 1)
+    assert int(late_X.sum()) == 1
+    state, ring_without = first_state(SGP(), start(1)), weights.without(late_X)
+    for number in range(1, 31):
+        state = next_state(SGP(), state, STILL, Exchanges(Together(ring_without), NO_BUFFERS))
+        assert float(state.w_N1[0]) == 2.0**-number
+        assert float(state.w_N1.sum()) == pytest.approx(PEERS, abs=1e-12)
+    assert float(state.w_N1[-1]) > PEERS - 0.1
+    with pytest.raises(RunFailed, match="sgp needs messages that reach every peer, got a push-sum weight of 4"):
+        next_state(SGP(), state, STILL, Exchanges(Together(ring_without), NO_BUFFERS))
 
 
 def test_clipping_nothing_is_dpsgd() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fed.server.accumulator import Participation, RoundStats, UpdateAccumulator, joined
+from fed.server.accumulator import Participation, RoundStats, UpdateAccumulator, joined, mean_loss
 from fed.storage.run_folder import to_json
 from fed.wire.messages import Answer, GlobalModel, Task
 
@@ -34,6 +34,15 @@ def accumulator(*, is_linear: bool = True) -> UpdateAccumulator:
 
 def halved(staleness: int) -> float | None:
     return 0.5**staleness if staleness < 3 else None
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e307, 1.7e308])
+def test_the_mean_of_finite_losses_is_finite(scale: float) -> None:
+    """Losses that are about to diverge have sums beyond the largest number; an exact mean is never above them."""
+    losses = [(scale, 3), (0.5 * scale, 5), (0.25 * scale, 8)]
+    mean = mean_loss(losses)
+    assert mean is not None
+    assert abs(mean / scale - 7.5 / 16) <= 2**-52
 
 
 def test_staleness_discounts_messages_and_not_weights() -> None:

@@ -2,9 +2,13 @@
 
 import gc
 import json
+import resource
+import statistics
+import threading
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,10 @@ from fed.storage.run_folder import RunFolder
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
+from tests.server.deployed import Deployment as Deployed
+from tests.server.deployed import wait_for
+from tests.server.grpc.hostile_wire import Wire, honest, work
+from tests.server.peer.processes import processes
 
 SAMPLES = 10
 EXPERIMENT: dict[str, Any] = {
@@ -29,6 +37,8 @@ EXPERIMENT: dict[str, Any] = {
 }
 # A round's line of the metrics took 700 bytes and more; what a garbage collector has yet to find varies by far less.
 MOST_BYTES_A_ROUND = 100.0
+# Of a process, whose allocator takes pages for some thousand rounds more: with metrics it grew by 1,000 and more.
+MOST_RESIDENT_A_ROUND = 600.0
 
 
 class AtOnce(RealFleet):
@@ -120,3 +130,66 @@ def test_a_served_run_reads_its_metrics_from_its_folder(tmp_path: Path) -> None:
 
 def fed_lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class Resident:
+    """Resident memory of a process by round, and its slope by a line through all rounds but the first."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._first, self._last = first, last
+        self._bytes: dict[int, int] = {}
+
+    def watch(self, pid: int, metrics: Path) -> None:
+        """Look at it until the last round.
+
+        Args:
+            pid: of the process.
+            metrics: to which it adds a line a round.
+        """
+        wait_for(metrics.exists, "the run's folder")
+        number = 0
+        with metrics.open("rb") as file:
+
+            def is_over() -> bool:
+                nonlocal number
+                number += file.read().count(b"\n")
+                if number >= self._first:
+                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    self._bytes[number] = pages * resource.getpagesize()
+                return number >= self._last
+
+            wait_for(is_over, f"round {self._last}", within_s=540)
+
+    @property
+    def bytes_a_round(self) -> float:
+        return statistics.linear_regression([*self._bytes], [*self._bytes.values()]).slope
+
+
+@pytest.mark.long
+def test_a_server_process_stays_as_large_as_it_was(tmp_path: Path) -> None:
+    """Nodes answer by arithmetic, over real connections."""
+    keys = {**EXPERIMENT, "rounds": {"count": 100_000}, "checkpoints": {"every": None}}
+    deployment = Deployed(tmp_path, keys, clients=2)
+    resident = Resident(5000, 8000)  # a server remembers the last 10,000 answers
+    try:
+        server = deployment.server()
+        for client in (0, 1):
+            server.wait_to_say("listening on")
+            node = partial(work, Wire(deployment.port, str(client)), honest, comes_back=True)
+            threading.Thread(target=node, daemon=True).start()
+        resident.watch(server.process.pid, deployment.output / "metrics.jsonl")
+    finally:
+        deployment.close()
+    assert resident.bytes_a_round < MOST_RESIDENT_A_ROUND
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("rule", "first", "last"), [("dpsgd", 1000, 3000), ("allreduce", 500, 1500)])
+def test_a_peer_process_stays_as_large_as_it_was(tmp_path: Path, rule: str, first: int, last: int) -> None:
+    keys = {**EXPERIMENT, "rounds": {"count": 100_000}, "algorithm": {"kind": rule}, "checkpoints": {"every": None}}
+    keys |= {"topology": {"kind": "ring"}} if rule == "dpsgd" else {}
+    resident = Resident(first, last)
+    with processes(tmp_path, keys, 2) as peers:
+        peers.start(0, 1)
+        resident.watch(peers.running[0].pid, peers.output(0) / "metrics.jsonl")
+    assert resident.bytes_a_round < MOST_RESIDENT_A_ROUND

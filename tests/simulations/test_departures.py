@@ -87,7 +87,7 @@ TOP = {"uplink": [{"kind": "topk", "fraction": 0.3}]}
 OTHERS: dict[str, dict[str, Any]] = {
     "choco": {"algorithm": {"kind": "choco", "consensus_step": 0.3}, **TOP},
     "deepsqueeze": {"algorithm": {"kind": "deepsqueeze", "consensus_step": 0.1}, **TOP},
-    "matcha": {"topology": "matcha"},
+    "matcha": {"topology": {"kind": "matcha", "base": "complete"}},
     "sgp": {"topology": "directed_exponential"},
     **{kind: {"topology": None} for kind in ("local", "adpsgd", "moshpit", "noloco")},
 }
@@ -112,14 +112,15 @@ def test_the_others_score_as_if_they_had_never_met_it(algorithm: str, tmp_path: 
         "rounds": {"count": 400},
         "local": {"lr": 0.3, "steps": 4, "batch_size": 16},
         "evaluation": "coordinator",
-        "simulation": {"batching": "off"},
         **OTHERS.get(algorithm, {}),
     }
     there = devices(tmp_path, FEW, 64, (GONE, 0, 30 * ROUND_S + 5))
-    met = fed.Experiment(**keys, data=DATA, devices=there)
-    data = load(met.data, met.data_streams).with_test_set()  # type: ignore[arg-type]
-    without = replace(data, train={peer: samples for peer, samples in data.train.items() if peer != GONE})
-    run = fed.simulate(met)
+    drawn = fed.Experiment(data=DATA)
+    assert drawn.data is not None
+    data = load(drawn.data, drawn.data_streams).with_test_set()
+    unscored = replace(data, test=None)
+    without = replace(unscored, train={peer: samples for peer, samples in data.train.items() if peer != GONE})
+    run = fed.simulate(fed.Experiment(**keys, devices=there), data=unscored)
     assert [line["replied"] for line in run.metrics] == [4] * 30 + [3] * 370
     assert data.test is not None
     accuracy, loss = scores(run.models, data.test)

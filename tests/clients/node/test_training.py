@@ -22,6 +22,7 @@ from fed.compression.quantisers import Int8
 from fed.config.experiment import Experiment
 from fed.errors import InvalidPayload, RunFailed
 from fed.randomness import Streams
+from fed.secure_aggregation.reasons import ClientRefusal
 from fed.storage.checkpoints import Checkpoints
 from fed.wire.format import Format
 from fed.wire.messages import Difference
@@ -96,6 +97,17 @@ def test_client_without_its_state_starts_afresh_and_reports_it(lose: Callable[[P
     assert done.began_anew
     assert again == first
     assert not node.train(4, 3)[0].began_anew
+
+
+def test_state_of_a_task_is_never_that_of_another_by_its_name(tmp_path: Path) -> None:
+    """A server that tells one task in two ways is refused, and the state that counted stays."""
+    node = Node(tmp_path, algorithm="scaffold")
+    _, first = node.train(1, None)
+    kept = (node.kept / "1-1" / "round-000000.safetensors").read_bytes()
+    assert node.train(1, None)[1] == first  # again, as after a death of the process
+    with pytest.raises(ClientRefusal, match="in two ways"):
+        node.train(1, None, lr=0.5)
+    assert (node.kept / "1-1" / "round-000000.safetensors").read_bytes() == kept
 
 
 @pytest.mark.parametrize("lose", [_remove, _damage])

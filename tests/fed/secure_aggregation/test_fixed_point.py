@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fed.errors import InvalidExperiment, InvalidPayload
+from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
 from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint, SecureSum
 
 _BITS = [16, 32, 64]
@@ -122,6 +122,16 @@ def test_row_is_the_same_alone_as_in_a_group() -> None:
         assert torch.equal(
             fixed.quantise(message_KM[row : row + 1], alone, _generators(5)[row:][:1]).lanes[0], group[row]
         )
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bits", _BITS)
+def test_a_number_that_is_not_finite_is_refused(bits: int, number: float) -> None:
+    """In one sentence, which names no number of the client's."""
+    fixed = FixedPoint(bits, (3,), (1.0,), most_clients=5)
+    message_KM = torch.tensor([[0.0, 0.5, -0.5], [0.25, number, 1.0]])
+    with pytest.raises(InvalidInput, match=r"^a number is not finite$"):
+        fixed.quantise(message_KM, ClientNumbers([1, 1], [3, 4], [0.1, 0.2]), _generators(2))
 
 
 def test_too_many_clients_for_the_bits_are_refused() -> None:

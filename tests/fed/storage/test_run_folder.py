@@ -3,6 +3,7 @@
 import json
 import math
 import resource
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed
 from fed.storage.checkpoints import Checkpoints
-from fed.storage.run_folder import RunFolder, clear_run, environment, state_of
+from fed.storage.run_folder import RunFolder, clear_run, environment, state_of, to_json
 
 LINE: dict[str, Any] = {"round": 1, "test_accuracy": 0.5, "train_loss": math.nan, "bytes_up": 2**60}
 
@@ -207,6 +208,22 @@ def test_resumed_run_has_its_earlier_lines_and_no_summary(folder: RunFolder, aft
     assert (folder.path / "participation.jsonl").read_text() == "".join(asked)
     assert names(folder.path) == WHILE_IT_RUNS
     assert state_of(folder.path) == "unfinished"
+
+
+def test_a_long_run_is_resumed_line_by_line(folder: RunFolder) -> None:
+    rounds = 5000
+    lines = b"".join(to_json({**LINE, "round": number}).encode() + b"\n" for number in range(1, rounds + 1))
+    for name in RunFolder.LINES:
+        (folder.path / name).write_bytes(lines)
+    tracemalloc.start()
+    try:
+        assert folder.recorded_rounds() == rounds
+        folder.resume(rounds - 1)
+        assert sum(1 for _ in folder.lines()) == rounds - 1
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < len(lines) / 5
 
 
 def test_torn_metrics_line_is_ignored_and_dropped_at_resume(folder: RunFolder) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fed
+from fed.aggregators.d2 import D2
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
@@ -231,9 +232,67 @@ def test_what_is_no_topology_is_refused(kind: str, peers: int, keys: dict[str, A
             {"algorithm": "d2", "local": {"steps": 1}},
             r"d2 needs weights whose smallest eigenvalue is above −1/3, got -0.3333: write topology.lazy",
         ),
+        *(
+            (
+                {"algorithm": "d2", "local": {"steps": 1}, "topology": {"kind": kind, "lazy": True}},
+                f"d2 needs a fixed graph whose messages go both ways, .*, got {got}: choose .* gradient_tracking",
+            )
+            for kind, got in (
+                ("one_peer_exponential", "one that changes with the round"),
+                ("matcha", "one that changes with the round"),
+                ("random_matching", "one that changes with the round"),
+                ("directed_ring", "a directed one"),
+                ("directed_exponential", "a directed one"),
+            )
+        ),
     ],
 )
 def test_weights_that_an_algorithm_cannot_use_are_refused(changed: dict[str, Any], reason: str) -> None:
     keys: dict[str, Any] = {"algorithm": "dpsgd", "data": {"clients": 8}, "rounds": {"count": 1}}
     with pytest.raises(InvalidExperiment, match=reason):
         fed.simulate(fed.Experiment(**{**keys, **changed}))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("kind", TOPOLOGIES.builtin)
+def test_d2_takes_graphs_on_which_its_disagreement_shrinks(kind: str, lazy: bool) -> None:
+    """Without gradients X' = W (2 X − X_before): of an eigenvalue λ below 1 the roots of r² − 2 λ r + λ must be inside
+    the unit circle, which those of some complex λ are not."""
+    made = topology(kind, lazy=lazy)
+    eigenvalues = np.linalg.eigvals(made.matrix(1).to_dense().numpy())
+    roots = [abs(np.roots([1, -2 * value, value])) for value in eigenvalues if abs(value - 1) > 1e-9]
+    radius = max(map(max, roots), default=0.0)
+    try:
+        D2().check_topology(made)
+    except InvalidExperiment:
+        assert radius >= 1 - 1e-6 or made.changes or made.is_directed
+    else:
+        assert radius < 1
+    if kind == "directed_ring":
+        assert radius > 1
+
+
+@pytest.mark.parametrize("peers", [1, 2, 3])
+@pytest.mark.parametrize("kind", TOPOLOGIES.builtin)
+def test_few_peers_have_a_topology_or_a_sentence(kind: str, peers: int) -> None:
+    keys = {"pairs": [[0, peers - 1]]} if kind == "edges" else {}
+    try:
+        made = topology(kind, peers, **keys)
+    except InvalidExperiment:
+        assert kind in ("hypercube", "random_regular", "small_world", "clusters", "edges", "random_directed", "torus")
+        return
+    for number in range(1, 4):
+        sums = made.matrix(number).to_dense().sum(0)  # what a peer sends, and keeps, is all that it has
+        torch.testing.assert_close(sums, torch.ones(peers, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("base", ["ring", "torus", "complete", "exponential", "erdos_renyi"])
+def test_a_single_peer_is_alone_in_matcha(base: str) -> None:
+    made = topology("matcha", 1, base=base)
+    assert [made.matrix(number).to_dense().tolist() for number in (1, 2)] == [[[1.0]], [[1.0]]]
+
+
+def test_matcha_trains_a_single_peer() -> None:
+    keys: dict[str, Any] = {"algorithm": "matcha", "data": {"clients": 1}, "rounds": {"count": 2}}
+    run = fed.simulate(fed.Experiment(**keys, model="logistic", local={"steps": 1}))
+    assert run.summary["status"] == "finished"

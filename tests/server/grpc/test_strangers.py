@@ -1,15 +1,18 @@
 """Strangers without a certificate: a server and a peer say how many have come, in few lines of their own."""
 
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from fed.identity.authority import Authority
+from fed.wire.newcomers import HANDSHAKE_MS
 from tests.server.deployed import Program
 
 STRANGERS = Path(__file__).parents[3] / "benchmarks" / "sides" / "strangers.py"
@@ -73,3 +76,15 @@ def test_strangers_are_counted_in_few_lines_of_ours(begun: Callable[[Path], list
     assert len(during) <= len(KINDS) * SECONDS
     counts = [int(told.group(1)) for line in said if (told := re.search(r"\((\d+) in all", line))]
     assert counts[-1] == visits > len(KINDS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("begun", [a_server, a_peer])
+def test_connections_that_say_nothing_are_ended(begun: Callable[[Path], list[str]], tmp_path: Path) -> None:
+    with running(tmp_path, begun(tmp_path)) as program, ExitStack() as connections:
+        port = int(program.wait_to_say(r"listening on 127.0.0.1:\d+").rpartition(":")[2])
+        opened = [socket.create_connection(("127.0.0.1", port), 60.0) for _ in range(20)]
+        silent = [connections.enter_context(one) for one in opened]
+        began_s = time.monotonic()
+        assert [connection.recv(1) for connection in silent] == [b""] * 20
+        assert time.monotonic() - began_s < 1.5 * HANDSHAKE_MS / 1000

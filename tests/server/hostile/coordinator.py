@@ -43,24 +43,28 @@ class View:
         delivered: the heads of its deliveries, with their bytes.
         outbox: what it is to be told.
         connections: how often it has come.
+        is_gone: True if its last stream has ended.
     """
 
     said: list[pb.FromNode] = field(default_factory=list)
     delivered: list[tuple[pb.Answer, bytes]] = field(default_factory=list)
     outbox: "queue.Queue[pb.ToNode | None]" = field(default_factory=queue.Queue)
     connections: int = 0
+    is_gone: bool = False
 
     def hold_to_stay(self) -> None:
         """Check that the node takes part.
 
         Raises:
-            NodeRefuses: if it has said farewell.
+            NodeRefuses: if it has said farewell, or is gone.
         """
         for message in reversed(self.said):
             if message.HasField("farewell"):
                 raise NodeRefuses(message.farewell.reason)
             if message.HasField("joining"):
-                return
+                break
+        if self.is_gone:
+            raise NodeRefuses("its stream has ended")
 
 
 class HostileCoordinator(CoordinationServicer):
@@ -172,11 +176,16 @@ class HostileCoordinator(CoordinationServicer):
                 with self._changed:
                     if not message.HasField("heartbeat"):
                         view.said.append(message)
-                    view.connections += message.HasField("joining")
+                    if message.HasField("joining"):
+                        view.connections += 1
+                        view.is_gone = False
                     self._changed.notify_all()
         except grpc.RpcError:
             pass  # the node is gone
         except Exception:
             if not self._is_closed:
                 raise
+        with self._changed:
+            view.is_gone = view.outbox is outbox
+            self._changed.notify_all()
         outbox.put(None)

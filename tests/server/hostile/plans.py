@@ -18,10 +18,11 @@ from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.secure_aggregation.agreement import model_digest, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
-from fed.secure_aggregation.fixed_point import SecureSum
+from fed.secure_aggregation.fixed_point import SecureSum, SumOfClients
 from fed.secure_aggregation.terms import Terms
 from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
+from fed.wire.payloads import read
 from tests.server.hostile.coordinator import HostileCoordinator, NodeRefuses, View
 from tests.server.hostile.nodes import CLASSES, COHORT, FEATURES, GUEST, samples_of
 
@@ -172,10 +173,25 @@ class Run:
         assert isinstance(hidden, Hidden)
         return hidden.lanes
 
+    def trained(self, name: str, assignment: pb.Assignment, folder: Path) -> Tensor:
+        """A client's trained model, as it would send it without secure aggregation."""
+        plain = Run(self.coordinator, self.name, {**self.changed, "secure_aggregation": None})
+        data = replace(self.data, train={int(name): samples_of(int(name))})
+        training = NodeTraining(data, plain.experiment, plain.plan, folder)
+        path = folder / "plain"
+        path.write_bytes(self.coordinator.content(assignment.payload))
+        answer = training.train(assignment, path)
+        assert isinstance(answer, pb.Answer)
+        return read(path, answer.payload)[0]
+
     def mean(self, total: SecureSum) -> Tensor:
         """The mean of a sum's messages."""
+        return self.read(total).mean_M
+
+    def read(self, total: SecureSum) -> SumOfClients:
+        """All that a sum says."""
         assert self.format.fixed is not None
-        return self.format.fixed.read(total).mean_M
+        return self.format.fixed.read(total)
 
 
 class Session:
@@ -227,11 +243,19 @@ class Session:
 
     def unmask(self) -> SecureSum:
         """Name the survivors, take consents and shares, and find the sum."""
+        self.consent()
+        return self.reveal()
+
+    def consent(self) -> None:
+        """Name the survivors, and take their consents."""
         survivors, names = self._moves.close_masked()
         for name in names:
             self.say(name, survivors=survivors)
         for name in names:
             self._moves.take_consent(name, self.answer(name, "consent").consent)
+
+    def reveal(self) -> SecureSum:
+        """Hand out the consents, take shares, and find the sum."""
         relayed = self._moves.close_consents()
         for name, consents in relayed.items():
             self.say(name, consents=consents)

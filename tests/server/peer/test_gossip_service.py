@@ -201,6 +201,25 @@ def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
 # What others may not do.
 
 
+def test_a_member_that_lives_refutes_that_it_has_ended(tmp_path: Path) -> None:
+    async def run() -> None:
+        victim = made(tmp_path, "victim")
+        async with listening(victim):
+            honest = made(tmp_path, "honest", [victim.members.own.address])
+            async with listening(honest), Stranger(port_of(victim)) as stranger:
+                await await_that(lambda: len(victim.standing().present) == 2)
+                own = victim.members.table("honest")[1]
+                claim = pb.Member(**own._replace(beat=own.beat + 100, left=True, has_ended=True)._asdict())
+                await stranger.say(pb.PeerMessage(members=pb.Members(members=[claim])))
+                await await_that(lambda: victim.ended() == {"honest"})
+                assert not victim.have_ended(["honest"])
+                await await_that(lambda: not victim.ended())
+                assert "honest" in [member.name for member in victim.standing().present]
+                assert not victim.have_ended(["honest"])
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("greeting", "words"),
     [

@@ -1,7 +1,5 @@
 """Partitions of peers: each side goes on, and the sides are one group once the cut is healed."""
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from itertools import combinations
@@ -11,14 +9,11 @@ import pytest
 import torch
 
 from fed.identity.authority import Authority
+from tests.server.peer.namespaces import ip, skip_without_namespaces
 from tests.server.peer.processes import Home, processes
 
 SIDES = ("fed-a", "fed-b")
 HOSTS = ("10.77.0.1", "10.77.0.2")
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 def cut(*, is_cut: bool) -> None:
@@ -28,8 +23,7 @@ def cut(*, is_cut: bool) -> None:
 @pytest.fixture
 def sides() -> Iterator[None]:
     """Two network namespaces with a cable between them."""
-    if shutil.which("ip") is None or os.geteuid():
-        pytest.skip("needs ip, and the right to make network namespaces")
+    skip_without_namespaces()
     try:
         for side in SIDES:
             ip("netns", "add", side)

@@ -21,7 +21,7 @@ def test_one_that_is_far_ahead_makes_no_peer_skip() -> None:
 @pytest.mark.parametrize("ended", [["bob", "cy"], ["bob"]])
 def test_a_peer_ends_once_all_others_have(ended: list[str], tmp_path: Path) -> None:
     """One that has only stopped is waited for, until this peer's patience is exhausted."""
-    service = made(tmp_path, "ann", patience_s=0.2)
+    service = made(tmp_path, "ann", patience_s=1.0, gone_after_s=0.3)
     neighbourhood = RealNeighbourhood(service, ring, pushes=False, deadline_s=1.0, waits_alone=True)
     state = {**neighbourhood.state(), "members": ["ann", "bob", "cy"]}
     neighbourhood.resume(5, state, keeps_checkpoints=False)
@@ -31,6 +31,6 @@ def test_a_peer_ends_once_all_others_have(ended: list[str], tmp_path: Path) -> N
         assert not len(neighbourhood.begin(6).rows_S)
         assert neighbourhood.skips_to == service.rounds + 1
     else:
-        with pytest.raises(RunFailed, match=r"round 6 needs another peer, .* no more came for 0.2 s"):
+        with pytest.raises(RunFailed, match=r"round 6 needs another peer, .* no more came for 1 s"):
             neighbourhood.begin(6)
     neighbourhood.thread.wait_for(service.links.close("the test is over"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from tests.server.peer.services import Stranger, await_that
 NUMBERS = 3
 
 
-def alone(folder: Path) -> ReplicaService:
+def alone(folder: Path, gone_after_s: float = 3.0) -> ReplicaService:
     """A replica that founds a group by itself."""
     return ReplicaService(
         own=Member("0", "", time.time_ns(), samples=5, is_ready=True),
@@ -38,7 +39,7 @@ def alone(folder: Path) -> ReplicaService:
         introducers=(),
         folder=folder / "0",
         credentials=None,
-        timing=Timing(suspect_after_s=2.5, gone_after_s=3.0),
+        timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
         patience=StreamPatience(silence_s=5.0),
         refusals=Refusals(),
         message=Format(torch.float32, (NUMBERS,), parameters=NUMBERS),
@@ -105,6 +106,23 @@ def test_hostile_messages_change_nothing(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_replica_ends_once_no_other_can_serve_the_end(tmp_path: Path) -> None:
+    """All others have ended and left, and nobody says otherwise."""
+    (tmp_path / "0").mkdir()
+    ReplicaFiles(tmp_path / "0", NUMBERS).persist(Record(7, ("0", "1", "2")), ("0", "1", "2"))
+
+    async def run() -> None:
+        service = alone(tmp_path, gone_after_s=0.3)
+        service.restore(6)
+        service.members.remember([Member(name, "", 1, 1, is_ready=True, has_ended=True) for name in ("1", "2")])
+        await service.start("127.0.0.1:0", None)
+        with pytest.raises(RunFailed, match=r"1 of its 3 members are there, .* and all others have ended and left: "):
+            await service.decision(7)
+        await service.stop("the test is over")
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_written_down_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         service = alone(tmp_path)
@@ -155,6 +173,9 @@ class _Others:
 
     def link(self, name: str) -> Any:
         return SimpleNamespace(send=lambda header, path: None) if self.present(time.monotonic()) else None
+
+    def admitted(self, names: Sequence[str]) -> Sequence[str]:
+        return names
 
     def reach(self, names: frozenset[str]) -> None:
         pass
