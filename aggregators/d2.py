@@ -74,8 +74,8 @@ class D2(PeerRule):
         if topology.changes or topology.is_directed:
             got = "one that changes with the round" if topology.changes else "a directed one"
             raise InvalidExperiment(
-                "algorithm d2 needs a fixed graph whose messages go both ways, because its correction diverges under "
-                f"other weights, got {got}: choose a topology such as ring with lazy: true, or algorithm "
+                "algorithm d2 needs a fixed graph whose messages go both ways, because its correction may diverge "
+                f"under other weights, got {got}: choose a topology such as ring with lazy: true, or algorithm "
                 "gradient_tracking"
             )
         least = float(torch.linalg.eigvals(topology.matrix(1).to_dense()).real.min())

@@ -263,7 +263,7 @@ class Deployment:
         secure = self.experiment.secure_aggregation
         if secure is not None:
             # now, so that what would be refused below is refused before the wait for nodes
-            _hold_to_no_state(prepared, self._message(prepared, policy, max(min_nodes, len(fleet.registered()))))
+            _warn_of_states(prepared, self._message(prepared, policy, max(min_nodes, len(fleet.registered()))))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))
         if asks_place or (secure is not None and policy.most_asked(len(fleet.registered())) == len(fleet.registered())):
@@ -406,14 +406,12 @@ def _free_memory(module: "nn.Module") -> Callable[[], None]:
     return restore_memory
 
 
-def _hold_to_no_state(prepared: Preparation, message: Format) -> None:
-    """Refuse secure aggregation on real nodes where clients keep something between tasks, as the nodes would."""
-    states = prepared.client_states(message)
-    if states.names or states.codec_names:
-        raise InvalidExperiment(
-            "secure_aggregation on real nodes needs clients that keep nothing between tasks, since a sum could show "
-            "what one of them alone has kept, got an algorithm or an error_feedback that does: choose "
-            "fedavg or the like, with error_feedback none, or simulate it"
+def _warn_of_states(prepared: Preparation, message: Format) -> None:
+    """Say that nodes refuse to keep something between the tasks of secure aggregation, unless their owners allow it."""
+    if prepared.client_states(message).names:
+        _log.warning(
+            "the experiment's algorithm or error_feedback has clients keep something between tasks, which under "
+            "secure_aggregation nodes refuse that are not started with --allow-state"
         )
 
 

@@ -221,7 +221,7 @@ class EdgeNode(Dialler):
         experiment = as_experiment(plan.experiment, self.allowed)
         self.training.prepare(experiment, plan)
         if self.secure is not None:
-            self.secure.prepare(experiment, plan, self.training.fixed)
+            self.secure.prepare(experiment, plan, self.training.fixed, keeps_states=self.training.keeps_states)
         elif experiment.secure_aggregation is not None:
             raise RunFailed("the server's plan is of secure aggregation: start fed client with --secure")
         self._is_prepared.set()

@@ -34,7 +34,7 @@ TOLD: Mapping[str, str] = {
     "Signature.input_shape": "the shape of one sample",
     "Signature.input_dtype": "the type of its numbers",
     "Signature.columns": "the names of a table's columns",
-    "Signature.labels": "the names of all classes, where its source declares them",
+    "Signature.labels": "the names of all classes, where its source has names: of a text the characters in it",
     "Signature.names_sha256": "a digest of these names",
     "Signature.target_shape": "the shape of one target",
     "Signature.target_dtype": "the type of targets",

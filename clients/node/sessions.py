@@ -38,14 +38,21 @@ class Limits:
         minimum_cohort: the smallest number of clients in a sum, at least 2.
         corrupt: γ in [0, 1), the share of clients that may collude, rounded up to whole clients.
         threshold: the smallest number of shares that recover a secret, at least 1.
+        allows_state: True if the node may keep something from task to task. The server says after which task a client
+            goes on, so that in a round in which nobody learns it could have the sum show what one client has kept.
     """
 
     minimum_cohort: int = 5
     corrupt: float = 0.1
     threshold: int = 1
+    allows_state: bool = False
 
-    def check(self, settings: "SecureAggregation") -> None:
-        """Check the settings of a plan.
+    def check(self, settings: "SecureAggregation", *, keeps_states: bool) -> None:
+        """Check a plan.
+
+        Args:
+            settings: of the plan.
+            keeps_states: True if the plan has clients keep something from task to task.
 
         Raises:
             ClientRefusal: if they hide less.
@@ -61,6 +68,13 @@ class Limits:
                 f"this node takes part where {self.corrupt:g} of the clients may collude (--corrupt), and the plan's "
                 f"secure_aggregation.corrupt is {settings.corrupt:g}",
                 Reason.HIDES_TOO_LITTLE,
+            )
+        if keeps_states and not self.allows_state:
+            raise ClientRefusal(
+                "the plan's algorithm or error_feedback has clients keep something between tasks, which the server "
+                "could have a sum show of one of them alone: choose fedavg or the like with error_feedback none, or "
+                "start this node with --allow-state",
+                Reason.KEEPS_STATE,
             )
 
 
@@ -103,15 +117,19 @@ class SecureNode:
         )
         self._changed = threading.Condition()
         self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, by its name
-        self._ended: Ended | None = None  # the last session that has failed
+        self._handed_out = b""  # the name of the message that nobody waits for any more
+        self._ended: Ended | None = None  # the last session that has failed while somebody waited for its message
 
-    def prepare(self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None) -> None:
+    def prepare(
+        self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None, *, keeps_states: bool = False
+    ) -> None:
         """Check a plan against the node's limits, and get ready for its sessions.
 
         Args:
             experiment: of the plan.
             plan: of the server.
             fixed: how the node's messages become lanes.
+            keeps_states: True if the node keeps something from task to task.
 
         Raises:
             ClientRefusal: if the plan breaks a limit, or its identities are older than the node's, or not signed by the
@@ -123,7 +141,7 @@ class SecureNode:
                 "this node takes part under secure aggregation alone (--secure), and the plan has none",
                 Reason.HIDES_TOO_LITTLE,
             )
-        self.limits.check(settings)
+        self.limits.check(settings, keeps_states=keeps_states)
         self._take_identities(plan.identities)
         agreed = AgreedPlan(plan=plan, settings=settings, fixed=fixed, identities=self._identities.known())
         with self._changed:
@@ -200,14 +218,18 @@ class SecureNode:
         Raises:
             SessionFailed: if the session has failed.
         """
+        self._handed_out = b""
         while is_wanted():
             with self._changed:
                 if self._masked is not None and self._masked[0] == own_sha256:
                     lanes = self._masked[1]
                     self._masked = None
+                    self._handed_out = own_sha256
                     return lanes
                 if self._ended is not None and self._ended.own_sha256 == own_sha256:
-                    raise SessionFailed(self._ended.problem)
+                    problem = self._ended.problem
+                    self._ended = None  # another attempt may mask the message
+                    raise SessionFailed(problem)
                 self._changed.wait(_LOOKS_EVERY_S)
         return None
 
@@ -227,7 +249,8 @@ class SecureNode:
                         left += self._recorded(entries)
                     case Ended():
                         _log.warning("the session has ended: %s", command.problem)
-                        self._ended = command
+                        if command.own_sha256 != self._handed_out:
+                            self._ended = command
             self._changed.notify_all()
         return said
 

@@ -72,7 +72,6 @@ class NodeTraining:
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
-        Refused: if the client would keep something between the tasks of secure aggregation.
     """
 
     def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
@@ -87,33 +86,19 @@ class NodeTraining:
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
         self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
-        self._hold_to_no_state()
         self._work = Work(self._recipe, 0)
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._step_s: float | None = None
 
     @property
     def keeps_states(self) -> bool:
-        """True if the client keeps a state from task to task."""
+        """True if the client keeps something from task to task, for the algorithm or for codecs."""
         return bool(self._prepared.client_states(self._message).names)
 
     @property
     def fixed(self) -> FixedPoint | None:
         """Fixed point of the node's messages; None without secure aggregation."""
         return self._message.fixed
-
-    def _hold_to_no_state(self) -> None:
-        """Refuse secure aggregation of messages that hold what one client has kept.
-
-        The server says after which task a client goes on. It could let one client alone have something to add.
-        """
-        states = self._prepared.client_states(self._message)
-        if self.fixed is not None and (states.names or states.codec_names):
-            raise Refused(
-                "a node under secure aggregation keeps nothing between tasks, since the server could have the sum show "
-                "what one client has kept, and the plan's algorithm or error_feedback does",
-                Reason.KEEPS_STATE,
-            )
 
     def forget(self) -> None:
         """Remove what the client keeps between tasks."""

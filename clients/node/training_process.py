@@ -36,6 +36,7 @@ class TrainingProcess:
     Attributes:
         spec: what the tensors of a task must be, once it is prepared.
         fixed: how messages become lanes under secure aggregation, likewise.
+        keeps_states: True if the client keeps something from task to task, likewise.
 
     Args:
         client: the node's id.
@@ -49,6 +50,7 @@ class TrainingProcess:
         self._pipe: Connection | None = None
         self._prepared: tuple[Experiment, pb.Plan] | None = None
         self.spec = TaskSpec()
+        self.keeps_states = False
         self.fixed: FixedPoint | None = None
         self._is_closed = False
 
@@ -65,7 +67,7 @@ class TrainingProcess:
             wanted[1].ClearField(name)
         if self._prepared != wanted:
             self._prepared = None  # what fails here is not prepared
-            self.spec, self.fixed = self._ask("prepare", *wanted)
+            self.spec, self.fixed, self.keeps_states = self._ask("prepare", *wanted)
             self._prepared = wanted
 
     def train(
@@ -145,7 +147,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             elif what == "prepare":
                 experiment, plan = arguments
                 training = NodeTraining(own(), experiment, plan, folder)
-                answer = training.spec(), training.fixed
+                answer = training.spec(), training.fixed, training.keeps_states
             else:
                 answer = getattr(training, what)(*arguments)
                 if isinstance(answer, Hidden):  # as an array: a tensor would travel through a file of shared memory

@@ -148,6 +148,13 @@ def client(
         int | None,
         typer.Option(min=1, metavar="T", help="With --secure: the smallest number of shares that recover a secret."),
     ] = None,
+    allow_state: Annotated[
+        bool,
+        typer.Option(
+            "--allow-state",
+            help="With --secure: keep something between tasks, as scaffold and error feedback do, at some risk.",
+        ),
+    ] = False,
     new_record: Annotated[
         bool,
         typer.Option(
@@ -171,6 +178,7 @@ def client(
         minimum_cohort: refuse runs whose sums may be of fewer clients.
         corrupt: refuse runs in which a smaller share of the clients may collude with the server.
         threshold: refuse sessions in which fewer shares recover a secret.
+        allow_state: take part in runs whose clients keep something between tasks.
         new_record: begin a record of revealed rounds where there is none.
         dry_run: check the data, and do not connect.
     """
@@ -184,9 +192,10 @@ def client(
 
     if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
-    if not secure and ((minimum_cohort, corrupt, threshold) != (None, None, None) or new_record):
+    if not secure and ((minimum_cohort, corrupt, threshold) != (None, None, None) or new_record or allow_state):
         raise InvalidInput(
-            "--minimum-cohort, --corrupt, --threshold and --new-record go with --secure, which is not given: add it"
+            "--minimum-cohort, --corrupt, --threshold, --allow-state and --new-record go with --secure, which is not "
+            "given: add it"
         )
     os.umask(0o077)  # what it keeps is for its user alone
     if server is not None:
@@ -212,7 +221,9 @@ def client(
             if loaded is None:
                 raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
             given: dict[str, Any] = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
-            limits = Limits(**{key: value for key, value in given.items() if value is not None})
+            limits = Limits(
+                **{key: value for key, value in given.items() if value is not None}, allows_state=allow_state
+            )
             sessions = SecureNode(loaded, place, limits, begins_record=new_record)
         files = place / "files"
         node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow or (), secure=sessions)

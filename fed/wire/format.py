@@ -202,12 +202,12 @@ class Format:
 
     def _check(self, key: str, chain: CodecChain) -> None:
         draw = Draw(Streams(0), [1], [0])
-        for codec, values in zip(chain.lossy, chain.stages, strict=False):
+        for place, (codec, values) in enumerate(zip(chain.lossy, chain.stages, strict=False)):
             alone, name = CodecChain((codec,), values), type(codec).__name__
             rows_1M = torch.zeros(1, values.numbers, dtype=values.dtype)
             try:
                 state = {key: part[None] for key, part in alone.init().items()}
-                if state and (codec is not chain.lossy[0] or codec.is_common):
+                if state and (place or codec.is_common):
                     raise InvalidExperiment(_state_refused(codec, state))
                 message = alone.encode(rows_1M, state, draw).content
                 decoded = [*alone.read(alone.decode(message, draw), draw).shape]

@@ -70,9 +70,9 @@ def test_system_draws_leave_the_common_streams_as_they_are(tmp_path: Path) -> No
     assert known.abs().max() > 1e6
 
 
-def test_states_are_private_files_that_go_with_the_run(tmp_path: Path) -> None:
-    node = Node(tmp_path, algorithm="scaffold")
-    node.train()
+def test_models_are_kept_in_private_files_that_go_with_the_run(tmp_path: Path) -> None:
+    node = Node(tmp_path, downlink=[{"kind": "qsgd", "bits": 4}])
+    node.train(reference="first")
     (state,) = node.kept.iterdir()
     assert state.is_dir()
     assert node.kept.stat().st_mode & 0o777 == 0o700

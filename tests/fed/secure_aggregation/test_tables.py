@@ -11,6 +11,7 @@ from fed.secure_aggregation.agreement import PLAN_APART, TASK_APART, TASK_OWN
 from fed.secure_aggregation.client import TRANSITIONS
 from fed.secure_aggregation.reasons import Reason
 
+_TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
@@ -50,3 +51,16 @@ def test_table_of_the_page_is_that_of_the_code(page: str, name: str) -> None:
     found = re.search(f"<!-- {name}: begin -->\n(.*?)\n?<!-- {name}: end -->", text, re.DOTALL)
     assert found is not None
     assert found.group(1) == TABLES[page, name]
+
+
+def test_each_line_of_the_promises_names_tests_that_exist() -> None:
+    text = (DOCS / "security.md").read_text(encoding="utf-8")
+    promises = text[text.index("**Who learns what**") : text.index("**It can** refuse service")]
+    promises = promises[: promises.index("**Phase by phase**")] + promises[promises.index("**A malicious") :]
+    lines = [line for line in promises.splitlines() if line.startswith("| ") and not line.endswith("held by |")]
+    tests = {name for path in DOCS.parent.glob("tests/**/test_*.py") for name in _TEST.findall(path.read_text())}
+    assert len(lines) > 20
+    for line in lines:
+        named = re.findall(r"`(test_\w+)`", line)
+        assert named, f"no test holds {line!r}"
+        assert set(named) <= tests

@@ -59,9 +59,11 @@ class Faulty(SecureNode):
     def _is_silent(self, phase: str) -> bool:
         return self._faults.get((self._client, self._round)) == phase
 
-    def prepare(self, experiment: fed.Experiment, plan: pb.Plan, fixed: FixedPoint | None) -> None:
+    def prepare(
+        self, experiment: fed.Experiment, plan: pb.Plan, fixed: FixedPoint | None, *, keeps_states: bool = False
+    ) -> None:
         self._told = plan
-        super().prepare(experiment, plan, fixed)
+        super().prepare(experiment, plan, fixed, keeps_states=keeps_states)
 
     def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
         self._round = self._rounds[digests_of(self._told, assignment).own] = assignment.round
@@ -124,7 +126,12 @@ class Outcome:
             loaded = NodeCredentials.load(folder / "keys" / "nodes" / str(client))
             (place := folder / f"node-{client}").mkdir()
             secure = Faulty(
-                loaded, place, Limits(minimum_cohort=3), client=int(client), faults=faults, plain=self.plain
+                loaded,
+                place,
+                Limits(minimum_cohort=3, allows_state=True),
+                client=int(client),
+                faults=faults,
+                plain=self.plain,
             )
             self.nodes.append(ThreadedNode(fleet.port, client, data.read(client), place, secure=secure))
         run_folder = RunFolder(folder / "run")
@@ -149,7 +156,7 @@ class Outcome:
 
 
 def test_deployed_run_has_the_bits_and_bytes_of_the_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="mimelite")
+    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="scaffold")
     deployed = Outcome(experiment, tmp_path, {}, monkeypatch)
     deployed.hold_sums_exact()
     off = {"simulation.batching": "off", "simulation.workers": 0}
@@ -555,10 +562,10 @@ def test_server_is_told_why_a_node_takes_no_part(
 ) -> None:
     prepare = SecureNode.prepare
 
-    def refusing(node: SecureNode, *given: Any) -> None:
+    def refusing(node: SecureNode, *given: Any, **limits: Any) -> None:
         if node.credentials.name == "2":
             raise ClientRefusal("this node takes part in sums of 60", Reason.HIDES_TOO_LITTLE)
-        prepare(node, *given)
+        prepare(node, *given, **limits)
 
     monkeypatch.setattr(SecureNode, "prepare", refusing)
     monkeypatch.setattr(DialPatience, "pause_s", lambda self, failures: 0.0)  # one that came back would do so at once

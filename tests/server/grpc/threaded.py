@@ -41,6 +41,7 @@ class ThreadedTraining:
         self._plan = Plan()
         self.spec = TaskSpec()
         self.fixed: FixedPoint | None = None
+        self.keeps_states = False
         self.orders: list[tuple[Assignment, float | None, bytes]] = []
         self.answers: list[tuple[Answer | Failed | Hidden, bytes]] = []
         self.worked: list[Train] = []
@@ -54,6 +55,7 @@ class ThreadedTraining:
             self.training = self.made_anew()
             self.training._work = self._noting(self.training._work)
             self.spec, self.fixed = self.training.spec(), self.training.fixed
+            self.keeps_states = self.training.keeps_states
 
     def made_anew(self) -> NodeTraining:
         """As a process that has done nothing yet."""

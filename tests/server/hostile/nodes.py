@@ -59,7 +59,7 @@ class Field:
         pair: Pair | None = None,
         *,
         state: str = "",
-        arguments: Sequence[str] = (),
+        begins_record: bool = True,
         dies_at: str = "",
         port: int | None = None,
     ) -> Program:
@@ -69,7 +69,7 @@ class Field:
             name: its own.
             pair: its samples; None: those of :func:`samples_of`.
             state: name of its folder, and of a copy of its credentials; its own name unless given.
-            arguments: others of the command.
+            begins_record: True if it may begin a record of revealed rounds.
             dies_at: phase of a session in which it kills itself.
             port: to dial; the coordinator's unless given.
         """
@@ -84,7 +84,7 @@ class Field:
             *("client", "--secure", "--minimum-cohort", str(len(COHORT))),
             *("--server", f"127.0.0.1:{port or self.coordinator.port}", "--data", str(description)),
             *("--credentials", str(self.credentials(name, state)), "--state", str(self.state(state or name))),
-            *arguments,
+            *(["--new-record"] if begins_record else []),
         ]
         log = self.folder / f"{number}.log"
         with log.open("wb") as file:

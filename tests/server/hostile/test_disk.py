@@ -107,7 +107,7 @@ def pieces(numbers: Tensor) -> Iterator[bytes]:
 def hold_to_clean_start(field: Field, state: str) -> None:
     """Start the node where no server is, and see what was on its way gone before it has found that out."""
     (field.state(state) / "files" / "left").write_bytes(b"of a transfer that broke off")
-    program = field.start(GUEST, state=state, port=free_port())
+    program = field.start(GUEST, state=state, begins_record=False, port=free_port())
     try:
         program.wait_to_say("cannot be reached")
         assert not [*(field.state(state) / "files").iterdir()]

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from fed.secure_aggregation.fixed_point import SecureSum
+from fed.secure_aggregation.reasons import Reason
 from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
+from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, Field
 from tests.server.hostile.plans import KEYS, Run
 
@@ -61,6 +64,19 @@ def test_message_of_another_round_is_not_masked(field: Field) -> None:
     honest.tell()
     task = honest.task(run.model(4), round=2)
     assert_alike(attacked_M, honest.mean(honest.sum_of(dict.fromkeys(COHORT, task))))
+
+
+def test_next_attempt_after_an_ended_session_gives_the_sum(field: Field) -> None:
+    run = Run(field.coordinator, "next attempt")
+    run.tell()
+    first = run.task(run.model(5))
+    session = run.mask(dict.fromkeys(COHORT, first))
+    for name in COHORT:
+        session.say(name, survivors=pb.Survivors(places=b"\0"))
+        with pytest.raises(NodeRefuses, match=Reason.BROKEN_RULE):
+            session.answer(name, "consent")
+    mean_M = run.mean(run.sum_of(dict.fromkeys(COHORT, again(first, first, attempt=1))))
+    assert_alike(mean_M, run.honest_mean(run.model(5)))
 
 
 def again(first: pb.Assignment, second: pb.Assignment, **changed: Any) -> pb.Assignment:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fed.clients.node.record import RECORD_FILE, Record
+from fed.clients.node.record import RECORD_FILE, RevealedRecord
 from fed.errors import InvalidInput
 from fed.secure_aggregation import revealed_rounds
 from fed.secure_aggregation.reasons import Reason
+from fed.wire import protocol_pb2 as pb
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field
 from tests.server.hostile.plans import KEYS, Run
@@ -39,14 +40,12 @@ def test_message_that_was_revealed_is_not_masked_again(changed: dict[str, object
     # a plan of which a trifle has changed has the clients make the same messages
     run = Run(field.coordinator, f"message {changed}")
     run.tell()
-    task = run.task(run.model(42))
-    if changed is CLIPPED:
-        task = run.task(run.model(43))
-    run.sum_of(dict.fromkeys(COHORT, task))
+    model_V = run.model(42 if changed is RENAMED else 43)
+    run.sum_of(dict.fromkeys(COHORT, run.task(model_V)))
     other = Run(field.coordinator, f"message again {changed}", changed)
     other.tell()
     with pytest.raises(NodeRefuses, match=Reason.REVEALED):
-        other.sum_of(dict.fromkeys(COHORT, task))
+        other.sum_of(dict.fromkeys(COHORT, other.task(model_V)))
 
 
 def test_node_knows_revealed_rounds_after_it_was_killed(field: Field) -> None:
@@ -58,7 +57,7 @@ def test_node_knows_revealed_rounds_after_it_was_killed(field: Field) -> None:
     task = run.task(run.model(44))
     run.sum_of(dict.fromkeys(NAMES, task))
     program.kill()
-    program = field.start(GUEST, state="killed")
+    program = field.start(GUEST, state="killed", begins_record=False)
     try:
         coordinator.wait_to_join([GUEST], coordinator.views[GUEST].connections + 1)
         for name in ("killed", "of another run, killed"):
@@ -77,53 +76,51 @@ def test_node_without_its_record_refuses_to_start(field: Field) -> None:
     coordinator.wait_to_join([GUEST], coordinator.views[GUEST].connections + 1)
     program.kill()
     shutil.rmtree(field.state("gone"))
-    refusing = field.start(GUEST, state="gone")
+    refusing = field.start(GUEST, state="gone", begins_record=False)
     assert refusing.end() == 2
     assert "give --new-record" in refusing.said
-    beginning = field.start(GUEST, state="gone", arguments=["--new-record"])
+    beginning = field.start(GUEST, state="gone")
     coordinator.wait_to_join([GUEST], coordinator.views[GUEST].connections + 1)
     beginning.kill()
 
 
-@pytest.mark.parametrize("damage", ["gone", "empty", "head", "salt", "another's"])
+@pytest.mark.parametrize("damage", ["gone", "empty", "head", "salt"])
 def test_damaged_record_is_refused_until_another_is_begun(damage: str, tmp_path: Path) -> None:
-    folder, credentials = folders(tmp_path)
-    Record(folder, credentials).append([bytes(32)] * 3)
-    path = folder / RECORD_FILE
+    RevealedRecord(tmp_path, begins_anew=True).append([bytes(32)] * 3)
+    path = tmp_path / RECORD_FILE
     content = path.read_bytes()
     if damage == "gone":
         path.unlink()
-    elif damage == "another's":
-        other, marks = folders(tmp_path / "other")
-        Record(other, marks)
-        path.write_bytes((other / RECORD_FILE).read_bytes())
     else:
         path.write_bytes({"empty": b"", "head": b"x" + content[1:], "salt": content[:30]}[damage])
     with pytest.raises(InvalidInput, match="--new-record"):
-        Record(folder, credentials)
-    assert not len(Record(folder, credentials, begins_anew=True).rounds)
-    assert not len(Record(folder, credentials).rounds)
+        RevealedRecord(tmp_path)
+    assert not len(RevealedRecord(tmp_path, begins_anew=True).rounds)
+    assert not len(RevealedRecord(tmp_path).rounds)
+
+
+def test_owner_who_begins_a_record_keeps_the_one_there(tmp_path: Path) -> None:
+    RevealedRecord(tmp_path, begins_anew=True).append([bytes(32)] * 3)
+    assert [*RevealedRecord(tmp_path, begins_anew=True).rounds] == [bytes(32)]
 
 
 def test_record_that_is_cut_keeps_whole_entries(tmp_path: Path) -> None:
-    folder, credentials = folders(tmp_path)
-    first = Record(folder, credentials)
+    first = RevealedRecord(tmp_path, begins_anew=True)
     entries = [bytes([number]) * 32 for number in range(6)]
     first.append(entries[:3])
     first.append(entries[3:])
-    path = folder / RECORD_FILE
+    path = tmp_path / RECORD_FILE
     os.truncate(path, path.stat().st_size - 40)  # of the last entry, and a part of the one before it
-    again = Record(folder, credentials)
+    again = RevealedRecord(tmp_path)
     assert [*again.rounds] == entries[:4]
     again.append(entries[5:])  # which begins where an entry begins
-    assert [*Record(folder, credentials).rounds] == [*entries[:4], entries[5]]
-    assert {stat.S_IMODE(one.stat().st_mode) for one in (path, credentials / RECORD_FILE)} == {0o600}
+    assert [*RevealedRecord(tmp_path).rounds] == [*entries[:4], entries[5]]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revealed_rounds, "_MOST_ROUNDS", 2)
-    folder, credentials = folders(tmp_path)
-    record = Record(folder, credentials)
+    record = RevealedRecord(tmp_path, begins_anew=True)
     rounds = [
         [record.rounds.of_round("run", number), record.rounds.of_message(number, torch.zeros(2)), bytes([number]) * 32]
         for number in range(1, 5)
@@ -132,19 +129,12 @@ def test_record_is_bounded_by_its_newest_rounds(tmp_path: Path, monkeypatch: pyt
         record.rounds.add(entries)
         record.append(entries)
     assert [*record.rounds] == [*rounds[2], *rounds[3]]
-    assert [*Record(folder, credentials).rounds] == [*record.rounds]
-    assert (folder / RECORD_FILE).stat().st_size == 22 + 32 + 6 * 32
+    assert [*RevealedRecord(tmp_path).rounds] == [*record.rounds]
+    assert (tmp_path / RECORD_FILE).stat().st_size == 22 + 32 + 6 * 32
 
 
-def refuses(run: Run, task: object, name: str = COHORT[0]) -> None:
+def refuses(run: Run, task: pb.Assignment, name: str = COHORT[0]) -> None:
     """Check that a node joins no session of a task."""
     with pytest.raises(NodeRefuses, match=Reason.REVEALED):
-        run.session({name: task}).assign()  # type: ignore[dict-item]
-
-
-def folders(parent: Path) -> tuple[Path, Path]:
-    """A node's folder, and that of its credentials."""
-    made = parent / "state", parent / "credentials"
-    for one in made:
-        one.mkdir(parents=True)
-    return made
+        run.session({name: task}).assign()
+    run.coordinator.tell(name, withdrawal=pb.Withdrawal(task=task.task))

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from fed.clients.node.sessions import Limits
 from fed.clients.node.training import NodeTraining
-from fed.secure_aggregation.reasons import Reason, Refused
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field, samples_of
 from tests.server.hostile.plans import KEYS, Run
@@ -26,7 +27,7 @@ def test_residual_of_one_client_is_no_sum(field: Field) -> None:
     with pytest.raises(NodeRefuses, match=Reason.KEEPS_STATE):
         run.settle([GUEST])
     assert program.end() == 1
-    assert "keeps nothing between tasks" in program.said
+    assert "--allow-state" in program.said
 
 
 @pytest.mark.parametrize(
@@ -40,8 +41,11 @@ def test_residual_of_one_client_is_no_sum(field: Field) -> None:
 )
 def test_node_refuses_plans_that_keep_states(changed: dict[str, Any], field: Field, tmp_path: Path) -> None:
     run = Run(field.coordinator, "kept", changed)
-    with pytest.raises(Refused) as refused:
-        NodeTraining(run.data.only(int(GUEST), int(GUEST)), run.experiment, run.plan, tmp_path)
+    training = NodeTraining(run.data.only(int(GUEST), int(GUEST)), run.experiment, run.plan, tmp_path)
+    settings = run.experiment.secure_aggregation
+    assert settings is not None
+    with pytest.raises(ClientRefusal) as refused:
+        Limits(minimum_cohort=2, corrupt=0.0).check(settings, keeps_states=training.keeps_states)
     assert refused.value.reason is Reason.KEEPS_STATE
 
 

@@ -86,6 +86,7 @@ def seen_of(field: Field, state: str, pair: Pair) -> Seen:
         run.settle(names, number=2)
         with pytest.raises(NodeRefuses):  # another attempt of the round
             run.session({GUEST: other}).assign()
+        coordinator.tell(GUEST, withdrawal=pb.Withdrawal(task=other.task))
         run.settle([GUEST], number=3)
     except NodeRefuses:
         pass

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,11 +27,13 @@ class Fault(NamedTuple):
         put_back: puts it into the product, as long as a test lasts.
         shows: words of the finding that shows it.
         strategies: those that find it.
+        settings: with which they find it soon.
     """
 
     put_back: PutBack
     shows: str
     strategies: Sequence[str]
+    settings: Mapping[str, Any] = {}
 
 
 _DIGESTS_OF = agreement.digests_of
@@ -159,20 +161,26 @@ _BOTH = "both secrets"
 _STRAY = "for the task of"
 _FEW = "alone, of fewer than"
 _REUSE = ("message_of_another_task",)
-_ATTEMPTS = ("two_sums_of_one_round",)
 _TERMS = ("two_tasks_in_one_session",)
 
+_FIVE = {"clients": 5, "colluders": 0, "listed": 5, "graph": "complete", "corrupt": 0.0, "minimum_cohort": 3}
+
+
+def _of_rounds(put_back: PutBack) -> Fault:
+    return Fault(put_back, _DETERMINED, ("two_sums_of_one_round",), {**_FIVE, "threshold": 3})
+
+
 FAULTS: Mapping[str, Fault] = {
-    "message kept under its task's id": Fault(message_kept_under_the_id_of_its_task, _DETERMINED, _REUSE),
-    "message of another plan": Fault(message_of_another_plan, _DETERMINED, _REUSE),
-    "message of another round": Fault(message_of_another_round, _STRAY, _REUSE),
-    "rounds known by their run's name alone": Fault(_rounds_not_known("of_task", "of_message"), _DETERMINED, _ATTEMPTS),
-    "rounds not known by their run's name": Fault(_rounds_not_known("of_round"), _DETERMINED, _ATTEMPTS),
-    "rounds not known by plan and task": Fault(_rounds_not_known("of_task"), _DETERMINED, _ATTEMPTS),
-    "rounds not known by the message": Fault(_rounds_not_known("of_message"), _DETERMINED, _ATTEMPTS),
-    "revealed rounds forgotten at a restart": Fault(revealed_rounds_forgotten_at_a_restart, _DETERMINED, _ATTEMPTS),
-    "shares leave before their record": Fault(shares_leave_before_their_record, _DETERMINED, _ATTEMPTS),
-    "another attempt after a reveal": Fault(another_attempt_after_a_reveal, _DETERMINED, _ATTEMPTS),
+    "message kept under its task's id": Fault(message_kept_under_the_id_of_its_task, _DETERMINED, _REUSE, _FIVE),
+    "message of another plan": Fault(message_of_another_plan, _DETERMINED, _REUSE, _FIVE),
+    "message of another round": Fault(message_of_another_round, _STRAY, _REUSE, _FIVE),
+    "rounds known by their run's name alone": _of_rounds(_rounds_not_known("of_task", "of_message")),
+    "rounds not known by their run's name": _of_rounds(_rounds_not_known("of_round")),
+    "rounds not known by plan and task": _of_rounds(_rounds_not_known("of_task")),
+    "rounds not known by the message": _of_rounds(_rounds_not_known("of_message")),
+    "revealed rounds forgotten at a restart": _of_rounds(revealed_rounds_forgotten_at_a_restart),
+    "shares leave before their record": _of_rounds(shares_leave_before_their_record),
+    "another attempt after a reveal": _of_rounds(another_attempt_after_a_reveal),
     "consents not checked": Fault(consents_not_checked, _FEW, ("others_lost_to_each",)),
     "floor of survivors not checked": Fault(floor_of_survivors_not_checked, _FEW, ("late_message",)),
     "colluders rounded down": Fault(colluders_rounded_down, _BOTH, ("two_lists_of_survivors", "others_lost_to_each")),

@@ -17,23 +17,23 @@ _KNOWN: Sequence[dict[str, Any]] = (
 )
 """Ways to ask for a message that anybody knows, or might be asked to."""
 
-_SAME: Sequence[dict[str, Any]] = (
+_NAMES: Sequence[dict[str, Any]] = (
     {},
     {"plan": 1},
     {"plan": 2},
     {"plan": 3},
-    {"plan": 3},
-    {"repeats": 1},
     {"population": 11},
+    {"plan": 1, "population": 11},
+    {"repeats": 1},
     {"broadcast_count": 1},
     {"place": 10},
     {"kept_after": 99},
     {"deadline_s": 60.0},
-    {"steps": 5},
-    {"model": "B"},
-    {"round": 2},
 )
-"""Ways to ask for the same message by other names, or for another one as if it were the same."""
+"""Ways to ask for the same message, or for nearly the same one, by other names."""
+
+_OTHERS: Sequence[dict[str, Any]] = ({"steps": 5}, {"model": "B"}, {"round": 2}, {"plan": 4})
+"""Ways to ask for another message as if it were the same."""
 
 
 def two_tasks_in_one_session(world: World) -> None:
@@ -56,7 +56,7 @@ def message_of_another_task(world: World) -> None:
     again = replace(first, attempt=rng.randrange(2), base=rng.choice([100, 100, 200]))
     which = rng.randrange(3)
     again = replace(again, **(rng.choice(_KNOWN) if which else {}))
-    again = replace(again, **(rng.choice(_SAME) if which != 1 else {}))
+    again = replace(again, **(rng.choice([*_NAMES, *_OTHERS, *_OTHERS]) if which != 1 else {}))
     before = Gathering(world, dict.fromkeys(world.usual, first) if rng.random() < 0.3 else {victim: first})
     before.hold([before.join, world.train])
     if rng.random() < 0.3:
@@ -87,20 +87,19 @@ def two_sums_of_one_round(world: World) -> None:
     if rng.random() < 0.3:  # as few as are needed
         revealing = [*world.some(revealing)]
     held.hold([held.consents_to], revealing)
-    dying = rng.choice([0.0, 0.5, 1.0])
+    dying = rng.choice([0.0, 0.0, 0.0, 0.5, 1.0])
     for name in revealing:
         if rng.random() < dying:
             world.restart(name, is_written=rng.random() < 0.3)
         else:
             world.write(name)
     again = replace(first, base=rng.choice([100, 200]), attempt=rng.choice([0, 1, 1]))
-    for _ in range(2):
-        again = replace(again, **rng.choice(_SAME))
+    again = replace(again, **rng.choice([*_NAMES, *_NAMES, *_OTHERS]))
     dying = rng.choice([0.0, 0.5, 1.0])
     for name in world.usual:
         if rng.random() < dying:
             world.restart(name)
-    left = [name for name in world.usual if name != victim or rng.random() < 0.2]
+    left = [name for name in world.usual if name != victim or rng.random() < 0.1]
     second = Gathering(world, dict.fromkeys(left, again))
     second.until_masked()
     second.survive(second.masked())

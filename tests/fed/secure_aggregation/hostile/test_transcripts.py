@@ -24,13 +24,12 @@ def _nothing_is_found(seeds: range) -> list[Transcript]:
 def test_no_coordinator_of_2000_learns_a_message(first: int) -> None:
     transcripts = _nothing_is_found(range(first, first + _AT_ONCE))
     sums = Counter(min(transcript.sums, 2) for transcript in transcripts)
-    assert sums[1] + sums[2] > 0.65 * _AT_ONCE  # 73 % of them have a sum: those of the others refuse them all
-    assert sums[2] > 0.12 * _AT_ONCE
+    assert sums[1] + sums[2] > 0.6 * _AT_ONCE  # 72 % in the mean; where there is none, clients have refused them all
+    assert sums[2] > 0.1 * _AT_ONCE  # 19 %
     parts = Counter(part for transcript in transcripts for part in transcript.parts)
-    assert min(parts[name] for name in STRATEGIES) > 0.03 * _AT_ONCE
-    attacked = sum(transcript.sums > 0 and not {*transcript.parts} <= {"honest_round"} for transcript in transcripts)
-    refused = sum(transcript.sums > 0 and "aborted" in str(transcript) for transcript in transcripts)
-    print(first, sums, attacked, refused)
+    assert min(parts[name] for name in STRATEGIES) > 0.02 * _AT_ONCE  # 7 % each
+    is_resisted = [transcript.sums > 0 and "broken a rule" in str(transcript) for transcript in transcripts]
+    assert sum(is_resisted) > 0.25 * _AT_ONCE  # a sum, and an attack that a client has seen
 
 
 @pytest.mark.long
