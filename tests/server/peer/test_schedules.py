@@ -145,6 +145,8 @@ def test_every_living_peer_comes_to_an_end(seed: int, tmp_path: Path) -> None:
             else:
                 assert "let one of them serve its end" in summary["reason"], peers.said()
                 del peers.running[peer]
-        assert 0 in codes.values(), peers.said()
-        if schedule.is_replicated:
+        left = {event.peer for event in schedule.events if event.kind == "leave"}
+        if 2 * len(left) < PEERS:  # half of the replicas rightly end with the sentence
+            assert 0 in codes.values(), peers.said()
+        if schedule.is_replicated and peers.running:
             peers.assert_equal_models()
