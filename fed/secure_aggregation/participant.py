@@ -214,6 +214,8 @@ class Participant:
         if joined is None or (joined.task, joined.attempt) != (message.task, message.attempt):
             return []
         said = message.SerializeToString(deterministic=True)
+        if said not in joined.answered and joined.client.phase is ClientPhase.OVER:
+            return [Say(self._aborted(joined, Reason.BROKEN_RULE))]  # not kept: a server may say ever more
         if said not in joined.answered:  # else sent again after a connection was lost
             joined.last_said = said
             commands = self._guarded(joined, lambda: self._answer(joined, message))
@@ -307,9 +309,12 @@ class Participant:
 
     def _ended(self, joined: _Joined, reason: Reason, problem: str) -> list[Command]:
         joined.client.abort()
+        return [Ended(joined.digests.own, reason, problem), Say(self._aborted(joined, reason))]
+
+    def _aborted(self, joined: _Joined, reason: Reason) -> FromSession:
         answer = joined.answer()
         answer.aborted = reason
-        return [Ended(joined.digests.own, reason, problem), Say(answer)]
+        return answer
 
     def _abort(self) -> None:
         if self._joined is not None:
