@@ -17,7 +17,7 @@ from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.tensors import Tensor, torch
+from fed.tensors import Tensor
 from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
 
 __all__ = ["AgreedPlan", "Command", "Deliver", "Ended", "Participant", "Remember", "Say"]
@@ -219,6 +219,8 @@ class Participant:
         if joined is None or (joined.task, joined.attempt) != (message.task, message.attempt):
             return []
         said = message.SerializeToString(deterministic=True)
+        if said not in joined.answered and joined.client.phase is ClientPhase.OVER:
+            return [Say(self._aborted(joined, Reason.BROKEN_RULE))]  # not kept: a server may say ever more
         if said not in joined.answered:  # else sent again after a connection was lost
             joined.last_said = said
             commands = self._guarded(joined, lambda: self._answer(joined, message))
@@ -298,9 +300,9 @@ class Participant:
         if own_sha256 != joined.digests.own:
             return []  # made for another task: it is not masked here
         entry = self._revealed.of_message(joined.round, lanes)
-        # a client whose training diverged has the same message again and again, and nobody may learn of that
-        has_content = not torch.equal(lanes, self._agreed_plan().fixed.nothing())
-        if has_content and self._revealed.holds(entry):
+        # without weight it adds nothing: clients whose training diverged have it again, and nobody may learn of that
+        weight = lanes[self._agreed_plan().fixed.numbers :][:1]
+        if weight.any() and self._revealed.holds(entry):
             return self._ended(joined, Reason.REVEALED, "this very message is in a sum that was revealed")
         joined.message_entry = entry
         return self._guarded(joined, lambda: [Deliver(own_sha256, joined.client.mask(lanes.clone()))])
@@ -314,9 +316,12 @@ class Participant:
 
     def _ended(self, joined: _Joined, reason: Reason, problem: str) -> list[Command]:
         joined.client.abort()
+        return [Ended(joined.digests.own, reason, problem), Say(self._aborted(joined, reason))]
+
+    def _aborted(self, joined: _Joined, reason: Reason) -> FromSession:
         answer = joined.answer()
         answer.aborted = reason
-        return [Ended(joined.digests.own, reason, problem), Say(answer)]
+        return answer
 
     def _abort(self) -> None:
         if self._joined is not None:

@@ -245,7 +245,12 @@ class Links:
         if (greeting.name, greeting.start) == (own.name, own.start):
             self._listener.met_itself(address)
             return
-        if (reason := refusal() or self._refusal_of(greeting, name)) is not None:
+        if (reason := refusal()) is not None:
+            assert self._credentials is not None
+            if content := self._credentials.revocations.latest().content:  # so that one that is revoked hears of it
+                await send(pb.PeerMessage(revocations=pb.Revocations(content=content)).SerializeToString())
+            raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+        if (reason := self._refusal_of(greeting, name)) is not None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
         self._open.setdefault(link.name, []).append(link)

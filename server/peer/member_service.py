@@ -268,14 +268,14 @@ class MemberService(ABC):
             self.members.merge(records, time.monotonic(), link.name)
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
+        elif message.HasField("revocations"):
+            self._take_revocations(message.revocations.content)
         elif link.is_introduction:
             raise Refused("an introduction has members alone")
         elif message.HasField("progress"):
             self._check_round(message.progress.round - 1)
             self.reached[link.name] = message.progress.round
             self._take_progress(link.name, message.progress)
-        elif message.HasField("revocations"):
-            self._take_revocations(message.revocations.content)
         elif message.HasField("copy_wanted"):
             if self._giving is None or self._giving.done():
                 self._giving = asyncio.create_task(self._give_copy(link))

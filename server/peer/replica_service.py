@@ -361,7 +361,7 @@ class ReplicaService(MemberService):
         if record.round > self.rounds:
             return ""
         if self._agreement is None:
-            return f"{ready} of {self.min_peers} peers are there"
+            return f"{ready} of {self.min_peers} peers are there" if ready < self.min_peers else ""
         here = [name for name in record.members if name in present]
         if record.members and len(here) <= len(record.members) // 2:
             return (

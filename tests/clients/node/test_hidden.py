@@ -70,7 +70,7 @@ def test_system_draws_leave_the_common_streams_as_they_are(tmp_path: Path) -> No
     assert known.abs().max() > 1e6
 
 
-def test_models_are_kept_in_private_files_that_go_with_the_run(tmp_path: Path) -> None:
+def test_kept_models_are_private_files_until_the_run_ends(tmp_path: Path) -> None:
     node = Node(tmp_path, downlink=[{"kind": "qsgd", "bits": 4}])
     node.train(reference="first")
     (state,) = node.kept.iterdir()

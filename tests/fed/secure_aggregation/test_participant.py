@@ -14,7 +14,7 @@ from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, SessionKeys, TaskId, ToSession
+from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, SessionKeys, Survivors, TaskId, ToSession
 from tests.fed.secure_aggregation.sessions import entropy_of, names_of, signer_of
 
 NAMES = names_of(4)
@@ -267,3 +267,16 @@ def test_client_without_a_plan_says_so() -> None:
     client = Table().clients[FIRST]
     assert said(client.assigned(assignment_of())).aborted == Reason.NOT_READY
     assert client.told(ToSession()) == []
+
+
+def test_messages_after_the_end_of_a_session_are_not_kept() -> None:
+    table = Table()
+    table.deliver()
+    table.tell(FIRST, survivors=Survivors(places=b"\0"))
+    joined = table.clients[FIRST]._joined
+    assert joined is not None
+    before = len(joined.answered)
+    for number in range(1, 50):
+        (command,) = table.tell(FIRST, survivors=Survivors(places=bytes([number])))
+        assert said([command]).aborted == Reason.BROKEN_RULE
+    assert len(joined.answered) == before

@@ -181,7 +181,7 @@ FAULTS: Mapping[str, Fault] = {
     "revealed rounds forgotten at a restart": _of_rounds(revealed_rounds_forgotten_at_a_restart),
     "shares leave before their record": _of_rounds(shares_leave_before_their_record),
     "another attempt after a reveal": _of_rounds(another_attempt_after_a_reveal),
-    "consents not checked": Fault(consents_not_checked, _FEW, ("others_lost_to_each",)),
+    "consents not checked": Fault(consents_not_checked, _FEW, ("others_lost_to_each",), {**_FIVE, "threshold": 3}),
     "floor of survivors not checked": Fault(floor_of_survivors_not_checked, _FEW, ("late_message",)),
     "colluders rounded down": Fault(colluders_rounded_down, _BOTH, ("two_lists_of_survivors", "others_lost_to_each")),
     "keys of anybody": Fault(keys_of_anybody, _BOTH, ("false_keys",)),

@@ -25,8 +25,6 @@ _FIELDS: dict[str, Sequence[Any]] = {
     "place": (0, 10),
     "kept_after": (0, 99),
 }
-
-
 _SELDOM = 0.05
 
 
