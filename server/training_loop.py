@@ -16,7 +16,7 @@ from fed.server.federation import Federation, State
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run import Run, RunOnDisk
 from fed.storage.run_folder import RunFolder
-from fed.storage.run_reader import Totals
+from fed.storage.totals import Totals
 
 if TYPE_CHECKING:
     from fed.tensors import nn

@@ -5,13 +5,13 @@ It takes events and gives commands. Its driver carries them out in their order, 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
 from fed.secure_aggregation.agreement import TaskDigests, digests_of, plan_digest
 from fed.secure_aggregation.client import ClientPhase, SessionClient
+from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
@@ -20,7 +20,7 @@ from fed.secure_aggregation.terms import Identities, Terms
 from fed.tensors import Tensor
 from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
 
-__all__ = ["AgreedPlan", "Command", "Deliver", "Ended", "Participant", "Remember", "Say"]
+__all__ = ["AgreedPlan", "Participant"]
 
 
 @dataclass(frozen=True)
@@ -38,51 +38,6 @@ class AgreedPlan:
     settings: SecureAggregation
     fixed: FixedPoint
     identities: Identities
-
-
-class Say(NamedTuple):
-    """Command to send the coordinator a message."""
-
-    message: FromSession
-
-
-class Deliver(NamedTuple):
-    """Command to deliver a masked message.
-
-    Args:
-        own_sha256: the own digest of the message's task.
-        lanes: the masked message.
-    """
-
-    own_sha256: bytes
-    lanes: Tensor
-
-
-class Remember(NamedTuple):
-    """Command to write down that a round is revealed, and then to call :meth:`Participant.recorded`.
-
-    Args:
-        entries: the entries that :class:`.RevealedRounds` has for the round and its message.
-    """
-
-    entries: tuple[bytes, ...]
-
-
-class Ended(NamedTuple):
-    """Notice that a session has ended without the client's shares.
-
-    Args:
-        own_sha256: the own digest of the task whose message is not masked.
-        reason: the sentence that the coordinator hears.
-        problem: the particulars, for the client's own log.
-    """
-
-    own_sha256: bytes
-    reason: Reason
-    problem: str
-
-
-Command: TypeAlias = Say | Deliver | Remember | Ended
 
 
 @dataclass

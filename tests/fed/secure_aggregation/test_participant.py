@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fed.secure_aggregation.agreement import digests_of, plan_digest
+from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint
-from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Ended, Participant, Remember, Say
+from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation

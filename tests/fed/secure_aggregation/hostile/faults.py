@@ -10,6 +10,7 @@ import pytest
 from fed.secure_aggregation import agreement, participant
 from fed.secure_aggregation.agreement import TaskDigests
 from fed.secure_aggregation.client import ClientPhase, SessionClient
+from fed.secure_aggregation.commands import Command, Remember
 from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
@@ -96,9 +97,9 @@ def revealed_rounds_forgotten_at_a_restart(patch: pytest.MonkeyPatch) -> None:
 def shares_leave_before_their_record(patch: pytest.MonkeyPatch) -> None:
     told = participant.Participant.told
 
-    def told_and_revealed(self: participant.Participant, message: ToSession) -> list[participant.Command]:
+    def told_and_revealed(self: participant.Participant, message: ToSession) -> list[Command]:
         commands = told(self, message)
-        is_asked = any(isinstance(command, participant.Remember) for command in commands)
+        is_asked = any(isinstance(command, Remember) for command in commands)
         return [*commands, *self.recorded()] if is_asked else commands
 
     patch.setattr(participant.Participant, "told", told_and_revealed)
