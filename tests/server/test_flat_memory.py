@@ -120,7 +120,8 @@ class Held:
 
 @pytest.mark.parametrize("every", [None, 20])
 def test_a_servers_memory_is_flat_in_rounds(tmp_path: Path, every: int | None) -> None:
-    first, last = 200, 800
+    first = 200
+    last = 800
     held = Held(first, last)
     tracemalloc.start()
     try:
@@ -210,15 +211,16 @@ class Resident:
     """Resident memory of a process by round, and its slope by a line through all rounds but the first."""
 
     def __init__(self, first: int, last: int) -> None:
-        self._first, self._last = first, last
+        self._first = first
+        self._last = last
         self._bytes: dict[int, int] = {}
 
     def watch(self, pid: int, metrics: Path) -> None:
         """Look at it until the last round.
 
         Args:
-            pid: of the process.
-            metrics: to which it adds a line a round.
+            pid: the process's id.
+            metrics: the file to which it adds a line a round.
         """
         wait_for(metrics.exists, "the run's folder")
         number = 0

@@ -51,7 +51,8 @@ class Node:
 
 
 def test_message_follows_from_the_seed_unless_the_system_draws(tmp_path: Path) -> None:
-    known, hidden = Node(tmp_path), Node(tmp_path, randomness="system")
+    known = Node(tmp_path)
+    hidden = Node(tmp_path, randomness="system")
     assert torch.equal(known.train(), known.train())
     first, second = hidden.train(), Node(tmp_path, randomness="system").train()
     assert not torch.equal(first, second)

@@ -45,9 +45,9 @@ class Table:
     """Four clients at one coordinator, driven up to a phase.
 
     Args:
-        plan: of the run.
+        plan: the run's plan.
         assignment: the same for all clients.
-        clients: by name; those of an earlier table know what they have revealed.
+        clients: the clients, by name; those of an earlier table know what they have revealed.
     """
 
     plan: AgreedPlan = PLAN
@@ -139,7 +139,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_message_of_another_task_is_never_masked(other: str) -> None:
-    """As where the server gives two tasks one id."""
+    """The server gives two tasks one id."""
     plan, assignment = OTHERS[other]
     table = Table()
     table.deliver()

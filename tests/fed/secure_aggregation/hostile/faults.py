@@ -28,7 +28,7 @@ class Fault(NamedTuple):
         put_back: puts it into the product, as long as a test lasts.
         shows: words of the finding that shows it.
         strategies: those that find it.
-        settings: with which they find it soon.
+        settings: the settings with which they find it soon.
     """
 
     put_back: PutBack

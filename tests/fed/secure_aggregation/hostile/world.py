@@ -54,17 +54,17 @@ class World:
 
     Attributes:
         rng: draws all moves.
-        record: of the transcript.
-        honest: by name.
+        record: the record of the transcript.
+        honest: the honest clients, by name.
         usual: names of those on a list, where no strategy has another one.
         colluders: names of the clients whose secrets are the coordinator's.
-        plans: that it may tell.
+        plans: the plans that it may tell.
         keys: all that each client has ever said.
         boxes: session and receiver → sender → box.
         consents: session and survivors → client → signature.
 
     Args:
-        seed: of all that is drawn.
+        seed: the seed of all that is drawn.
         given: in place of settings that are drawn, with ``clients``, ``colluders`` and ``listed``, the usual number on
             a list.
     """
