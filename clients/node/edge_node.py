@@ -330,7 +330,7 @@ class EdgeNode(Dialler):
             held.path.unlink(missing_ok=True)
             return None
         until_s = None
-        takes_parts = assignment.takes_parts and self.secure is None  # what decides when a secure node stops is agreed
+        takes_parts = assignment.takes_parts and self.secure is None  # a secure node takes all steps
         if assignment.HasField("deadline_s") and takes_parts:  # the way back may be as long as the way here
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         return self.training.train(assignment, held.path, until_s)

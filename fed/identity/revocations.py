@@ -23,7 +23,7 @@ REVOCATIONS_FILE = "revocations.json"
 """Name of the file, in the server's folder and in each peer's."""
 
 _KIND = "revocations"
-_MOST_BYTES = 1 << 20  # of a message between peers; 15,000 certificates
+_MOST_BYTES = 1 << 20  # a message between peers has no more; room for 15,000 certificates
 _log = logging.getLogger(__name__)
 
 

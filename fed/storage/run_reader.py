@@ -276,7 +276,7 @@ def _whole_lines(file: Path) -> Iterator[bytes]:
     """The lines of a file, one that is cut short left out; none where there is no such file."""
     with (
         os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"),
-        suppress(FileNotFoundError),  # asked for its existence before, it could go in between
+        suppress(FileNotFoundError),  # a look beforehand may be out of date by now
         file.open("rb") as content,
     ):
         for line in content:
@@ -286,7 +286,7 @@ def _whole_lines(file: Path) -> Iterator[bytes]:
 
 def _content(file: Path) -> bytes | None:
     with os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"), suppress(FileNotFoundError):
-        return file.read_bytes()  # asked for its existence before, it could go in between
+        return file.read_bytes()  # a look beforehand may be out of date by now
     return None
 
 

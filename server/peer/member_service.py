@@ -380,7 +380,7 @@ class MemberService(ABC):
         latest = self.credentials.revocations.latest()
         if latest.version > self._told_version:
             self._told_version = latest.version
-            for link in self.links.all():  # those that are revoked, too, who then end
+            for link in self.links.all():  # revoked peers, too: they end once they hear of it
                 self._tell_revocations(link)
         refused = self.credentials.refusals(self.members.names())
         present = self.members.drop(refused)
