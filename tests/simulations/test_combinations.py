@@ -110,7 +110,7 @@ def test_experiments_of_all_kinds_run_or_are_refused(seed: int, tmp_path: Path) 
     assert min(counts.values()) >= 10
 
 
-def test_some_of_them_agree_with_worker_processes(tmp_path: Path) -> None:
+def test_some_experiments_agree_with_worker_processes(tmp_path: Path) -> None:
     assert hold(8, 2, tmp_path, workers_every=1)["ran"] >= 1
 
 
