@@ -47,7 +47,7 @@ class SimulatedNeighbourhood:
         deadline_s: of each exchange; None: peers wait for their neighbours, however slow.
         attackers: forge what they send.
         has_buffers: True if a round's first exchange begins with buffers, which attackers do not forge.
-        waits_alone: True if a round begins once two peers are there, where there are two or more; False: one is enough.
+        waits_alone: True if a round waits until two peers are there, in a run of two or more; otherwise one is enough.
     """
 
     def __init__(

@@ -157,14 +157,7 @@ class NodeTraining:
         self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
-        if self.fixed is not None:
-            path.unlink(missing_ok=True)  # the model, which is not needed any more
-            return Hidden(answer, tensors[0][0].clone())
-        answer.payload.CopyFrom(written(path, [part[0] for part in tensors[:count]]))
-        answer.weight = trained.weights[0]
-        answer.samples = trained.samples[0]
-        answer.train_loss = trained.train_losses[0]
-        return answer
+        return self._completed(answer, trained, tensors[:count], path=path)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model, or the client's own, on what the client holds out.
@@ -202,6 +195,19 @@ class NodeTraining:
             ((assignment.round, *filter(None, [assignment.repeats])),),
             states.names,
         )
+
+    def _completed(
+        self, answer: pb.Answer, trained: Trained, message: Sequence[Tensor], *, path: Path
+    ) -> pb.Answer | Hidden:
+        """The answer with its message, which takes the place of the model on the disk, or is on no disk."""
+        if self.fixed is not None:
+            path.unlink(missing_ok=True)  # the model, which is not needed any more
+            return Hidden(answer, message[0][0].clone())
+        answer.payload.CopyFrom(written(path, [part[0] for part in message]))
+        answer.weight = trained.weights[0]
+        answer.samples = trained.samples[0]
+        answer.train_loss = trained.train_losses[0]
+        return answer
 
     def _diverged(self, task: pb.TaskId, trained: Trained, path: Path) -> pb.Failed | Hidden:
         """The answer of a client whose training has diverged."""

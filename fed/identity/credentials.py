@@ -111,7 +111,7 @@ class ServerCredentials(_Credentials):
         The roster then admits or refuses each call.
 
         Args:
-            on_connection: called at each new connection, in a thread of gRPC's.
+            on_connection: function that is called at each new connection, in a thread of gRPC's.
         """
         return self._for_listening(on_connection)
 
@@ -191,7 +191,7 @@ class PeerCredentials(_Credentials):
         """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority.
 
         Args:
-            on_connection: called at each new connection, in a thread of gRPC's.
+            on_connection: function that is called at each new connection, in a thread of gRPC's.
         """
         return self._for_listening(on_connection)
 

@@ -25,7 +25,7 @@ __all__ = ["AgreedPlan", "Participant"]
 
 @dataclass(frozen=True)
 class AgreedPlan:
-    """A run's plan, as a client has found it good.
+    """A run's plan that a client has checked and accepted.
 
     Args:
         plan: the server's plan.

@@ -10,7 +10,7 @@ __all__ = ["ClientRefusal", "Reason", "reason_of"]
 class Reason(StrEnum):
     """Sentence that leaves a client; its own log has the particulars.
 
-    Which one a client says tells which of these things happened, and nothing else of its data or settings.
+    It tells which of these things happened, and nothing else of the client's data or settings.
     """
 
     NOT_READY = "the server asks before it has told its plan"

@@ -329,7 +329,7 @@ class MemberService(ABC):
         """Take note of how far another is."""
 
     def earlier_members(self) -> Collection[str]:
-        """Names of members of whom this process may have had no sign of life."""
+        """Names of members from before this process began, of which it may have had no sign of life."""
         return ()
 
     def _check_round(self, number: int) -> None:
