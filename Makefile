@@ -30,7 +30,7 @@ gossip: $(LINKED)  ## eight peers without a coordinator beside a simulation: the
 deployment: $(LINKED)  ## rounds, transfers and 200 clients over gRPC; beside Flower where make benchmark has installed it
 	$(BIN)/python benchmarks/deployment.py
 
-strangers: $(LINKED)  ## rounds of nodes and peers while strangers without a certificate come; six minutes
+strangers: $(LINKED)  ## rounds of nodes and peers while strangers without a certificate come; nine minutes
 	$(BIN)/python benchmarks/strangers.py
 
 benchmark: $(LINKED) benchmarks/.venv/installed  ## speed beside PyTorch, pfl-research, Flower and byzfl; a quarter of an hour

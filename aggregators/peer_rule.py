@@ -120,8 +120,8 @@ class PeerRule(Algorithm):
     needs_fixed_graph: ClassVar[bool] = False
     """Whether a peer's neighbours must stay the same, both ways: it calls ``mix.differences``."""
     conserves_sum: ClassVar[bool] = False
-    """Whether it relies on a sum over the members' states, of which a member that goes takes its share: it has
-    :meth:`renewed`."""
+    """True if the rule relies on a sum over the members' states. A member that goes takes its share of it along, so
+    that such a rule has :meth:`renewed`."""
 
     def needs(self) -> Sequence[Term]:
         """Peers that stay the same from the first round to the last."""
@@ -183,7 +183,7 @@ class PeerRule(Algorithm):
         deadline of an exchange, their sum lacks its share.
 
         Args:
-            state: after the last round in which these peers took part.
+            state: the state after the last round in which these peers took part.
         """
         return state
 

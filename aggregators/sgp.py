@@ -14,7 +14,7 @@ from fed.tensors import Tensor, torch
 
 __all__ = ["SGP", "State"]
 
-_LEAST_WEIGHT = 2.0**-30  # of a peer whose steps are a billion times as long as they should be
+_LEAST_WEIGHT = 2.0**-30  # a peer of this weight takes steps that are a billion times too long
 
 
 class State(NamedTuple):

@@ -63,12 +63,13 @@ def serving(folder: Path, authority: Authority) -> Iterator[tuple[int, Path, Pat
     """A server and its nodes: its port, its log and the run's metrics.
 
     Args:
-        folder: for everything.
-        authority: of the certificates.
+        folder: the folder for all files.
+        authority: the authority that signs the certificates.
     """
     part = Part(1, 2, processes=1, rounds=MOST_ROUNDS)
     (folder / "experiment.yaml").write_text(yaml.safe_dump(part.experiment))
-    log, run = folder / "server.log", folder / "run"
+    log = folder / "server.log"
+    run = folder / "run"
     command = [*FED, "server", str(folder / "experiment.yaml"), "--listen", "127.0.0.1:0", "--output", str(run)]
     command += ["--credentials", str(authority.folder), "--min-nodes", str(part.nodes)]
     with contextlib.ExitStack() as processes:
@@ -85,8 +86,8 @@ def meeting(folder: Path, authority: Authority) -> Iterator[tuple[int, Path, Pat
     """Peers in a ring: the port, the log and the metrics of the first.
 
     Args:
-        folder: for everything.
-        authority: of the certificates.
+        folder: the folder for all files.
+        authority: the authority that signs the certificates.
     """
     experiment = {
         "data": None,
@@ -117,11 +118,11 @@ def measure(side: str, kinds: Sequence[str], seconds: float, repeats: int, folde
     """The rate of rounds without and with each kind of stranger.
 
     Args:
-        side: server or peers.
-        kinds: of strangers.
-        seconds: of each measurement.
+        side: "server" or "peers".
+        kinds: the kinds of strangers.
+        seconds: the length of each measurement.
         repeats: visits of each kind, in turns.
-        folder: for everything.
+        folder: the folder for all files.
     """
     authority = Authority.create(folder / "keys", hosts=["127.0.0.1"])
     for number in range(3):
@@ -149,11 +150,11 @@ def visited(kind: str, port: int, foreign: Path, metrics: Path, seconds: float) 
     """Number of a stranger's visits, and the rate of rounds meanwhile.
 
     Args:
-        kind: of stranger.
-        port: that it comes to.
+        kind: the kind of stranger.
+        port: the port that it comes to.
         foreign: the folder of another authority's certificate.
-        metrics: of the run.
-        seconds: of the measurement.
+        metrics: the file of the run's metrics.
+        seconds: the length of the measurement.
     """
     command = [sys.executable, str(HERE / "sides" / "strangers.py"), "--kind", kind, "--port", str(port)]
     command += ["--certificate", str(foreign), "--seconds", str(seconds + 1)]
@@ -191,7 +192,8 @@ def lines_beside_rounds(log: Path) -> int:
 
 def rate(metrics: Path, seconds: float) -> float:
     """Rounds a second from now on."""
-    before, began_s = metrics.read_bytes().count(b"\n"), time.monotonic()
+    before = metrics.read_bytes().count(b"\n")
+    began_s = time.monotonic()
     time.sleep(seconds)
     elapsed_s = time.monotonic() - began_s
     return (metrics.read_bytes().count(b"\n") - before) / elapsed_s
@@ -220,8 +222,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", default=",".join(SIDES), help=f"of {', '.join(SIDES)}")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--repeats", type=int, default=3, help="of each kind; medians count")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=5, help="of each kind; medians count")
     parser.add_argument("--output", type=Path, help="where to write the results")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))

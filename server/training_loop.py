@@ -16,7 +16,7 @@ from fed.server.federation import Federation, State
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run import Run, RunOnDisk
 from fed.storage.run_folder import RunFolder
-from fed.storage.run_reader import Totals
+from fed.storage.totals import Totals
 
 if TYPE_CHECKING:
     from fed.tensors import nn
@@ -62,8 +62,8 @@ class TrainingLoop:
         has_scores: True where there are samples to score them on.
         scores_meanwhile: True where the scoring continues during the next round.
         keeps_models: True where the clients' own models are here, and belong to the run's results.
-        keeps_metrics: True where all metrics stay in memory; else a run with a folder has them there alone, so that it
-            may go on for ever.
+        keeps_metrics: True if all metrics stay in memory. Otherwise a run with a folder has them there alone, so that
+            its memory does not grow with the rounds.
         load_module: a model's state → a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
         facts: called at the end for what the summary says beside the measurements.

@@ -47,7 +47,7 @@ class SimulatedNeighbourhood:
         deadline_s: of each exchange; None: peers wait for their neighbours, however slow.
         attackers: forge what they send.
         has_buffers: True if a round's first exchange begins with buffers, which attackers do not forge.
-        waits_alone: True if a round begins once two peers are there, where there are two or more; False: one is enough.
+        waits_alone: True if a round waits until two peers are there, in a run of two or more; otherwise one is enough.
     """
 
     def __init__(
@@ -280,7 +280,8 @@ class SimulatedNeighbourhood:
 def _nobody_else(number: int, there: int) -> str:
     remedy = "let peers come more often, as devices.availability says"
     if there:
-        needs, remedy = "another peer, for one alone waits", f"{remedy}, or write rounds.alone: go_on"
+        needs = "another peer, for one alone waits"
+        remedy = f"{remedy}, or write rounds.alone: go_on"
     else:
         needs = "a peer"
     return f"round {number} needs {needs}, and none will ever be there again: {remedy}"

@@ -29,8 +29,8 @@ def speaking(content: bytes, *, waits: bool) -> Callable[[socket.socket], None]:
     """A visit that sends these bytes.
 
     Args:
-        content: to send.
-        waits: for the other side to end the connection.
+        content: the bytes to send.
+        waits: True if the visit waits for the other side to end the connection.
     """
 
     def visit(connection: socket.socket) -> None:
@@ -44,7 +44,8 @@ def speaking(content: bytes, *, waits: bool) -> Callable[[socket.socket], None]:
 def encrypted(certificate: Path | None) -> Callable[[socket.socket], None]:
     """A visit by TLS, with the certificate and the key in a folder, if there is one."""
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     if certificate is not None:
         context.load_cert_chain(certificate / "certificate.pem", certificate / "key.pem")
@@ -61,8 +62,8 @@ def visits(kind: str, address: tuple[str, int], certificate: Path | None, until_
     """Come again and again; returns how often.
 
     Args:
-        kind: of stranger.
-        address: HOST and PORT.
+        kind: the kind of stranger.
+        address: host and port that it comes to.
         certificate: the folder of another authority's.
         until_s: the end, by the monotonic clock.
     """
@@ -89,7 +90,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--certificate", type=Path, help="a folder with the certificate of another authority")
     given = parser.parse_args()
-    address, until_s, count = ("127.0.0.1", given.port), time.monotonic() + given.seconds, 0
+    address = ("127.0.0.1", given.port)
+    until_s = time.monotonic() + given.seconds
+    count = 0
     if given.kind == "spinning":
         while time.monotonic() < until_s:
             pass

@@ -44,10 +44,10 @@ class _Held:
     """A task, until its answer is delivered or withdrawn.
 
     Args:
-        assignment: as the server made it.
+        assignment: the task, as the server told it.
         own_sha256: digest of the run, the plan and all that the task carries, under which its message is kept.
         path: the file of its tensors.
-        due_s: when the answer must be there, by :func:`time.monotonic`.
+        due_s: time by which the answer must be there, by :func:`time.monotonic`.
     """
 
     assignment: pb.Assignment
@@ -60,12 +60,12 @@ class _Held:
         return name_of(self.assignment.task)
 
 
-_Said = TypeVar("_Said", pb.FromNode, pb.Answer)
+_Leaving = TypeVar("_Leaving", pb.FromNode, pb.Answer)
 
 _SaidInSession: TypeAlias = pb.Plan | pb.Assignment | pb.ToSession | pb.Withdrawal
 
 _Work: TypeAlias = tuple[Callable[[], None], Callable[[Exception], None]]
-"""What the server has asked for, and what to do with an error of it."""
+"""Work that the server has asked for, and the handler of its error."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class EdgeNode(Dialler):
         super().__post_init__()
         self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Work] = queue.Queue()
-        self._said: queue.Queue[_SaidInSession] = queue.Queue()
+        self._for_sessions: queue.Queue[_SaidInSession] = queue.Queue()
         self._is_prepared = threading.Event()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._transfers = Transfers(self.patience, self.connected)
@@ -176,7 +176,7 @@ class EdgeNode(Dialler):
                 self._held.pop(name_of(message.withdrawal.task), None)
             self._hear_in_session(message.withdrawal)
         elif message.HasField("session"):
-            if self._said.qsize() < _MOST_WAITING:  # a server says again what is not answered
+            if self._for_sessions.qsize() < _MOST_WAITING:  # a server says again what is not answered
                 self._hear_in_session(message.session)
         elif message.HasField("examination"):
             asked = message.examination, self._outbox
@@ -250,10 +250,10 @@ class EdgeNode(Dialler):
         """Have the thread of sessions take what the server says, if there are some."""
         if self.secure is None:
             return
-        if self._said.qsize() >= 2 * _MOST_WAITING:
+        if self._for_sessions.qsize() >= 2 * _MOST_WAITING:
             self._end_flood()
             return
-        self._said.put(said)
+        self._for_sessions.put(said)
 
     def _end_flood(self) -> None:
         self.problem = RunFailed(
@@ -264,13 +264,13 @@ class EdgeNode(Dialler):
     def _converse(self, secure: SecureNode) -> None:
         """Answer what the server says in sessions, one message after another, while the node trains."""
         while not self._transfers.over.is_set():
-            said = self._said.get()
+            message = self._for_sessions.get()
             self._is_prepared.wait()
             try:
-                if isinstance(said, pb.Plan):
-                    self._renew(said, secure)
+                if isinstance(message, pb.Plan):
+                    self._renew(message, secure)
                 else:
-                    self._say_in_session(secure.take(said))
+                    self._say_in_session(secure.take(message))
             except Exception:  # whatever it is, the next session may go well
                 _log.exception("a session failed")
                 self._say_in_session(secure.failed("the node has an error of its own"))
@@ -287,11 +287,11 @@ class EdgeNode(Dialler):
             self._say(pb.FromNode(session=message))
 
     def _say(self, message: pb.FromNode, outbox: Outbox | None = None) -> None:
-        """Send the server a message, on the connection that there is or on that of an outbox."""
+        """Send the server a message, on the open connection, or on that of an outbox."""
         (outbox or self._outbox).put(self._disclosed(message))
 
-    def _disclosed(self, message: _Said) -> _Said:
-        """A message as it may leave the node."""
+    def _disclosed(self, message: _Leaving) -> _Leaving:
+        """The message as it may leave the node."""
         return message if self.secure is None else disclosed(message)
 
     def _work_on(self) -> None:
@@ -359,7 +359,7 @@ class EdgeNode(Dialler):
             held.path.unlink(missing_ok=True)
             return None
         until_s = None
-        takes_parts = assignment.takes_parts and self.secure is None  # what decides when a secure node stops is agreed
+        takes_parts = assignment.takes_parts and self.secure is None  # a secure node takes all steps
         if assignment.HasField("deadline_s") and takes_parts:  # the way back may be as long as the way here
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         return self.training.train(assignment, held.path, until_s)

@@ -1,7 +1,8 @@
 """Fields of all that a node under secure aggregation says to its server, each with what it may tell.
 
-Nothing leaves such a node but through :func:`disclosed`. Two clients with different data say the same bytes, but for
-fresh keys, signatures, sealed boxes, shares and masked messages, and for the choice among the constant sentences.
+Nothing leaves such a node but through :func:`disclosed`. Two clients whose data have the same shape and names say the
+same bytes, except for fresh keys, signatures, sealed boxes, shares and masked messages, and for the choice among the
+constant sentences.
 """
 
 from collections.abc import Mapping

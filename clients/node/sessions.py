@@ -15,8 +15,9 @@ from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
 from fed.secure_aggregation.agreement import digests_of
+from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.fixed_point import FixedPoint
-from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Ended, Participant, Remember, Say
+from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.storage.atomic_files import write_atomically
 from fed.tensors import Tensor
@@ -52,11 +53,11 @@ class Limits:
         """Check a plan.
 
         Args:
-            settings: of the plan.
+            settings: the section ``secure_aggregation`` of the plan's experiment.
             keeps_states: True if the plan has clients keep something from task to task.
 
         Raises:
-            ClientRefusal: if they hide less.
+            ClientRefusal: if it hides less than this node's owner allows.
         """
         if settings.minimum_cohort < self.minimum_cohort:
             raise ClientRefusal(
@@ -84,9 +85,9 @@ class SecureNode:
     """Sessions of a node that takes part under secure aggregation alone: it carries out a participant's commands.
 
     Args:
-        credentials: the node's, with the identities of all clients.
-        folder: keeps the newest identities, and the record of revealed rounds.
-        limits: of the node's owner.
+        credentials: the node's certificate and key, with the identities of all clients.
+        folder: the folder of the newest identities and of the record of revealed rounds.
+        limits: the floors of the node's owner.
         begins_record: True if the owner begins a record of revealed rounds where there is none.
     """
 
@@ -118,8 +119,8 @@ class SecureNode:
         )
         self._agreed: AgreedPlan | None = None
         self._changed = threading.Condition()
-        self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, by its name
-        self._handed_out = b""  # the name of the message that nobody waits for any more
+        self._masked: tuple[bytes, Tensor] | None = None  # the last masked message, under the digest of its task
+        self._handed_out = b""  # the digest of the last task whose masked message was taken
         self._ended: Ended | None = None  # the last session that has failed while somebody waited for its message
 
     def prepare(
@@ -128,9 +129,9 @@ class SecureNode:
         """Check a plan against the node's limits, and get ready for its sessions.
 
         Args:
-            experiment: of the plan.
-            plan: of the server.
-            fixed: how the node's messages become lanes.
+            experiment: the experiment in the plan.
+            plan: the server's plan.
+            fixed: the fixed point by which the node's messages become lanes.
             keeps_states: True if the node keeps something from task to task.
 
         Raises:
@@ -219,7 +220,11 @@ class SecureNode:
         return self._carry_out(lambda: self._participant.failed(Reason.NODE_FAILED, problem))
 
     def holds(self, own_sha256: bytes) -> bool:
-        """True if the message of this name is there, so that its task need not be trained again."""
+        """True if the message of this task is there, so that it need not be trained again.
+
+        Args:
+            own_sha256: the own digest of the task.
+        """
         with self._changed:
             return self._participant.holds(own_sha256)
 
@@ -227,7 +232,7 @@ class SecureNode:
         """Take the node's message of a task; returns what the server is to hear.
 
         Args:
-            own_sha256: the name of the message.
+            own_sha256: the own digest of the message's task.
             lanes: signed integers of R bits.
         """
         return self._carry_out(lambda: self._participant.trained(own_sha256, lanes))
@@ -236,7 +241,7 @@ class SecureNode:
         """The masked message, once the neighbours' boxes have come; None if the task is withdrawn before.
 
         Args:
-            own_sha256: the name of the message.
+            own_sha256: the own digest of the message's task.
             is_wanted: tells whether the server still waits for it.
 
         Raises:

@@ -50,7 +50,7 @@ class Hidden(NamedTuple):
     """The answer of a client under secure aggregation, before its message is masked: it is in memory alone.
 
     Args:
-        answer: what is said beside the message.
+        answer: all that is said beside the message.
         lanes: the message, signed integers of R bits.
         problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
     """
@@ -64,10 +64,10 @@ class NodeTraining:
     """One node's part of an experiment.
 
     Args:
-        data: of this one client.
+        data: the data of this one client.
         experiment: the parts that concern it.
-        plan: of the server.
-        folder: for what the client keeps between tasks.
+        plan: the server's plan.
+        folder: the folder of all that the client keeps between tasks.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
@@ -123,9 +123,10 @@ class NodeTraining:
         Under secure aggregation the message stays in memory: it is on no disk before it is masked.
 
         Args:
-            assignment: as the server made it.
-            path: of the file with its payload.
-            until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
+            assignment: the task, as the server told it.
+            path: the file of its payload.
+            until_s: time by which it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no
+                limit.
         """
         own_sha256 = digests_of(self._plan, assignment).own.hex()
         self._refuse_another(name_of(assignment.task), own_sha256)
@@ -134,54 +135,33 @@ class NodeTraining:
         found = self._reference.model(assignment, read(path, assignment.payload))
         if found is None:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
-        vector_V, integers_I, *broadcast = found
         if self.fixed is not None and model_digest(found) != assignment.model_sha256:
             raise ClientRefusal(
                 "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL
             )
         states, are_lost = self._states(assignment)
-        given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
-        train = Train(
-            (self._client,),
-            assignment.round,
-            "payload",
-            assignment.lr if assignment.HasField("lr") else None,
-            (assignment.steps if assignment.HasField("steps") else None,),
-            assignment.broadcast_count,
-            assignment.population,
-            (assignment.place,) if assignment.HasField("place") else (),
-            ((assignment.round, *filter(None, [assignment.repeats])),),
-            states.names,
-        )
-        train = self._in_time(train, given, until_s) if until_s is not None else train
+        model = (found[0], found[1])  # of the tensors, the rest is broadcast
+        given = [*found, *states.stacked([self._client], [model])]
+        train = self._work_item(assignment, states)
+        if until_s is not None:
+            train = self._in_time(train, given, until_s)
         began_s = time.monotonic()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
-        before = states.of(self._client, (vector_V, integers_I))
+        before = states.of(self._client, model)
         if trained.diverged:
-            ((_, reason),) = trained.diverged
-            if self.fixed is None:
-                return pb.Failed(task=assignment.task, reason=reason, diverged=True)
-            # a failure would answer what the server asks of the samples, one bit a task; so would a state that is gone
             rows = [before[name] for name in (*states.names, *states.codec_names)]
-            self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
-            path.unlink(missing_ok=True)
+            if self.fixed is not None:  # a state that is gone would tell of it with the next task
+                self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
             answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
-            return Hidden(answer, self.fixed.nothing(), reason)
+            return self._diverged(answer, trained, path)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         rows = [part[0].clone() for part in tensors[count:]]
         self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
-        if self.fixed is not None:
-            path.unlink(missing_ok=True)  # the model, which is not needed any more
-            return Hidden(answer, tensors[0][0].clone())
-        answer.payload.CopyFrom(written(path, [part[0] for part in tensors[:count]]))
-        answer.weight = trained.weights[0]
-        answer.samples = trained.samples[0]
-        answer.train_loss = trained.train_losses[0]
-        return answer
+        return self._completed(answer, trained, tensors[:count], path=path)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model, or the client's own, on what the client holds out.
@@ -204,6 +184,43 @@ class NodeTraining:
             return pb.Scores(id=examination.id)
         loss, metrics = found.scores[0]
         return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metrics=metrics)
+
+    def _work_item(self, assignment: pb.Assignment, states: ClientStates) -> Train:
+        """The local training that a task asks for."""
+        return Train(
+            (self._client,),
+            assignment.round,
+            "payload",
+            assignment.lr if assignment.HasField("lr") else None,
+            (assignment.steps if assignment.HasField("steps") else None,),
+            assignment.broadcast_count,
+            assignment.population,
+            (assignment.place,) if assignment.HasField("place") else (),
+            ((assignment.round, *filter(None, [assignment.repeats])),),
+            states.names,
+        )
+
+    def _completed(
+        self, answer: pb.Answer, trained: Trained, message: Sequence[Tensor], *, path: Path
+    ) -> pb.Answer | Hidden:
+        """The answer with its message, which takes the place of the model on the disk, or is on no disk."""
+        if self.fixed is not None:
+            path.unlink(missing_ok=True)  # the model, which is not needed any more
+            return Hidden(answer, message[0][0].clone())
+        answer.payload.CopyFrom(written(path, [part[0] for part in message]))
+        answer.weight = trained.weights[0]
+        answer.samples = trained.samples[0]
+        answer.train_loss = trained.train_losses[0]
+        return answer
+
+    def _diverged(self, answer: pb.Answer, trained: Trained, path: Path) -> pb.Failed | Hidden:
+        """The answer of a client whose training has diverged."""
+        ((_, reason),) = trained.diverged
+        if self.fixed is None:
+            return pb.Failed(task=answer.task, reason=reason, diverged=True)
+        # a failure would answer what the server asks of the samples, one bit a task
+        path.unlink(missing_ok=True)
+        return Hidden(answer, self.fixed.nothing(), reason)
 
     def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
         """Training with as many steps as fit at the pace of the last task; before a first one a step is tried twice.
@@ -249,12 +266,12 @@ class NodeTraining:
         """Store the client's state before and after a task, until it is known which part of the way counts.
 
         Args:
-            task: by which the server will name the state.
+            task: the name of the task, by which the server will name the state.
             own_sha256: the digest of all that the task carries.
-            before: the state before it.
-            states: the client's.
-            rows: the state after it, and what codecs keep if the message is lost.
-            are_lost: True if the state that it should have begun with was gone, as it still is if the message is lost.
+            before: the state before the task.
+            states: the client's states.
+            rows: the state after the task, and what codecs keep if the message is lost.
+            are_lost: True if the state before the task was lost. It stays lost if the message is.
         """
         if rows:
             after = dict(zip(states.names, rows, strict=False))

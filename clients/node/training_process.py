@@ -34,9 +34,9 @@ class TrainingProcess:
     Whatever it asks raises :class:`TrainingProcessDied` if the process dies of it, else the process's own error.
 
     Attributes:
-        spec: what the tensors of a task must be, once it is prepared.
-        fixed: how messages become lanes under secure aggregation, likewise.
-        keeps_states: True if the client keeps something from task to task, likewise.
+        spec: types and lengths of a task's tensors; empty before the process is prepared.
+        fixed: the fixed point by which messages become lanes under secure aggregation; None without it.
+        keeps_states: True if the client keeps something from task to task.
 
     Args:
         client: the node's id.
@@ -61,14 +61,14 @@ class TrainingProcess:
 
     def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
         """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, pb.Plan()
-        wanted[1].CopyFrom(plan)
-        for name in ("identities", "heartbeat_s"):  # which may change, and are nothing to it
-            wanted[1].ClearField(name)
-        if self._prepared != wanted:
+        own_plan = pb.Plan()
+        own_plan.CopyFrom(plan)
+        for name in ("identities", "heartbeat_s"):  # they may change, and training does not depend on them
+            own_plan.ClearField(name)
+        if self._prepared != (experiment, own_plan):
             self._prepared = None  # what fails here is not prepared
-            self.spec, self.fixed, self.keeps_states = self._ask("prepare", *wanted)
-            self._prepared = wanted
+            self.spec, self.fixed, self.keeps_states = self._ask("prepare", experiment, own_plan)
+            self._prepared = (experiment, own_plan)
 
     def train(
         self, assignment: pb.Assignment, path: Path, until_s: float | None = None

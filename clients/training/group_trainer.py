@@ -148,12 +148,7 @@ class GroupTraining:
         task, message = sent.task, self._recipe.format
         assert message is not None
         if message.fixed is not None:
-            return message.hide(
-                update_KM,
-                codec_state(sent.state),
-                self._draw(task),
-                numbers,
-            )
+            return message.hide(update_KM, codec_state(sent.state), self._draw(task), numbers)
         if message.sends_models:
             if params_KV is None:  # the algorithm has changed this update
                 params_KV = (sent.start.double() + update_KM).to(message.dtype)
@@ -256,7 +251,9 @@ class GroupTraining:
         """Measurements of the task's model that the algorithm asks for, on each client's own data."""
         if aggregator.asks.isdisjoint({"loss", "gradient"}):
             return {}
-        streams, task, wants = self._recipe.own_streams, sent.task, "gradient" in aggregator.asks
+        task = sent.task
+        wants = "gradient" in aggregator.asks
+        streams = self._recipe.own_streams
         seeds = [streams.torch_seed("measure", *task.key_of(row)) for row in range(len(task.clients))]
         given = zip(*_rows(self._whole(sent.start, sent), len(seeds)), sent.pairs, seeds, strict=True)
         measured = [self.trainer.measure(*of_client, gradient=wants) for of_client in given]

@@ -65,8 +65,8 @@ class Train:
         """The random streams with which the clients encode.
 
         Args:
-            streams: the run's.
-            own_streams: those of the clients' own draws, where these are not the run's.
+            streams: the run's streams.
+            own_streams: the streams of the clients' own draws; None: the run's.
         """
         rounds = [key[0] for key in self.keys] or [self.round] * len(self.clients)
         return Draw(streams, rounds, self.clients, own_streams=own_streams)

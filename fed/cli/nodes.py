@@ -19,6 +19,8 @@ from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
+    from fed.clients.node.sessions import Limits, SecureNode
+    from fed.identity.credentials import NodeCredentials
     from fed.wire.protocol_pb2 import Signature
 
 __all__ = ["client", "server"]
@@ -183,7 +185,6 @@ def client(
         dry_run: check the data, and do not connect.
     """
     from fed.clients.node.edge_node import EdgeNode
-    from fed.clients.node.sessions import Limits, SecureNode
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
@@ -216,15 +217,8 @@ def client(
     channel = loaded.for_grpc() if loaded else None
     with held(place, "give another --state"):
         place.chmod(0o700)  # it may be there from an earlier version
-        sessions = None
-        if secure:
-            if loaded is None:
-                raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
-            given: dict[str, Any] = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
-            limits = Limits(
-                **{key: value for key, value in given.items() if value is not None}, allows_state=allow_state
-            )
-            sessions = SecureNode(loaded, place, limits, begins_record=new_record)
+        limits = _limits(minimum_cohort, corrupt, threshold, allows_state=allow_state)
+        sessions = _sessions(loaded, place, limits, begins_record=new_record) if secure else None
         files = place / "files"
         node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow or (), secure=sessions)
         try:
@@ -234,6 +228,28 @@ def client(
             node.clear_folder()
     shown.say(f"{farewell or 'stopped'}; {node.tasks_done} tasks were done")
     return 0
+
+
+def _limits(
+    minimum_cohort: int | None, corrupt: float | None, threshold: int | None, *, allows_state: bool
+) -> "Limits":
+    """Limits of the node's owner; the usual ones where none are given."""
+    from fed.clients.node.sessions import Limits
+
+    options: dict[str, Any] = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
+    given = {key: value for key, value in options.items() if value is not None}
+    return Limits(**given, allows_state=allows_state)
+
+
+def _sessions(
+    credentials: "NodeCredentials | None", folder: Path, limits: "Limits", *, begins_record: bool
+) -> "SecureNode":
+    """The node's sessions under secure aggregation."""
+    from fed.clients.node.sessions import SecureNode
+
+    if credentials is None:
+        raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
+    return SecureNode(credentials, folder, limits, begins_record=begins_record)
 
 
 def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:

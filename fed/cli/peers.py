@@ -153,9 +153,9 @@ def _serve_end(folder: Path, own: "NodeData", setup: "PeerSetup") -> None:
     """Serve the end of a finished run to members that had not come to it.
 
     Args:
-        folder: of the run.
-        own: what this peer trained on.
-        setup: how it meets the others.
+        folder: the run's folder.
+        own: the data that this peer trained on.
+        setup: addresses, credentials and waits of this peer.
     """
     from fed.server.peer.deploy import serve_end
     from fed.storage.run_folder import RunFolder

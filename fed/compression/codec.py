@@ -81,7 +81,7 @@ class Draw(NamedTuple):
         rounds: the round of each row, from 1.
         clients: the client of each row.
         purpose: of the streams.
-        own_streams: those of the clients' own draws, where these are not the run's.
+        own_streams: the streams of the clients' own draws; None: the run's.
     """
 
     streams: Streams

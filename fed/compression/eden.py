@@ -46,7 +46,7 @@ class Eden(Codec):
         bits: b, of a coordinate, 1 to 4.
     """
 
-    bound: ClassVar[str] = "‖C(x) − x‖²/‖x‖² → π/2 − 1 at 1 bit; 0.133, 0.0358, 0.00959 at 2, 3, 4, of dense vectors"
+    bound: ClassVar[str] = "dense: π/2 − 1 at 1 bit; 0.133, 0.0358, 0.00959 at 2, 3, 4"
 
     bits: Annotated[int, Field(ge=1, le=4)] = 1
 

@@ -268,7 +268,7 @@ class Encoder:
             decoded_KM = decoded_KM * scales_K1
             messages = [torch.cat(parts) for parts in zip(as_bytes(scales_K1), messages, strict=True)]
         counted, lost = self.feedback.states(wanted_KM, decoded_KM, state)
-        # the chain holds codecs to their own names, which init holds apart from the feedback's
+        # no name is in both: init has checked that, and the chain that codecs write their own names alone
         return Sent(messages, decoded_KM, {**counted, **made.counted}, {**lost, **made.lost})
 
     def linear(self, wanted_KM: Tensor, draw: Draw) -> Tensor:

@@ -256,7 +256,9 @@ class Authority:
         return entries[name]
 
     def sign_identities(self) -> Path:
-        """Sign the identities of all nodes that are not revoked, and the revocations, as after one without the key.
+        """Sign anew the identities of all nodes that are not revoked, and the revocations.
+
+        That is needed after a revocation on a machine without the authority's key.
 
         Returns:
             The file, which belongs on the server; nodes that take part later hear of it there.

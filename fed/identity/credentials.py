@@ -111,7 +111,7 @@ class ServerCredentials(_Credentials):
         The roster then admits or refuses each call.
 
         Args:
-            on_connection: called at each new connection, in a thread of gRPC's.
+            on_connection: function that is called at each new connection, in a thread of gRPC's.
         """
         return self._for_listening(on_connection)
 
@@ -191,7 +191,7 @@ class PeerCredentials(_Credentials):
         """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority.
 
         Args:
-            on_connection: called at each new connection, in a thread of gRPC's.
+            on_connection: function that is called at each new connection, in a thread of gRPC's.
         """
         return self._for_listening(on_connection)
 
@@ -222,7 +222,7 @@ class PeerCredentials(_Credentials):
         """Reasons for which peers are not admitted, by name; of the others there is none.
 
         Args:
-            names: of peers, whose certificates need not be known.
+            names: the peers' names; their certificates need not be known.
         """
         revoked = self.revocations.latest().names
         found = {name: f"its authority has revoked the certificate of {name!r}" for name in names if name in revoked}

@@ -23,7 +23,7 @@ REVOCATIONS_FILE = "revocations.json"
 """Name of the file, in the server's folder and in each peer's."""
 
 _KIND = "revocations"
-_MOST_BYTES = 1 << 20  # of a message between peers; 15,000 certificates
+_MOST_BYTES = 1 << 20  # a message between peers has no more; room for 15,000 certificates
 _log = logging.getLogger(__name__)
 
 
@@ -32,9 +32,9 @@ class Revocations:
     """The content of the file.
 
     Args:
-        version: which grows with every change; 0: no list yet.
-        certificates: the fingerprints of those that are not admitted any more.
-        names: of nodes and peers that have no other certificate.
+        version: number that grows with every change; 0: no list yet.
+        certificates: SHA-256 fingerprints of the revoked certificates.
+        names: names of nodes and peers that have no other certificate.
         content: the whole file.
     """
 
@@ -48,11 +48,11 @@ class Revocations:
         """Revocations that the authority has signed.
 
         Args:
-            content: of the file, from anyone.
+            content: the content of the file, from anyone.
             authority_pem: the authority's certificate.
 
         Raises:
-            InvalidCredentials: if they are not.
+            InvalidCredentials: if the authority has not signed the content.
         """
         said = read_signed(_KIND, content, authority_pem, _MOST_BYTES)
         return cls(said["version"], frozenset(said["certificates"]), frozenset(said["names"]), content)
@@ -64,9 +64,9 @@ def signed_revocations(
     """The content of the next file; that of the last one where nothing is new.
 
     Args:
-        before: the last file's.
-        certificates: the fingerprints of revoked certificates; those of before stay.
-        names: of nodes and peers whose certificate is revoked.
+        before: the revocations of the last file.
+        certificates: SHA-256 fingerprints of revoked certificates; those in ``before`` stay.
+        names: names of nodes and peers whose certificate is revoked.
         authority_key_pem: the authority's private key, which signs.
 
     Raises:
@@ -86,7 +86,7 @@ def signed_revocations(
 
 
 class RevocationFile:
-    """List that a peer goes by: the latest of what its file has had and others have sent; threads may share it.
+    """The latest list that a peer's file has had or others have sent; threads may share it.
 
     Args:
         path: the file, which need not be there.
@@ -118,7 +118,7 @@ class RevocationFile:
         """Take a list that another has sent if it is a later one, and write it down.
 
         Args:
-            content: from anyone.
+            content: the content of a file, from anyone.
 
         Raises:
             InvalidCredentials: if the authority has not signed it.

@@ -93,9 +93,8 @@ class Roster:
             InvalidCredentials: if the file has changed and cannot be read any more.
         """
         read = self._read  # one look at the attribute, which other threads replace
-        if (
-            file_state(self.path) != read[0]
-        ):  # a look at the file's state costs far less than reading it, at every message
+        # at every message: a look at the file's state costs far less than reading it
+        if file_state(self.path) != read[0]:
             read = self._read = _read(self.path)
         return read[1]
 

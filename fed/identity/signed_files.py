@@ -18,8 +18,8 @@ def read_signed(kind: str, content: bytes, authority_pem: bytes, most_bytes: int
     """The object in a file that the authority has signed.
 
     Args:
-        kind: of file; a signature counts for one kind alone.
-        content: of the file, from anyone.
+        kind: the kind of file; a signature counts for one kind alone.
+        content: the content of the file, from anyone.
         authority_pem: the authority's certificate.
         most_bytes: the largest size that such a file may have.
 
@@ -36,7 +36,7 @@ def read_signed(kind: str, content: bytes, authority_pem: bytes, most_bytes: int
             f"the {kind} must be signed by this node's authority, got others: copy {kind}.json anew from the "
             "authority's folder"
         )
-    said: dict[str, Any] = json.loads(first)  # the authority's own words
+    said: dict[str, Any] = json.loads(first)  # the authority is trusted: nothing more is checked
     return said
 
 
@@ -44,8 +44,8 @@ def signed(kind: str, said: Mapping[str, Any], authority_key_pem: bytes) -> byte
     """The content of a file that the authority signs.
 
     Args:
-        kind: of file.
-        said: the object.
+        kind: the kind of file.
+        said: the object that is signed.
         authority_key_pem: the authority's private key.
 
     Raises:

@@ -54,7 +54,7 @@ TASK_APART: Mapping[str, str] = {
 
 
 class TaskDigests(NamedTuple):
-    """The names of a task's message.
+    """The two digests of a task.
 
     Args:
         agreed: digest of all that the round's tasks have in common; it is among the terms.
@@ -79,7 +79,7 @@ def digests_of(plan: Plan, assignment: Assignment) -> TaskDigests:
     """The two digests of a task.
 
     Args:
-        plan: of the run.
+        plan: the run's plan.
         assignment: the task, as the server told it.
     """
     own = digest("message", plan.run.encode(), plan_digest(plan), _without(assignment, TASK_APART))

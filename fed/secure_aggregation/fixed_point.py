@@ -27,9 +27,8 @@ _COUNT_BITS = 54  # of numbers of samples, and of clipped coordinates
 _LOSS_BITS = 64
 _LOSS_UNIT = 2.0**-16
 _LARGEST_LOSS = 2.0**46  # of a client's loss times its samples: in units of 2⁻¹⁶ below 2⁶³
-_TOO_LARGE = (
-    "training loss times its samples is beyond the range of the sum, 7e13: scale the loss"  # no client's number
-)
+# without any number of a client, since the sentence may leave it
+_TOO_LARGE = "training loss times its samples is beyond the range of the sum, 7e13: scale the loss"
 
 
 class ClientNumbers(NamedTuple):
@@ -172,7 +171,7 @@ class FixedPoint:
         return Quantised(torch.stack(lanes), torch.stack(values))
 
     def nothing(self) -> Tensor:
-        """Lanes of a client that has no message to add, as one whose training diverged: without weight or samples."""
+        """Lanes of a client without a message, such as one whose training diverged: weight and numbers are 0."""
         zeros_1M = torch.zeros(1, self.numbers)
         without = ClientNumbers(weights=(0.0,), samples=(0,), losses=(0.0,))
         return self.quantise(zeros_1M, without, [np.random.default_rng(0)]).lanes[0]
@@ -180,7 +179,7 @@ class FixedPoint:
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""
         losses = enumerate(zip(beside.losses, beside.samples, strict=True))
-        return {row: f"its {_TOO_LARGE}" for row, one in losses if not _fits(*one)}
+        return {row: f"its {_TOO_LARGE}" for row, (loss, samples) in losses if not _fits(loss, samples)}
 
     def read(self, total: "SecureSum") -> SumOfClients:
         """Mean and sums of the clients, from the sum of their lanes.

@@ -1,37 +1,37 @@
 """All sessions of one client, one after another: a state machine without I/O, clock or threads.
 
-It takes events and gives commands. Who drives it carries them out in their order, and owns time, disk and transport.
+It takes events and gives commands. Its driver carries them out in their order, and owns time, disk and transport.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
 from fed.secure_aggregation.agreement import TaskDigests, digests_of, plan_digest
 from fed.secure_aggregation.client import ClientPhase, SessionClient
+from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.tensors import Tensor, torch
+from fed.tensors import Tensor
 from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
 
-__all__ = ["AgreedPlan", "Command", "Deliver", "Ended", "Participant", "Remember", "Say"]
+__all__ = ["AgreedPlan", "Participant"]
 
 
 @dataclass(frozen=True)
 class AgreedPlan:
-    """A run's plan, as a client has found it good.
+    """A run's plan that a client has checked and accepted.
 
     Args:
-        plan: of the server.
+        plan: the server's plan.
         settings: the section of the plan's experiment.
-        fixed: how messages become lanes.
-        identities: those of all clients.
+        fixed: the fixed point by which messages become lanes.
+        identities: the public keys of all clients.
     """
 
     plan: Plan
@@ -40,65 +40,20 @@ class AgreedPlan:
     identities: Identities
 
 
-class Say(NamedTuple):
-    """Command to send the coordinator a message."""
-
-    message: FromSession
-
-
-class Deliver(NamedTuple):
-    """Command to deliver a masked message.
-
-    Args:
-        own_sha256: the name of the message.
-        lanes: the masked message.
-    """
-
-    own_sha256: bytes
-    lanes: Tensor
-
-
-class Remember(NamedTuple):
-    """Command to write down that a round is revealed, and then to call :meth:`Participant.recorded`.
-
-    Args:
-        entries: of :class:`.RevealedRounds`.
-    """
-
-    entries: tuple[bytes, ...]
-
-
-class Ended(NamedTuple):
-    """Notice that a session has ended without the client's shares.
-
-    Args:
-        own_sha256: the name of the message that is not masked.
-        reason: the sentence that the coordinator hears.
-        problem: the particulars, for the client's own log.
-    """
-
-    own_sha256: bytes
-    reason: Reason
-    problem: str
-
-
-Command: TypeAlias = Say | Deliver | Remember | Ended
-
-
 @dataclass
 class _Joined:
     """The session of one attempt of a task.
 
     Args:
-        task: the server's name of it.
-        round: its number, from 1.
-        attempt: of the round, from 0.
-        digests: of the task.
-        client: the moves.
-        round_entries: of the round in the record.
+        task: the task, by the server's name.
+        round: the number of the round, from 1.
+        attempt: the number of the attempt in its round, from 0.
+        digests: the two digests of the task.
+        client: the client's moves in this session.
+        round_entries: the entries of the round in the record.
         keys: the client's first answer.
         answered: messages of the coordinator, serialised, with the answers to them.
-        message_entry: of the masked message in the record.
+        message_entry: the entry of the masked message in the record; empty before it is masked.
         last_said: the last message of the coordinator, serialised.
         ended: the notice of its end; None: it goes on.
     """
@@ -127,7 +82,7 @@ class Participant:
     carries are compared by their digest. A client that has revealed shares joins no other sum of that round.
 
     Args:
-        name: of the client.
+        name: the client's name.
         identity: its long-term private key, which signs.
         entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
         revealed: the rounds that it has revealed, of all runs.
@@ -150,7 +105,7 @@ class Participant:
         self._least_threshold = least_threshold
         self._plan: AgreedPlan | None = None
         self._joined: _Joined | None = None
-        self._message: tuple[bytes, Tensor] | None = None  # the last one, by its name
+        self._message: tuple[bytes, Tensor] | None = None  # the last one, under the own digest of its task
 
     def begin(self, plan: AgreedPlan) -> None:
         """Take a run's plan; a session of another plan is over, and its message forgotten."""
@@ -160,7 +115,11 @@ class Participant:
         self._plan = plan
 
     def holds(self, own_sha256: bytes) -> bool:
-        """True if the message of this name is there, so that its task need not be trained again."""
+        """True if the message of this task is there, so that it need not be trained again.
+
+        Args:
+            own_sha256: the own digest of the task.
+        """
         return self._message is not None and self._message[0] == own_sha256
 
     def assigned(self, assignment: Assignment) -> list[Command]:
@@ -171,7 +130,8 @@ class Participant:
         """
         if self._plan is None:
             return _refusal(assignment, b"", Reason.NOT_READY)
-        digests, joined = digests_of(self._plan.plan, assignment), self._joined
+        digests = digests_of(self._plan.plan, assignment)
+        joined = self._joined
         if joined is not None and (joined.task, joined.attempt) == (assignment.task, assignment.attempt):
             return self._told_again(joined, digests)
         if assignment.takes_parts:
@@ -204,7 +164,7 @@ class Participant:
         """Take the client's message of a task, which is masked once the neighbours' boxes are there.
 
         Args:
-            own_sha256: the name of the message: the own digest of the task that it was made for.
+            own_sha256: the own digest of the task that the message was made for.
             lanes: the message, signed integers of R bits, which stay as they are.
         """
         self._message = own_sha256, lanes
@@ -216,6 +176,8 @@ class Participant:
         if joined is None or (joined.task, joined.attempt) != (message.task, message.attempt):
             return []
         said = message.SerializeToString(deterministic=True)
+        if said not in joined.answered and joined.client.phase is ClientPhase.OVER:
+            return [Say(self._aborted(joined, Reason.BROKEN_RULE))]  # not kept: a server may say ever more
         if said not in joined.answered:  # else sent again after a connection was lost
             joined.last_said = said
             commands = self._guarded(joined, lambda: self._answer(joined, message))
@@ -270,7 +232,8 @@ class Participant:
         return [Say(joined.keys)]  # sent again: after a lost connection, or with the whole model
 
     def _answer(self, joined: _Joined, message: ToSession) -> list[Command]:
-        client, answer = joined.client, joined.answer()
+        client = joined.client
+        answer = joined.answer()
         match message.WhichOneof("what"):
             case "key_list":
                 answer.shares.CopyFrom(client.share(message.key_list))
@@ -290,16 +253,17 @@ class Participant:
 
     def _masked(self) -> list[Command]:
         """The masked message, if all that it needs is there."""
-        joined, message = self._joined, self._message
+        joined = self._joined
+        message = self._message
         if joined is None or joined.client.phase is not ClientPhase.MASKING or message is None:
             return []
         own_sha256, lanes = message
         if own_sha256 != joined.digests.own:
             return []  # made for another task: it is not masked here
         entry = self._revealed.of_message(joined.round, lanes)
-        # a client whose training diverged has the same message again and again, and nobody may learn of that
-        has_content = not torch.equal(lanes, self._agreed_plan().fixed.nothing())
-        if has_content and self._revealed.holds(entry):
+        # without weight it adds nothing: clients whose training diverged have it again, and nobody may learn of that
+        weight = lanes[self._agreed_plan().fixed.numbers :][:1]
+        if weight.any() and self._revealed.holds(entry):
             return self._ended(joined, Reason.REVEALED, "this very message is in a sum that was revealed")
         joined.message_entry = entry
         return self._guarded(joined, lambda: [Deliver(own_sha256, joined.client.mask(lanes.clone()))])
@@ -313,10 +277,13 @@ class Participant:
 
     def _ended(self, joined: _Joined, reason: Reason, problem: str) -> list[Command]:
         joined.client.abort()
+        joined.ended = Ended(joined.digests.own, reason, problem)
+        return [joined.ended, Say(self._aborted(joined, reason))]
+
+    def _aborted(self, joined: _Joined, reason: Reason) -> FromSession:
         answer = joined.answer()
         answer.aborted = reason
-        joined.ended = Ended(joined.digests.own, reason, problem)
-        return [joined.ended, Say(answer)]
+        return answer
 
     def _ended_again(self, joined: _Joined, ended: Ended) -> list[Command]:
         """The end of a session once more: the connection over which the coordinator was to hear of it may be lost."""

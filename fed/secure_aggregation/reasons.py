@@ -10,7 +10,7 @@ __all__ = ["ClientRefusal", "Reason", "reason_of"]
 class Reason(StrEnum):
     """Sentence that leaves a client; its own log has the particulars.
 
-    Which one a client says tells which of these things happened, and nothing else of its data or settings.
+    It tells which of these things happened, and nothing else of the client's data or settings.
     """
 
     NOT_READY = "the server asks before it has told its plan"
@@ -50,7 +50,7 @@ def reason_of(error: Exception, otherwise: Reason) -> Reason:
     """The sentence that may leave the client, for an error whose own words stay in its log.
 
     Args:
-        error: of whatever it does for the server.
+        error: the error that ended what the client did for the server.
         otherwise: the sentence for errors of this package that name none.
     """
     if isinstance(error, ClientRefusal):

@@ -63,8 +63,8 @@ class RevealedRounds:
         """Entry of a round by its names.
 
         Args:
-            run: names the run.
-            number: of the round, from 1.
+            run: the name of the run.
+            number: the number of the round, from 1.
         """
         return self._entry("round", run.encode(), number.to_bytes(8, "big"))
 
@@ -81,11 +81,11 @@ class RevealedRounds:
         """Entry of a message before it is masked. In another round it may be the same, such as an update of zeros.
 
         Args:
-            number: of the round, from 1.
-            lanes: the message.
+            number: the number of the round, from 1.
+            lanes: the message, signed integers of R bits.
         """
         content = np.ascontiguousarray(lanes.numpy()).data.cast("B")
-        # GMAC: who does not know the key finds no two messages of one tag, and it takes a tenth of the time of SHA-256
+        # GMAC takes a tenth of the time of SHA-256; without the key nobody can find two messages with one tag
         pieces = (content[first : first + _PIECE_BYTES] for first in range(0, len(content), _PIECE_BYTES))
         tags = [self._cipher.encrypt(_NONCE, b"", piece) for piece in pieces]
         return self._entry("message", number.to_bytes(8, "big"), *tags)

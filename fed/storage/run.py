@@ -108,7 +108,7 @@ class RunOnDisk(Run):
     """A run that has just ended, whose metrics are read from its folder when they are first asked for.
 
     Args:
-        lines: reads them.
+        lines: function that reads the metrics, a mapping for each round.
         others: all other arguments of :class:`Run`.
     """
 

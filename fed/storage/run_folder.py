@@ -160,7 +160,9 @@ class RunFolder:
         Raises:
             InvalidInput: if the metrics cannot be read.
         """
-        file, size_bytes, rounds = self.path / "metrics.jsonl", 0, 0
+        file = self.path / "metrics.jsonl"
+        size_bytes = 0
+        rounds = 0
         for number, (line, text) in enumerate(metrics_lines(self.path), 1):
             size_bytes += len(text)
             rounds += line["round"] == number

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from fed.config import yaml
 from fed.errors import InvalidInput, os_errors_as
 from fed.scores import metrics_of, score_of
 from fed.storage.checkpoint_files import newest_whole
+from fed.storage.totals import Totals
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "KeptRun",
     "RunState",
-    "Totals",
     "is_run",
     "json_of",
     "kept_run",
@@ -242,76 +242,6 @@ def json_of(file: Path) -> dict[str, Any] | None:
     return values
 
 
-@dataclass
-class Totals:
-    """Part of a run's summary that its metrics say, added up line by line.
-
-    Attributes:
-        rounds: the number of lines.
-        replied: updates that counted.
-        late: updates that came too late to count.
-    """
-
-    rounds: int = 0
-    replied: int = 0
-    late: int = 0
-    _empty: int = 0
-    _unanswered: int = 0
-    _diverged: int | None = None
-    _alone: int | None = None
-    _bytes_up: int = 0
-    _bytes_down: int = 0
-    _evaluated: Mapping[str, Any] = field(default_factory=lambda: {"test_accuracy": None, "test_loss": None})
-    _wall_s: float = 0.0
-    _virtual_s: float = 0.0
-
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Add a round's line of the metrics."""
-        self.rounds += 1
-        self.replied += line["replied"]
-        self.late += line["late"]
-        self._empty += not line["selected"]
-        self._unanswered += bool(line["selected"] and not line["replied"])
-        if "diverged" in line:
-            self._diverged = (self._diverged or 0) + line["diverged"]
-        if "alone" in line:
-            self._alone = (self._alone or 0) + line["alone"]
-        self._bytes_up += line["bytes_up"]
-        self._bytes_down += line["bytes_down"]
-        if line["test_loss"] is not None:
-            self._evaluated = line
-        self._wall_s, self._virtual_s = line["wall_s"], line["virtual_s"]
-
-    def summary(self, experiment: "Experiment", directions: Mapping[str, str]) -> dict[str, Any]:
-        """The totals as a part of the summary.
-
-        Args:
-            experiment: of the run.
-            directions: the name of each metric → "max" or "min", the best of its values.
-        """
-        last = self._evaluated
-        kept = ("test_", "client_", "consensus_distance")
-        own = {f"final_{name}": value for name, value in last.items() if name.startswith(kept)}
-        return {
-            "experiment": experiment.name,
-            "algorithm": experiment.algorithm.kind,
-            "rounds": self.rounds,
-            "empty_rounds": self._empty,
-            "unanswered_rounds": self._unanswered,
-            **({} if self._diverged is None else {"diverged": self._diverged}),
-            **({} if self._alone is None else {"rounds_alone": self._alone}),
-            "final_test_accuracy": last["test_accuracy"],
-            "final_test_loss": last["test_loss"],
-            "metrics": dict(directions),
-            "bytes_up": self._bytes_up,
-            "bytes_down": self._bytes_down,
-            "wall_s": self._wall_s,
-            "virtual_s": self._virtual_s,
-            "seed": experiment.seed,
-            **own,
-        }
-
-
 def _last_score(summary: Mapping[str, Any] | None, metrics: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
     """Name and last value of the first metric; where no summary names it, the first one that the lines have."""
     if summary is not None and "metrics" in summary:
@@ -346,7 +276,7 @@ def _whole_lines(file: Path) -> Iterator[bytes]:
     """The lines of a file, one that is cut short left out; none where there is no such file."""
     with (
         os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"),
-        suppress(FileNotFoundError),  # asked for its existence before, it could go in between
+        suppress(FileNotFoundError),  # a look beforehand may be out of date by now
         file.open("rb") as content,
     ):
         for line in content:
@@ -356,7 +286,7 @@ def _whole_lines(file: Path) -> Iterator[bytes]:
 
 def _content(file: Path) -> bytes | None:
     with os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"), suppress(FileNotFoundError):
-        return file.read_bytes()  # asked for its existence before, it could go in between
+        return file.read_bytes()  # a look beforehand may be out of date by now
     return None
 
 

@@ -48,7 +48,7 @@ class Call:
     Args:
         context: gRPC's.
         admits: who may call; None: there are no certificates.
-        identified: told the caller's address once it has shown a certificate.
+        identified: function that is told the caller's address once it has shown a certificate.
     """
 
     def __init__(self, context: Any, admits: Admission | None, identified: Callable[[str], object]) -> None:
@@ -139,7 +139,7 @@ class Reception:
     Args:
         admits: who may call; None: there are no certificates.
         refusals: takes down what is refused.
-        identified: told the address of each call that shows a certificate.
+        identified: function that is told the address of each call that shows a certificate.
     """
 
     def __init__(self, admits: Admission | None, refusals: Refusals, identified: Callable[[str], object]) -> None:

@@ -35,7 +35,7 @@ class Door:
     """The listening sockets of this process on a port; where the system has no such filter it stays open.
 
     Args:
-        port: on which something listens.
+        port: the port on which something listens.
     """
 
     def __init__(self, port: int) -> None:
@@ -79,7 +79,7 @@ def _listening_on(port: int) -> list[socket.socket]:
     for entry in _OPEN_FILES.iterdir():
         if (copy := _copy_of(int(entry.name))) is None:
             continue
-        number = os.fstat(copy.fileno()).st_ino  # the list may hold the place that a copy has taken meanwhile
+        number = os.fstat(copy.fileno()).st_ino  # the list may name one socket twice, as a copy
         if number not in found and copy.family in _OF_PORTS and _listens(copy) and copy.getsockname()[1] == port:
             found[number] = copy
         else:

@@ -512,7 +512,8 @@ class Format:
 
 def _state_refused(codec: Codec, state: CodecState) -> str:
     """Sentence on a codec that keeps a state where none is kept."""
-    kept, name = ", ".join(state), type(codec).__name__
+    kept = ", ".join(state)
+    name = type(codec).__name__
     if codec.is_common:
         return f"a codec that is the same for all clients must keep no state of one, got {kept}: correct {name}"
     return f"a codec that keeps a state must be the first of its chain, got {kept} of {name}: put it first"

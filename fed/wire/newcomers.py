@@ -44,7 +44,8 @@ class Newcomers:
         self._per_s = per_s
         self._door: Door | None = None
         self._known: dict[str, None] = {}
-        self._settled = self._said = 0
+        self._settled = 0  # connections that have had the time to show a certificate
+        self._said = 0  # strangers that the log has been told of
 
     def arrived(self) -> None:
         """Count a connection, and shut the door after too many."""
@@ -66,7 +67,7 @@ class Newcomers:
         """Open and shut the door of a port, and say now and then how many strangers have come, until it is cancelled.
 
         Args:
-            port: on which they come.
+            port: the port on which they come.
         """
         door = self._door = Door(port)
         try:
@@ -87,9 +88,11 @@ class Newcomers:
     def _say(self, strangers: int) -> None:
         if strangers <= self._said:
             return
-        more, self._said = strangers - self._said, strangers
+        more = strangers - self._said
+        self._said = strangers
         with self._lock:
-            denied, self._allowance.denied = self._allowance.denied, 0
+            denied = self._allowance.denied
+            self._allowance.denied = 0
         held = f", and new ones are held to {self._per_s:g} a second" if denied else ""
         _log.warning(
             "%d connections came to nothing: they showed no certificate of this authority, or broke off before a call "

@@ -101,7 +101,7 @@ class NodeService:
         patience: how long to wait.
         plan: what nodes are told when they join; None until it is known.
         refusals: takes down what nodes are refused.
-        identified: told the address of each call that shows a certificate.
+        identified: function that is told the address of each call that shows a certificate.
         nodes: by the client that each stands for.
     """
 

@@ -27,7 +27,7 @@ class Ahead:
     That is no fault of theirs, and no refusal: they go on while this peer catches up.
 
     Args:
-        what: of the messages, in the plural.
+        what: the word for the messages, in the plural.
 
     Example:
         >>> ahead = Ahead("vectors")
@@ -45,9 +45,9 @@ class Ahead:
         """Take note of a message that is not taken.
 
         Args:
-            name: of its sender.
-            number: the round that it is of.
-            own: the round that this peer is in.
+            name: the name of its sender.
+            number: the number of the message's round.
+            own: the number of this peer's round.
         """
         stretch = self._stretches.get(name)
         if stretch is None:

@@ -104,16 +104,17 @@ def serve_end(
     """Serve the end of a finished run to members that had not come to it when this peer left.
 
     Args:
-        experiment: that was run.
-        own: what this peer trained on.
-        setup: how it meets the others.
+        experiment: the experiment that was run.
+        own: the data that this peer trained on.
+        setup: addresses, credentials and waits of this peer.
         output: the run's folder.
-        on_listen: called with the port.
+        on_listen: function that is called with the port.
 
     Raises:
         InvalidInput: if nothing can listen there, or what was kept cannot be read.
     """
-    folder, client = RunFolder.existing(output), client_id_of(setup.name)
+    folder = RunFolder.existing(output)
+    client = client_id_of(setup.name)
     prepared = Preparation(experiment, _data(experiment, own, client))
     kind = _kind_of_peer(experiment, prepared)
     with folder.held():

@@ -27,10 +27,10 @@ class EndFile(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read what is in a folder; nothing where the file is not there, or damaged.
+        """Read the file in a folder; nothing if it is not there, or damaged.
 
         Args:
-            folder: of a peer's messages.
+            folder: the folder of a peer's messages.
         """
         try:
             said = json.loads((folder / _NAME).read_text())
@@ -45,7 +45,7 @@ class EndFile(NamedTuple):
         """Write the file.
 
         Args:
-            folder: of a peer's messages.
+            folder: the folder of a peer's messages.
 
         Raises:
             OSError: if it cannot be written.

@@ -26,11 +26,11 @@ class Generations:
     """Generations that one peer knows of; it makes no calls and reads no clock.
 
     Attributes:
-        own: the number of that which the peer's state belongs to, from 0.
-        latest: the number of the newest, which it enters with its next round.
+        own: the number of the generation that the peer's state belongs to, from 0.
+        latest: the number of the newest generation, which the peer enters with its next round.
 
     Args:
-        are_kept: True where the rule relies on a sum; else there is one generation for ever.
+        are_kept: True if the rule relies on a sum; otherwise there is one generation for ever.
     """
 
     def __init__(self, *, are_kept: bool) -> None:
@@ -52,18 +52,18 @@ class Generations:
         """Take note of an exchange's outcome.
 
         Args:
-            key: of the exchange.
-            counts: by neighbour, true if this peer takes it that its vectors count there.
+            key: the exchange.
+            counts: for each neighbour, true if this peer assumes that its vectors count there.
         """
         if self._are_kept:
             self._counts[key] = counts
 
     def verdict(self, key: ExchangeKey, name: str, *, counts: bool) -> bool:
-        """Hold what a neighbour says of an exchange that is over to what this peer took it for.
+        """Compare what a neighbour says of an exchange that is over with what this peer has assumed.
 
         Args:
-            key: of the exchange.
-            name: of the neighbour.
+            key: the exchange.
+            name: the name of the neighbour.
             counts: true if this peer's vectors count there.
 
         Returns:
@@ -84,7 +84,7 @@ class Generations:
 
         Args:
             present: names of the present members.
-            number: the first round of which exchanges may be contradicted.
+            number: the first round of which neighbours may still say otherwise.
         """
         self._counts = {key: counts for key, counts in self._counts.items() if key.round >= number}
         gone = [name for name, said in self._said.items() if name not in present]

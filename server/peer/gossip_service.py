@@ -84,7 +84,7 @@ class GossipService(MemberService):
         bytes_sent: of vectors.
         bytes_received: likewise.
         included: of the last exchanges, the neighbours whose vectors counted.
-        generations: of members that have begun anew together.
+        generations: the generations that this peer knows of.
         replays_until: the last round that this peer may have taken part in before it was killed; 0: none.
 
     Args:

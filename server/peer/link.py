@@ -153,7 +153,7 @@ class Listener(Protocol):
 
         Args:
             link: the stream.
-            reason: to tell the other side.
+            reason: the sentence for the other side.
         """
 
     def closed(self, link: Link) -> None:

@@ -137,8 +137,8 @@ class Links:
         """End all streams with a peer.
 
         Args:
-            name: of the peer.
-            reason: to tell it.
+            name: the name of the peer.
+            reason: the sentence for it.
         """
         for link in self._open.get(name, ()):
             link.end(reason)
@@ -216,38 +216,47 @@ class Links:
         """One stream, from the greetings to its end.
 
         Args:
-            read: gives the next message, as bytes.
-            write: sends one.
-            name: of the other side, where it is known.
-            address: that was dialled; empty: the other side has dialled.
+            read: function that gives the next message, as bytes.
+            write: function that sends one.
+            name: the name of the other side; None: not known yet.
+            address: the address that was dialled; empty: the other side has dialled.
             certified: name and certificate of the other side; None: it was dialled, or there are none.
         """
-
-        def refusal() -> str | None:  # which may change while the stream stands
-            if self._credentials is None:
-                return None
-            if certified is not None and (reason := self._credentials.admits(*certified)) is not None:
-                return reason
-            return self._credentials.refusals([greeting.name]).get(greeting.name)
-
-        patience, is_introduction = self._patience, bool(address) and name is None
+        is_introduction = bool(address) and name is None
 
         async def send(data: bytes) -> None:
-            await _in_time(write(data), patience.stall_s)
+            await _in_time(write(data), self._patience.stall_s)
 
         own = pb.Greeting(is_introduction=is_introduction)
         own.MergeFrom(self.greeting)
         await send(pb.PeerMessage(greeting=own).SerializeToString())
-        first = await _next(read, patience.silence_s)
+        first = await _next(read, self._patience.silence_s)
         if first is None or not first.HasField("greeting"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
         greeting = first.greeting
         if (greeting.name, greeting.start) == (own.name, own.start):
             self._listener.met_itself(address)
             return
-        if (reason := refusal() or self._refusal_of(greeting, name)) is not None:
+        refusal = partial(self._refusal_now, greeting.name, certified)
+        if (reason := refusal()) is not None:
+            assert self._credentials is not None
+            if content := self._credentials.revocations.latest().content:  # so that a peer that is revoked hears of it
+                await send(pb.PeerMessage(revocations=pb.Revocations(content=content)).SerializeToString())
+            raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+        if (reason := self._refusal_of(greeting, name)) is not None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
+        await self._attend(link, read, send, refusal)
+
+    async def _attend(self, link: Link, read: _Read, send: _Write, refusal: Callable[[], str | None]) -> None:
+        """Speak and listen on a stream until it ends.
+
+        Args:
+            link: the stream.
+            read: function that gives the next message, as bytes.
+            send: function that sends one.
+            refusal: function that gives the reason why the other side is no longer admitted; None while it is.
+        """
         self._open.setdefault(link.name, []).append(link)
         self._listener.opened(link)
         try:
@@ -318,6 +327,17 @@ class Links:
             if not is_awaited:
                 _remove(file)
         return file if is_awaited else None
+
+    def _refusal_now(self, name: str, certified: tuple[str, bytes] | None) -> str | None:
+        """The reason why the credentials refuse a peer; it may change while a stream stands."""
+        if self._credentials is None:
+            return None
+        if certified is not None:
+            certified_name, certificate_pem = certified
+            reason = self._credentials.admits(certified_name, certificate_pem)
+            if reason is not None:
+                return reason
+        return self._credentials.refusals([name]).get(name)
 
     def _refusal_of(self, greeting: pb.Greeting, name: str | None) -> str | None:
         if greeting.protocol != PROTOCOL:

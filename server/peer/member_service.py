@@ -142,7 +142,7 @@ class MemberService(ABC):
         """End all rounds, and tell the others.
 
         Args:
-            number: of the last round.
+            number: the number of the last round.
         """
         self.members.end()
         self.begin(number + 1, number)
@@ -158,7 +158,7 @@ class MemberService(ABC):
         so of another.
 
         Args:
-            names: of others; of none it is false.
+            names: names of others; if there are none, the answer is false.
         """
         now_s = time.monotonic()
         present = {member.name for member in self.members.present(now_s)}
@@ -268,14 +268,14 @@ class MemberService(ABC):
             self.members.merge(records, time.monotonic(), link.name)
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
+        elif message.HasField("revocations"):
+            self._take_revocations(message.revocations.content)
         elif link.is_introduction:
             raise Refused("an introduction has members alone")
         elif message.HasField("progress"):
             self._check_round(message.progress.round - 1)
             self.reached[link.name] = message.progress.round
             self._take_progress(link.name, message.progress)
-        elif message.HasField("revocations"):
-            self._take_revocations(message.revocations.content)
         elif message.HasField("copy_wanted"):
             if self._giving is None or self._giving.done():
                 self._giving = asyncio.create_task(self._give_copy(link))
@@ -288,7 +288,7 @@ class MemberService(ABC):
 
         Args:
             link: the stream.
-            reason: to tell the other side.
+            reason: the sentence for the other side.
         """
         self._hold_to_credentials()
         link.end(reason)
@@ -329,7 +329,7 @@ class MemberService(ABC):
         """Take note of how far another is."""
 
     def earlier_members(self) -> Collection[str]:
-        """Names of members of whom this process may have had no sign of life."""
+        """Names of members from before this process began, of which it may have had no sign of life."""
         return ()
 
     def _check_round(self, number: int) -> None:
@@ -380,7 +380,7 @@ class MemberService(ABC):
         latest = self.credentials.revocations.latest()
         if latest.version > self._told_version:
             self._told_version = latest.version
-            for link in self.links.all():  # those that are revoked, too, who then end
+            for link in self.links.all():  # revoked peers, too: they end once they hear of it
                 self._tell_revocations(link)
         refused = self.credentials.refusals(self.members.names())
         present = self.members.drop(refused)

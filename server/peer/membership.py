@@ -292,7 +292,8 @@ class MembershipList:
     def _is_told(self, record: _Record) -> bool:
         if record.member.left:
             is_late_news = self._awake_s - record.since_s > self._timing.gone_after_s
-            # those that come late must learn that the run has ended; hearsay is not passed on, or it would never end
+            # A late member must learn that the run has ended. What is known by hearsay alone is not passed on: it would
+            # go round for ever.
             return record.alive_s > -math.inf and (record.member.has_ended or not is_late_news)
         return self._is_present(record, self._awake_s)
 

@@ -37,7 +37,7 @@ class Attendance(NamedTuple):
         rows_S: the places of those that take part, ascending.
         steps_S: how many optimizer steps each takes where it is cut off in them; None: all.
         failed: the others that broke down, or went away too soon.
-        anew_S: the places in ``rows_S`` of those that begin anew, since members have come or gone for good.
+        anew_S: the places in ``rows_S`` of the peers that begin anew, since members have come or gone for good.
     """
 
     rows_S: Tensor
@@ -285,12 +285,12 @@ def renewed_state(rule: PeerRule, state: Any, anew_S: Sequence[int]) -> Any:
     """A state in which some peers have begun anew, checked against the contract.
 
     Args:
-        rule: says what their states become.
-        state: of all that take part in a round.
-        anew_S: the rows of those that begin anew.
+        rule: the rule that makes the new states.
+        state: the state of all that take part in a round.
+        anew_S: the rows of the peers that begin anew.
 
     Raises:
-        InvalidExperiment: if it is another than :meth:`PeerRule.renewed` is to give.
+        InvalidExperiment: if :meth:`PeerRule.renewed` gives no such state.
     """
     if not rule.conserves_sum or not anew_S:
         return state

@@ -283,8 +283,8 @@ class RealNeighbourhood:
         """Wait while all others are away; where all have ended their rounds, this peer's end here, too.
 
         Args:
-            number: of the round that begins.
-            standing: as it begins.
+            number: the number of the round that begins.
+            standing: the standing as it begins.
 
         Returns:
             The standing once another is there.

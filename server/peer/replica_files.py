@@ -149,8 +149,8 @@ class ReplicaFiles:
         """Keep this replica's own state as the last copy.
 
         Args:
-            number: of the round after which it is.
-            state: to keep.
+            number: the number of the last round before the state.
+            state: the state to keep.
 
         Raises:
             CheckpointFailed: if it cannot be written.

@@ -333,7 +333,7 @@ class ReplicaService(MemberService):
         """Say in the log that this replica waits for others, and end the run where too few come.
 
         Args:
-            now_s: of the monotonic clock.
+            now_s: the time, by a monotonic clock.
             present: the names of present members, this one's among them.
             ready: the number of present members that take part.
 
@@ -361,7 +361,7 @@ class ReplicaService(MemberService):
         if record.round > self.rounds:
             return ""
         if self._agreement is None:
-            return f"{ready} of {self.min_peers} peers are there"
+            return f"{ready} of {self.min_peers} peers are there" if ready < self.min_peers else ""
         here = [name for name in record.members if name in present]
         if record.members and len(here) <= len(record.members) // 2:
             return (

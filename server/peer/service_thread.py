@@ -56,7 +56,7 @@ class ServiceThread(Generic[_Service]):
         """Leave the others; messages stay on disk, for a peer that comes back.
 
         Args:
-            reason: to tell them.
+            reason: the sentence for them.
         """
         self.wait_for(self.service.stop(reason))
         self.wait_for(_ended())

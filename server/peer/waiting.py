@@ -39,7 +39,7 @@ class Waiting:
         """Let time pass in which the peer waits; true once it has waited for the limit.
 
         Args:
-            now_s: of a monotonic clock.
+            now_s: the time, by a monotonic clock.
         """
         if self._looked_s is not None:
             self.waited_s += min(now_s - self._looked_s, _MOST_STEP_S)
@@ -56,8 +56,8 @@ def nobody_came(needs: str, limit_s: float | None) -> RunFailed:
     """Error of a peer that has waited for others in vain.
 
     Args:
-        needs: what it waits for, and what is there, as a clause.
-        limit_s: seconds that it has waited; None: it need not wait, for all others have ended and left.
+        needs: a clause that says what it waits for and what is there.
+        limit_s: seconds that it has waited; None: waiting is in vain, for all others have ended and left.
     """
     waited = "all others have ended and left" if limit_s is None else f"no more came for {limit_s:g} s"
     return RunFailed(

@@ -105,7 +105,7 @@ class RandomExperiments:
     """Draws experiments from one seed.
 
     Args:
-        seed: of the generator.
+        seed: the seed of the generator.
         files: family or kind → keys without which a kind that reads files cannot be had.
     """
 
@@ -115,7 +115,8 @@ class RandomExperiments:
 
     def draw(self) -> dict[str, Any]:
         """Keys of one experiment, of which some make no sense."""
-        fields, keys = fed.Experiment.model_fields, self.sections()
+        fields = fed.Experiment.model_fields
+        keys = self.sections()
         while (reason := _refusal(keys)) and self._happens(_MENDED):
             name = self._one_of([name for name in keys if name in reason] or [*keys])
             value = self._drawn(name, fields[name])

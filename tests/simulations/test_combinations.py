@@ -51,8 +51,8 @@ def outcome(keys: Mapping[str, Any], folder: Path, *, workers: bool) -> str:
     """Reason why an experiment is refused, or "" for one that ran, resumed, and agreed with worker processes.
 
     Args:
-        keys: of the experiment.
-        folder: where its runs may be written.
+        keys: the experiment's keys.
+        folder: the folder in which its runs may be written.
         workers: compare with them, too.
     """
 
@@ -81,9 +81,9 @@ def hold(seed: int, count: int, folder: Path, *, workers_every: int = 0) -> dict
     """Try experiments of a seed.
 
     Args:
-        seed: of the draws.
-        count: how many.
-        folder: for files.
+        seed: the seed of the draws.
+        count: the number of experiments.
+        folder: the folder of all files.
         workers_every: one in so many is compared with worker processes, if it runs; 0: none.
 
     Returns:
@@ -110,7 +110,7 @@ def test_experiments_of_all_kinds_run_or_are_refused(seed: int, tmp_path: Path) 
     assert min(counts.values()) >= 10
 
 
-def test_some_of_them_agree_with_worker_processes(tmp_path: Path) -> None:
+def test_some_experiments_agree_with_worker_processes(tmp_path: Path) -> None:
     assert hold(8, 2, tmp_path, workers_every=1)["ran"] >= 1
 
 

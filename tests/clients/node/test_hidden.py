@@ -52,7 +52,8 @@ class Node:
 
 
 def test_message_follows_from_the_seed_unless_the_system_draws(tmp_path: Path) -> None:
-    known, hidden = Node(tmp_path), Node(tmp_path, randomness="system")
+    known = Node(tmp_path)
+    hidden = Node(tmp_path, randomness="system")
     assert torch.equal(known.train(), known.train())
     first, second = hidden.train(), Node(tmp_path, randomness="system").train()
     assert not torch.equal(first, second)
@@ -78,7 +79,8 @@ def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -
         each.kept.parent.mkdir(exist_ok=True)
         each.train(1)
     node.tensors[0].fill_(3e38)
-    assert torch.equal(node.train(2, kept_after=TaskId(start=1, number=1)), node.training.fixed.nothing())  # type: ignore[union-attr]
+    nothing = node.training.fixed.nothing()  # type: ignore[union-attr]
+    assert torch.equal(node.train(2, kept_after=TaskId(start=1, number=1)), nothing)
     assert not node.began_anew
     node.tensors[0].fill_(1.0)
     following = node.train(3, kept_after=TaskId(start=1, number=2))
@@ -86,7 +88,7 @@ def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -
     assert torch.equal(following, calm.train(3, kept_after=TaskId(start=1, number=1)))
 
 
-def test_models_are_kept_in_private_files_until_the_end(tmp_path: Path) -> None:
+def test_kept_models_are_private_files_until_the_run_ends(tmp_path: Path) -> None:
     node = Node(tmp_path, downlink=[{"kind": "qsgd", "bits": 4}])
     node.train(reference="first")
     (state,) = node.kept.iterdir()

@@ -99,7 +99,7 @@ def test_client_without_its_state_starts_afresh_and_reports_it(lose: Callable[[P
     assert not node.train(4, 3)[0].began_anew
 
 
-def test_state_of_a_task_is_never_anothers_by_name(tmp_path: Path) -> None:
+def test_one_name_never_gives_two_tasks_one_state(tmp_path: Path) -> None:
     """A server that tells one task in two ways is refused, and the state that counted stays."""
     node = Node(tmp_path, algorithm="scaffold")
     _, first = node.train(1, None)

@@ -121,7 +121,7 @@ def test_feedback_goes_around_all_codecs_but_two() -> None:
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 @pytest.mark.parametrize("kind", FED_BACK)
 def test_nothing_is_lost_whatever_becomes_of_messages(kind: str, decay: float) -> None:
-    """What counted, at its discount, and the residual are the sum of all updates, older residuals at their decay."""
+    """Counted messages, at their discount, and the residual add up to all updates, older residuals at their decay."""
     values = Values(sum(shape.numel() for shape in LAYERS), torch.float64, LAYERS)
     of = Encoder(CodecChain((CODECS.make(kind).make(),), values), EF(decay=decay))
     generator = np.random.default_rng(1)

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from fed.secure_aggregation.agreement import digests_of, plan_digest
+from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint
-from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Ended, Participant, Remember, Say
+from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, SessionKeys, TaskId, ToSession
+from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, SessionKeys, Survivors, TaskId, ToSession
 from tests.fed.secure_aggregation.sessions import entropy_of, names_of, signer_of
 
 NAMES = names_of(4)
@@ -44,9 +45,9 @@ class Table:
     """Four clients at one coordinator, driven up to a phase.
 
     Args:
-        plan: of the run.
+        plan: the run's plan.
         assignment: the same for all clients.
-        clients: by name; those of an earlier table know what they have revealed.
+        clients: the clients, by name; those of an earlier table know what they have revealed.
     """
 
     plan: AgreedPlan = PLAN
@@ -138,7 +139,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_message_of_another_task_is_never_masked(other: str) -> None:
-    """As where the server gives two tasks one id."""
+    """The server gives two tasks one id."""
     plan, assignment = OTHERS[other]
     table = Table()
     table.deliver()
@@ -289,3 +290,16 @@ def test_client_without_a_plan_says_so() -> None:
     client = Table().clients[FIRST]
     assert said(client.assigned(assignment_of())).aborted == Reason.NOT_READY
     assert client.told(ToSession()) == []
+
+
+def test_messages_after_the_end_of_a_session_are_not_kept() -> None:
+    table = Table()
+    table.deliver()
+    table.tell(FIRST, survivors=Survivors(places=b"\0"))
+    joined = table.clients[FIRST]._joined
+    assert joined is not None
+    before = len(joined.answered)
+    for number in range(1, 50):
+        (command,) = table.tell(FIRST, survivors=Survivors(places=bytes([number])))
+        assert said([command]).aborted == Reason.BROKEN_RULE
+    assert len(joined.answered) == before

@@ -35,7 +35,7 @@ TABLES = {
     ("protocol.md", "reasons"): "\n".join(f"- “{reason}”" for reason in Reason),
     ("security.md", "said"): _table(("field", "it tells"), _fields()),
     ("security.md", "apart"): _table(
-        ("field", "why it is not among the terms"),
+        ("field", "why it is in neither digest"),
         (
             (f"`{kind}.{name}`", why)
             for kind, fields in (("Plan", PLAN_APART), ("Assignment", TASK_OWN), ("Assignment", TASK_APART))

@@ -41,8 +41,8 @@ class View:
     Args:
         said: the messages of its stream, of all connections, without heartbeats: these come by the clock.
         delivered: the heads of its deliveries, with their bytes.
-        outbox: what it is to be told.
-        connections: how often it has come.
+        outbox: the messages for it.
+        connections: the number of times that it has come.
         is_gone: True if its last stream has ended.
     """
 
@@ -71,12 +71,12 @@ class HostileCoordinator(CoordinationServicer):
     """The server's side of the wire, by hand.
 
     Attributes:
-        views: by the node's name.
-        port: that it listens on.
+        views: the views of the nodes, by name.
+        port: the port that it listens on.
 
     Args:
-        folder: for keys.
-        names: of the nodes that the authority certifies.
+        folder: the folder of the keys.
+        names: the names of the nodes that the authority certifies.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:

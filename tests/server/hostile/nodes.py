@@ -21,7 +21,8 @@ from tests.server.hostile.coordinator import HostileCoordinator
 
 __all__ = ["CLASSES", "COHORT", "FEATURES", "GUEST", "Field", "samples_of"]
 
-FEATURES, CLASSES = 4, 3
+FEATURES = 4
+CLASSES = 3
 COHORT = ("0", "1", "2")
 """Names of the nodes of a session: as few as a sum may be of."""
 GUEST = "3"
@@ -41,8 +42,8 @@ class Field:
     """A hostile coordinator, and the processes of nodes that dial it.
 
     Args:
-        folder: for everything.
-        names: of the nodes.
+        folder: the folder of all files.
+        names: the nodes' names.
     """
 
     folder: Path
@@ -71,7 +72,7 @@ class Field:
             state: name of its folder, and of a copy of its credentials; its own name unless given.
             begins_record: True if it may begin a record of revealed rounds.
             dies_at: phase of a session in which it kills itself.
-            port: to dial; the coordinator's unless given.
+            port: the port to dial; the coordinator's unless given.
         """
         number = len(self.programs)
         inputs, labels = samples_of(int(name)) if pair is None else pair

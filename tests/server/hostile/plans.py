@@ -45,10 +45,10 @@ class Run:
     """A run as its nodes are told it.
 
     Args:
-        coordinator: that tells it.
-        name: of the run.
+        coordinator: the coordinator that tells it.
+        name: the run's name.
         changed: keys of the experiment in place of :data:`KEYS`.
-        most_clients: of its sessions.
+        most_clients: the largest number of clients in its sessions.
     """
 
     coordinator: HostileCoordinator
@@ -100,7 +100,8 @@ class Run:
 
     def terms(self, assignment: pb.Assignment) -> Terms:
         """The terms of a task's session, as its clients make them."""
-        settings, fixed = self.experiment.secure_aggregation, self.format.fixed
+        settings = self.experiment.secure_aggregation
+        fixed = self.format.fixed
         assert settings is not None
         assert fixed is not None
         return Terms(
@@ -118,8 +119,8 @@ class Run:
         """A session of these clients.
 
         Args:
-            tasks: by client.
-            terms: of the session; those of its first task unless given.
+            tasks: the tasks, by client.
+            terms: the terms of the session; those of its first task unless given.
         """
         return Session(self.coordinator, tasks, terms or self.terms(next(iter(tasks.values()))))
 
@@ -127,8 +128,8 @@ class Run:
         """Wait until nodes have done all that they were asked for: they do one thing after another.
 
         Args:
-            names: of the nodes.
-            number: of the examination, by whose answer they tell.
+            names: the nodes' names.
+            number: the number of the examination whose answer they wait for.
         """
         number = number or 1000 + next(_numbers)
         for name in names:
@@ -198,9 +199,9 @@ class Session:
     """One session of nodes, phase by phase.
 
     Args:
-        coordinator: that holds it.
-        tasks: by client.
-        terms: of the session.
+        coordinator: the coordinator that holds it.
+        tasks: the tasks, by client.
+        terms: the terms of the session.
     """
 
     def __init__(self, coordinator: HostileCoordinator, tasks: Mapping[str, pb.Assignment], terms: Terms) -> None:

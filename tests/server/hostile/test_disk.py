@@ -1,4 +1,4 @@
-"""What lies on a node's disk after its processes were killed in any phase: no message of it, and nothing for others."""
+"""Files on a node's disk after its processes were killed in any phase: no message of it, and nothing for others."""
 
 import os
 import signal

@@ -98,8 +98,8 @@ class Processes:
     def await_round(self, number: int, *peers: int) -> None:
         self.await_that(lambda: all(len(self.lines(peer)) >= number for peer in peers or self.running))
 
-    def await_that(self, condition: Callable[[], bool]) -> None:
-        until_s = time.monotonic() + PATIENCE_S
+    def await_that(self, condition: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
+        until_s = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < until_s, self.said()
             time.sleep(0.02)

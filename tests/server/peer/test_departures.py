@@ -1,6 +1,7 @@
 """Real peers of which one is killed for good, or comes back late, under every rule that relies on a sum."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ def keys(algorithm: str) -> dict[str, Any]:
         "rounds": {"count": ROUNDS, "deadline_s": 2.0},
         "evaluation": "coordinator",
         "checkpoints": {"every": 10},
-        "simulation": {"batching": "off"},
     }
 
 
@@ -49,10 +49,9 @@ def scores(models: Mapping[Any, Mapping[str, Tensor]], module: nn.Module, test: 
 def hold_to_simulation(algorithm: str, data: FederatedData, models: Mapping[int, Mapping[str, Tensor]]) -> None:
     """Hold peers' models to within a point of accuracy, and of loss, of a simulation of peers that all stay."""
     without = {peer: samples for peer, samples in data.train.items() if peer in models}
-    run = fed.simulate(fed.Experiment(**keys(algorithm)), data=replace(data, train=without))
-    module = next(iter(run.models.values()))
-    simulated = {peer: {**model.state_dict()} for peer, model in run.models.items()}
-    simulated = {peer: {name: part.clone() for name, part in model.items()} for peer, model in simulated.items()}
+    run = fed.simulate(fed.Experiment(**keys(algorithm)), data=replace(data, train=without, test=None))
+    module = deepcopy(next(iter(run.models.values())))
+    simulated = {peer: model.state_dict() for peer, model in run.models.items()}
     assert data.test is not None
     expected_accuracy, expected_loss = scores(simulated, module, data.test)
     accuracy, loss = scores(models, module, data.test)

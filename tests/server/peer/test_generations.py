@@ -24,7 +24,7 @@ def kept() -> Generations:
     return Generations(are_kept=True)
 
 
-def test_the_next_begins_when_a_member_of_the_newest_goes() -> None:
+def test_a_generation_begins_when_a_member_of_the_newest_goes() -> None:
     one = kept()
     assert not one.heard("ben", 0)
     one.look({"ann", "ben"}, 1)
@@ -50,7 +50,7 @@ def test_one_death_that_all_see_begins_one_generation() -> None:
     assert (ann.own, ann.latest) == (1, 1)
 
 
-def test_one_that_comes_back_begins_anew_with_the_others() -> None:
+def test_a_peer_that_comes_back_begins_anew_with_the_others() -> None:
     ben = kept()
     assert ben.heard("ann", 2)
     assert ben.enter(is_replay=False)

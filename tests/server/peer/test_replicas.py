@@ -107,7 +107,7 @@ def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_replicas_that_come_late_get_the_end(is_frozen: bool, tmp_path: Path) -> None:
-    """Those that have ended stay for a member that was away, and for none once it has ended."""
+    """Replicas that have ended stay for a member that was away, and leave once it has ended."""
     with processes(tmp_path, keys(10, 2.0, 4), 4, serves_end_s=PATIENCE_S) as peers:
         peers.start(*range(4))
         peers.await_round(6)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fed.errors import InvalidCredentials
+from fed.errors import InvalidCredentials, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import PeerCredentials
 from fed.identity.revocations import REVOCATIONS_FILE, RevocationFile, Revocations, signed_revocations
@@ -109,13 +109,36 @@ def test_only_the_authority_can_revoke(authority: Authority, tmp_path: Path) -> 
             newest = (authority.folder / "server" / REVOCATIONS_FILE).read_bytes()
             await hostile.say(pb.PeerMessage(revocations=pb.Revocations(content=newest)))
             await await_that(lambda: [member.name for member in victim.standing().present] == ["0"])
-            await await_that(lambda: honest._failure is not None)
+            await await_that(lambda: honest._failure is not None, 60.0)
             # an earlier list does not bring it back
             await hostile.say(pb.PeerMessage(revocations=pb.Revocations(content=genuine)))
             await hostile.say(pb.PeerMessage(revocations=pb.Revocations(content=b"?")))
             await await_that(lambda: victim.refusals.count > len(claims))
             assert [member.name for member in victim.standing().present] == ["0"]
         await asyncio.gather(victim.stop("the test is over"), honest.stop("the test is over"))
+
+    asyncio.run(run())
+
+
+def test_a_revoked_peer_hears_of_it_where_it_dials(authority: Authority, tmp_path: Path) -> None:
+    """It comes when the others have the list already, and by an address whose name it does not know."""
+
+    async def run() -> None:
+        authority.revoke("1")
+        other = peer(tmp_path, authority, "0")
+        await other.start("127.0.0.1:0", None)
+        revoked = peer(tmp_path, authority, "1", f"127.0.0.1:{port_of(other)}")
+        assert not revoked.credentials or not revoked.credentials.is_revoked
+        await revoked.start(None, None)
+        with pytest.raises(RunFailed, match="the authority has revoked this peer's certificate"):
+            await fails(revoked)
+        await asyncio.gather(other.stop("the test is over"), revoked.stop("the test is over"))
+
+    async def fails(service: GossipService) -> None:
+        async with asyncio.timeout(60.0):
+            while True:
+                service.raise_failure()
+                await service.next_change(0.1)
 
     asyncio.run(run())
 

@@ -16,7 +16,7 @@ import pytest
 from fed.identity.authority import Authority
 from fed.storage.run_reader import summary_of
 from tests.server.peer.namespaces import Cables, cables
-from tests.server.peer.processes import Home, Processes, processes
+from tests.server.peer.processes import PATIENCE_S, Home, Processes, processes
 from tests.server.peer.test_real_peers import keys as gossip
 from tests.server.peer.test_replicas import keys as replicas
 
@@ -135,7 +135,7 @@ def test_every_living_peer_comes_to_an_end(seed: int, tmp_path: Path) -> None:
         peers = stack.enter_context(processes(tmp_path, schedule.keys, homes, serves_end_s=12.0, patience_s=10.0))
         peers.start(*range(PEERS))
         peers.await_round(1)
-        peers.await_that(Disturbed(peers, wires, schedule).is_over)
+        peers.await_that(Disturbed(peers, wires, schedule).is_over, 4 * PATIENCE_S)
         codes = {peer: process.exitcode for peer, process in peers.running.items()}
         assert set(codes.values()) <= {0, 1}, peers.said()
         for peer, code in codes.items():
@@ -145,6 +145,8 @@ def test_every_living_peer_comes_to_an_end(seed: int, tmp_path: Path) -> None:
             else:
                 assert "let one of them serve its end" in summary["reason"], peers.said()
                 del peers.running[peer]
-        assert 0 in codes.values(), peers.said()
-        if schedule.is_replicated:
+        left = {event.peer for event in schedule.events if event.kind == "leave"}
+        if 2 * len(left) < PEERS:  # half of the replicas rightly end with the sentence
+            assert 0 in codes.values(), peers.said()
+        if schedule.is_replicated and peers.running:
             peers.assert_equal_models()

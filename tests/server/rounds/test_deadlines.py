@@ -68,7 +68,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tuple[Answer | Failed | Hidden, bytes]:
-    """What comes of one of a node's tasks with so many steps, in a process that has done nothing before."""
+    """The outcome of a node's task with this number of steps, in a process that has done nothing before."""
     assignment, _, content = node.training.orders[number]
     path = folder / "task"
     path.write_bytes(content)

@@ -21,10 +21,10 @@ class Unexplained(AssertionError):
 
 
 class Checker:
-    """What the adversary can compute from a transcript.
+    """Search for all that the adversary can compute from a transcript.
 
     Args:
-        record: of the transcript.
+        record: the record of the transcript.
         fewest: the smallest number of honest clients whose messages alone may be combined.
     """
 

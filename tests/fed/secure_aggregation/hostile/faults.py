@@ -10,6 +10,7 @@ import pytest
 from fed.secure_aggregation import agreement, participant
 from fed.secure_aggregation.agreement import TaskDigests
 from fed.secure_aggregation.client import ClientPhase, SessionClient
+from fed.secure_aggregation.commands import Command, Remember
 from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
@@ -27,7 +28,7 @@ class Fault(NamedTuple):
         put_back: puts it into the product, as long as a test lasts.
         shows: words of the finding that shows it.
         strategies: those that find it.
-        settings: with which they find it soon.
+        settings: the settings with which they find it soon.
     """
 
     put_back: PutBack
@@ -96,9 +97,9 @@ def revealed_rounds_forgotten_at_a_restart(patch: pytest.MonkeyPatch) -> None:
 def shares_leave_before_their_record(patch: pytest.MonkeyPatch) -> None:
     told = participant.Participant.told
 
-    def told_and_revealed(self: participant.Participant, message: ToSession) -> list[participant.Command]:
+    def told_and_revealed(self: participant.Participant, message: ToSession) -> list[Command]:
         commands = told(self, message)
-        is_asked = any(isinstance(command, participant.Remember) for command in commands)
+        is_asked = any(isinstance(command, Remember) for command in commands)
         return [*commands, *self.recorded()] if is_asked else commands
 
     patch.setattr(participant.Participant, "told", told_and_revealed)
@@ -181,7 +182,7 @@ FAULTS: Mapping[str, Fault] = {
     "revealed rounds forgotten at a restart": _of_rounds(revealed_rounds_forgotten_at_a_restart),
     "shares leave before their record": _of_rounds(shares_leave_before_their_record),
     "another attempt after a reveal": _of_rounds(another_attempt_after_a_reveal),
-    "consents not checked": Fault(consents_not_checked, _FEW, ("others_lost_to_each",)),
+    "consents not checked": Fault(consents_not_checked, _FEW, ("others_lost_to_each",), {**_FIVE, "threshold": 3}),
     "floor of survivors not checked": Fault(floor_of_survivors_not_checked, _FEW, ("late_message",)),
     "colluders rounded down": Fault(colluders_rounded_down, _BOTH, ("two_lists_of_survivors", "others_lost_to_each")),
     "keys of anybody": Fault(keys_of_anybody, _BOTH, ("false_keys",)),

@@ -1,4 +1,4 @@
-"""What a hostile coordinator makes itself: keys, boxes and consents in the names of its colluders, or of others."""
+"""Forgeries of a hostile coordinator: keys, boxes and consents in the names of its colluders, or of others."""
 
 from collections.abc import Iterable
 
@@ -15,8 +15,8 @@ def keys_of(world: World, terms: Terms, signer: str) -> SessionKeys:
 
     Args:
         world: keeps the private halves.
-        terms: that are signed.
-        signer: whose identity signs.
+        terms: the terms that are signed.
+        signer: the client whose identity signs.
     """
     sealing, masking = world.entropy(32), world.entropy(32)
     publics = spec.public_of(sealing), spec.public_of(masking)

@@ -74,8 +74,8 @@ class Gathering:
         """Keys in a client's name, made by the coordinator.
 
         Args:
-            name: whose they claim to be.
-            signer: who signs them; None: the client itself, a colluder.
+            name: the client that is said to have made them.
+            signer: the client that signs them; None: the client itself, a colluder.
         """
         terms = next(one.terms for one in map(self.world.honest.__getitem__, self.tasks) if one.terms is not None)
         return keys_of(self.world, terms, signer or name)

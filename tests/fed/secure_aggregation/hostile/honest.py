@@ -8,7 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
 from fed.secure_aggregation.agreement import digests_of, plan_digest
-from fed.secure_aggregation.participant import AgreedPlan, Command, Deliver, Participant, Remember, Say
+from fed.secure_aggregation.commands import Command, Deliver, Remember, Say
+from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.terms import Session, Terms
 from fed.wire.protocol_pb2 import Assignment, ClientList, FromSession, KeyList, SessionKeys, TaskId, ToSession
@@ -56,11 +57,11 @@ class Honest:
     """An honest client, whose coordinator is hostile.
 
     Attributes:
-        name: of the client.
-        terms: of the session that it was last told to join.
+        name: the client's name.
+        terms: the terms of the session that it was last told to join.
         joined: number of its task and attempt; None if it has ended.
         keys: its own in that session.
-        dealt: what it has dealt in it; None before.
+        dealt: the secrets that it has dealt in the session; None before.
         is_writing: a record is on its way to the disk.
         is_restarted: its process has died at least once.
     """
@@ -75,8 +76,11 @@ class Honest:
         record: log.Record,
     ) -> None:
         self.name = name
-        self._identity, self._entropy = identity, entropy
-        self._truth, self._beliefs, self._log = truth, beliefs, record
+        self._identity = identity
+        self._entropy = entropy
+        self._truth = truth
+        self._beliefs = beliefs
+        self._log = record
         self._salt = entropy(32)
         self._disk: list[bytes] = []
         self.is_restarted = False

@@ -28,7 +28,7 @@ class Entropy:
         self._drawn = 0
 
     def __call__(self, count: int) -> bytes:
-        """So many bytes."""
+        """Draw this number of bytes."""
         if count != 32 or self._drawn == _POOL:
             return self._rng.randbytes(count)
         self._drawn += 1

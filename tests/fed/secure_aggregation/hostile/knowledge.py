@@ -28,13 +28,13 @@ class _Shares:
 
 
 class Knowledge:
-    """What the adversary has of the honest clients' secrets.
+    """The honest clients' secrets, as far as the adversary has them.
 
     Attributes:
-        secrets: of each honest client in each session, as only it knows them.
+        secrets: the secrets of each honest client in each session, as only it knows them.
 
     Args:
-        record: of the transcript.
+        record: the record of the transcript.
     """
 
     def __init__(self, record: Record) -> None:

@@ -25,8 +25,6 @@ _FIELDS: dict[str, Sequence[Any]] = {
     "place": (0, 10),
     "kept_after": (0, 99),
 }
-
-
 _SELDOM = 0.05
 
 
@@ -63,12 +61,14 @@ class Liar:
 
     Args:
         world: its clients.
-        task: what most of the clients are assigned.
+        task: the task that most of the clients are assigned.
         rate: probability of a lie in one message.
     """
 
     def __init__(self, world: World, task: Task, rate: float) -> None:
-        self._world, self._rng, self._rate = world, world.rng, rate
+        self._world = world
+        self._rng = world.rng
+        self._rate = rate
         tasks = {
             name: changed(world, task, 1) if self._lies(0.5) else task
             for name in world.usual

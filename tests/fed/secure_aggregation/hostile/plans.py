@@ -113,7 +113,7 @@ class Truth:
     Args:
         key: 32 bytes.
         shaping: those of :data:`MAY_SHAPE` that this algorithm reads.
-        alike: what such messages have in common, if each training gives other bits; empty: they follow from the seed.
+        alike: the common name of such messages, if each training gives other bits; empty: they follow from the seed.
     """
 
     def __init__(self, key: bytes, shaping: Sequence[str], alike: Literal["", "run", "plan and task"]) -> None:

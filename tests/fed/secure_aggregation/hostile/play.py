@@ -37,11 +37,11 @@ STRATEGIES = {
 
 
 class Transcript(NamedTuple):
-    """What came of a transcript.
+    """The outcome of a transcript.
 
     Args:
         world: its clients.
-        parts: what its coordinator did, one after another.
+        parts: the parts that its coordinator played, one after another.
         sums: the number of independent sums that the adversary has.
         findings: sentences, one for each thing that no adversary may have.
     """
@@ -60,9 +60,9 @@ def play(seed: int, *, strategies: Sequence[str] = (), settings: Mapping[str, An
     """Play and check one transcript.
 
     Args:
-        seed: of all that is drawn.
-        strategies: of which one is played; none: any, or none.
-        settings: in place of those that are drawn.
+        seed: the seed of all that is drawn.
+        strategies: the strategies of which one is played; none: any, or none.
+        settings: settings in place of those that are drawn.
     """
     world = World(seed, settings or {})
     parts = [world.rng.choice(strategies)] if strategies else _drawn_parts(world)

@@ -20,7 +20,7 @@ class Dealt:
         names: the clients that it was told.
         keys: those that it was told, by place; its own, too.
         holds_own: it keeps a share of its own secrets.
-        shares: that have left it.
+        shares: the shares that have left it.
     """
 
     owner: str
@@ -42,10 +42,10 @@ class Masked:
     """A masked message.
 
     Args:
-        dealt: what its client has dealt.
+        dealt: the secrets that its client has dealt.
         message: name of the message that its session's task leads to.
         senders: places whose boxes its client had.
-        bits: of a lane.
+        bits: the bits of a lane.
         lanes: the vector.
     """
 

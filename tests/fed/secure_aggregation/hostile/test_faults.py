@@ -8,8 +8,7 @@ from tests.fed.secure_aggregation.hostile import world
 from tests.fed.secure_aggregation.hostile.faults import FAULTS
 from tests.fed.secure_aggregation.hostile.play import play
 
-_SEEDS = 400
-_LONG_SEEDS = 4000
+_SEEDS = 400  # the slowest is found by the fiftieth
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +28,3 @@ def test_each_fault_is_found_by_its_strategies(name: str, monkeypatch: pytest.Mo
         for seed in range(_SEEDS)
         for finding in play(seed, strategies=fault.strategies, settings=fault.settings).findings
     )
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("cheap")
-@pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_found_by_any_coordinator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    FAULTS[name].put_back(monkeypatch)
-    assert any(play(seed).findings for seed in range(_LONG_SEEDS))

@@ -25,7 +25,7 @@ def test_no_coordinator_of_2000_learns_a_message(first: int) -> None:
     transcripts = _nothing_is_found(range(first, first + _AT_ONCE))
     sums = Counter(min(transcript.sums, 2) for transcript in transcripts)
     assert sums[1] + sums[2] > 0.6 * _AT_ONCE  # 72 % in the mean; where there is none, clients have refused them all
-    assert sums[2] > 0.1 * _AT_ONCE  # 19 %
+    assert sums[2] > 0.1 * _AT_ONCE  # 20 %
     parts = Counter(part for transcript in transcripts for part in transcript.parts)
     assert min(parts[name] for name in STRATEGIES) > 0.02 * _AT_ONCE  # 7 % each
     is_resisted = [transcript.sums > 0 and "broken a rule" in str(transcript) for transcript in transcripts]

@@ -1,5 +1,7 @@
 """World of a transcript: honest clients, colluders, and all that their coordinator has heard."""
 
+import hashlib
+import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,8 +25,9 @@ _ALIKE: Sequence[Literal["", "run", "plan and task"]] = ("", "", "run", "plan an
 
 @cache
 def signer_of(name: str) -> ec.EllipticCurvePrivateKey:
-    """Long-term identity of a client, the same in all transcripts."""
-    return ec.generate_private_key(ec.SECP256R1())
+    """Long-term identity of a client, the same in all transcripts and processes."""
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:31], "big")
+    return ec.derive_private_key(number, ec.SECP256R1())
 
 
 @cache
@@ -51,17 +54,17 @@ class World:
 
     Attributes:
         rng: draws all moves.
-        record: of the transcript.
-        honest: by name.
+        record: the record of the transcript.
+        honest: the honest clients, by name.
         usual: names of those on a list, where no strategy has another one.
         colluders: names of the clients whose secrets are the coordinator's.
-        plans: that it may tell.
+        plans: the plans that it may tell.
         keys: all that each client has ever said.
         boxes: session and receiver → sender → box.
         consents: session and survivors → client → signature.
 
     Args:
-        seed: of all that is drawn.
+        seed: the seed of all that is drawn.
         given: in place of settings that are drawn, with ``clients``, ``colluders`` and ``listed``, the usual number on
             a list.
     """
@@ -185,7 +188,7 @@ def _drawn_settings(rng: random.Random) -> dict[str, Any]:
         return {"clients": clients, "colluders": 0, **settings}
     corrupt = rng.choice([0.0, 0.1, 0.1, 0.2, 0.3])
     least = rng.randint(2, clients)
-    tolerated = min(-int(-corrupt * least // 1), least - 2)
+    tolerated = min(math.ceil(corrupt * least), least - 2)
     colluders = rng.choice([tolerated, tolerated, rng.randint(0, tolerated)])
     shortest = clients if rng.random() < 0.8 else rng.randint(max(3, least), clients)
     lowest = lowest_threshold(shortest, corrupt)
