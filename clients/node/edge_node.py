@@ -206,14 +206,23 @@ class EdgeNode(Dialler):
         _log.info("connected to %s, as %r", self.server, self.client)
         self.connected.set()
         if is_told_again:
+            self._join_again()
             return
         if self.secure is not None and not is_other:
             # the thread that trains may wait for a message of the very sessions that would wait for it
             self._hear_in_session(plan)
+            self._join_again()
             return
         # the thread that trains prepares: take() must not take long
         self._is_prepared.clear()
         self._work.put((partial(self._prepare, plan), self._end_with))
+
+    def _join_again(self) -> None:
+        """Say the keys of held tasks again: no server asks for them once it has heard that a task is held."""
+        with self._lock:
+            assignments = [held.assignment for held in self._held.values()]
+        for assignment in assignments:
+            self._hear_in_session(assignment)
 
     def _prepare(self, plan: pb.Plan) -> None:
         said, own = plan.signature, self._described.signature

@@ -512,7 +512,9 @@ class Sessions:
 
     def __init__(self) -> None:
         self.renewed: list[Plan] = []
+        self.joined = 0
         self.waits = threading.Event()
+        self.joined_again = threading.Event()
         self._told: queue.Queue[int] = queue.Queue()
         self._holds = False
 
@@ -525,6 +527,10 @@ class Sessions:
     def take(self, said: Assignment | ToSession | Withdrawal) -> Sequence[Any]:
         if isinstance(said, ToSession):
             self._told.put(said.attempt)
+        if isinstance(said, Assignment):
+            self.joined += 1
+        if self.joined == 2:
+            self.joined_again.set()
         return ()
 
     def holds(self, _: bytes) -> bool:
@@ -558,6 +564,25 @@ def test_renewed_identities_reach_sessions_that_a_task_waits_for(tmp_path: Path)
     assert words == "enough"
     assert len(server.delivered) == 1
     assert [one.identities for one in sessions.renewed] == [b"later"]
+
+
+def test_keys_lost_with_a_connection_are_said_again(tmp_path: Path) -> None:
+    sessions = Sessions()
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        if connection == 1:
+            yield assignment(payload=payload())
+            assert sessions.waits.wait(BOUND_S)
+            return
+        assert sessions.joined_again.wait(BOUND_S)
+        yield ToNode(session=ToSession(task=TASK))
+        assert server.received.wait(BOUND_S)
+        yield OVER
+
+    words, _ = attended(tmp_path, says, Hiding(), secure=sessions)
+    assert words == "enough"
+    assert sessions.joined == 2
 
 
 class Receiving(Coordinator):
