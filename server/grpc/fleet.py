@@ -104,7 +104,7 @@ class NodeFleet(RealFleet):
         except InvalidInput:
             self._end_loop()
             raise
-        spool.mkdir(parents=True, exist_ok=True)
+        spool.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds single updates
         for left in spool.iterdir():  # files of a server that was killed; nodes deliver again
             left.unlink()
 

@@ -106,7 +106,7 @@ class MemberService(ABC):
         self._failure: FedError | None = None
         self._told_version = 0
         self._ended_since_s = math.inf
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds models of single peers
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
         """Listen, and begin to look for others; returns the port."""
