@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from fed.clients.data import FederatedData
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
 from fed.secure_aggregation.agreement import model_digest
+from fed.secure_aggregation.reasons import ClientRefusal
 from fed.wire.payloads import written
 from fed.wire.protocol_pb2 import Assignment, Plan, Signature, TaskId
 
@@ -96,3 +98,15 @@ def test_kept_models_are_private_files_until_the_run_ends(tmp_path: Path) -> Non
     assert node.kept.stat().st_mode & 0o777 == 0o700
     node.training.forget()
     assert not node.kept.exists()
+
+
+def test_one_name_never_gives_two_tasks_one_state(tmp_path: Path) -> None:
+    """A server that tells one task in two ways is refused, and the state that counted stays."""
+    node = Node(tmp_path, algorithm="scaffold")
+    first = node.train()
+    (kept,) = (node.kept / "1-1").iterdir()
+    before = kept.read_bytes()
+    assert torch.equal(node.train(), first)  # again, as after a death of the process
+    with pytest.raises(ClientRefusal, match="in two ways"):
+        node.train(lr=0.5)
+    assert kept.read_bytes() == before
