@@ -12,6 +12,10 @@ of it.
   (Lifeguard, Dadgar, Phillips & Currey 2018).
 - Members that are gone are tried again now and then, and so are introducers, so that the sides of a partition merge.
 
+- A member refutes what others say of it by a larger beat or a later start. Starts in the upper half of their range are
+  believed of the member itself alone, and others pass on no more than the heartbeats of such a life; so it tells all
+  members itself, some at each beat. No hearsay, however large its numbers, leaves a member without an answer.
+
 Trust: malformed names and addresses, and counts beyond bounds, are refused. A hostile member, which has a certificate
 of the run, can keep a dead member's count rising, or say that a living one has left, which that one refutes within some
 beats, or invent members, up to the bound. That costs others deadlines in a round, and changes none of their sums:
@@ -37,8 +41,10 @@ MOST_MEMBERS = 10_000
 
 _T = TypeVar("_T")
 _MOST_START = 2**62
+_MOST_START_BY_HEARSAY = _MOST_START // 2  # in nanoseconds since 1970: the year 2043
 _MOST_BEAT = 2**53
 _MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
+_TOLD_AT_A_BEAT = 16  # members that a beat tells what only this peer itself is believed
 _RETURNS = 0.5  # the probability that a beat tries a member that is gone
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([1-9][0-9]{0,4})")
 
@@ -130,11 +136,13 @@ class _Record:
         member: the latest record.
         since_s: when its start or its leaving became known.
         alive_s: its last sign of life; minus infinity: none yet.
+        said: start and beat of the latest record that the member itself has sent; others may have raised the beat since.
     """
 
     member: Member
     since_s: float
     alive_s: float = -math.inf
+    said: tuple[int, int] = (0, 0)
 
 
 class MembershipList:
@@ -163,6 +171,7 @@ class MembershipList:
         self._draws = draws
         self._records: dict[str, _Record] = {}
         self._introducers = dict.fromkeys(introducers, "")
+        self._untold: list[str] = []
         self._awake_s = 0.0
         self._last_beat_s = math.inf
 
@@ -170,7 +179,7 @@ class MembershipList:
         """Count the own heartbeat up; returns the members to send the table to."""
         self._awake_s, self._last_beat_s = self._time_s(now_s), now_s
         if not self.own.left:
-            self.own = self.own._replace(beat=self.own.beat + 1)
+            self.own = _next_beat(self.own)
         self._forget()
         return self._targets()
 
@@ -211,23 +220,25 @@ class MembershipList:
             self._introducers[address] = name
         if name == self.own.name:
             self.contested += start != self.own.start
-        elif (known := self._records.get(name)) is not None and start >= known.member.start:
-            life = known.member
-            if start > life.start:
-                life = life._replace(start=start, beat=0, left=False, has_ended=False)
+        elif (known := self._records.get(name)) is None:
+            return
+        elif start > known.member.start:
+            life = known.member._replace(start=start, beat=0, left=False, has_ended=False)
             self._take(life, self._time_s(now_s), is_direct=True)
+        elif start == known.member.start and not known.member.left:
+            known.alive_s = self._time_s(now_s)
 
     def make_ready(self) -> None:
         """Take part in rounds: from now on the table says so."""
-        self.own = self.own._replace(beat=self.own.beat + 1, is_ready=True)
+        self._tell(is_ready=True)
 
     def end(self) -> None:
         """Have ended all rounds: from now on the table says so."""
-        self.own = self.own._replace(beat=self.own.beat + 1, is_ready=True, has_ended=True)
+        self._tell(is_ready=True, has_ended=True)
 
     def leave(self) -> None:
         """Leave: from now on the table says so."""
-        self.own = self.own._replace(beat=self.own.beat + 1, left=True)
+        self._tell(left=True)
 
     def present(self, now_s: float) -> tuple[Member, ...]:
         """Members that are there, suspected ones and this peer among them, in the order of their clients."""
@@ -302,16 +313,24 @@ class MembershipList:
         if member.name == self.own.name:
             return self._refute(member)
         known = self._records.get(member.name)
+        if not is_direct and _is_beyond_hearsay(member, known and known.member):
+            return False
         if known is None:
             is_stopped = member.left and not member.has_ended
             if is_stopped or len(self._records) >= MOST_MEMBERS - 1:
                 return False
             known = self._records[member.name] = _Record(member, time_s)
-            known.alive_s = time_s if is_direct else -math.inf
+            if is_direct:
+                known.alive_s = time_s
+                known.said = member.start, member.beat
             return is_direct
         before, was_present = known.member, self._is_present(known, time_s)
-        if member.age > before.age:
+        said = member.start, member.beat
+        is_own_word = is_direct and member.start > _MOST_START_BY_HEARSAY
+        if said >= known.said if is_own_word else member.age > before.age:
             known.member = member
+            if is_direct:
+                known.said = said
             if member.start == before.start or is_direct:
                 known.alive_s = time_s
             if (member.start, member.left) != (before.start, before.left):
@@ -326,11 +345,15 @@ class MembershipList:
         if said.age <= self.own.age or self.own.left:
             return False
         self.contested += 1
-        if said.start == self.own.start and said.beat < _MOST_BEAT:
-            self.own = self.own._replace(beat=said.beat + 1)
-        else:
-            self.own = self.own._replace(start=min(said.start + 1, _MOST_START), beat=0)
+        self.own = self.own._replace(start=said.start, beat=said.beat)
+        self._tell()
         return True
+
+    def _tell(self, **changes: bool) -> None:
+        """Change the own record, and tell it all members where no other is believed about it."""
+        self.own = _next_beat(self.own)._replace(**changes)
+        if self.own.start > _MOST_START_BY_HEARSAY:
+            self._untold = list(self._records)
 
     def _targets(self) -> tuple[Target, ...]:
         members = [one for one in self._records.values() if one.member.address]
@@ -339,6 +362,8 @@ class MembershipList:
         chosen = self._some(present)
         if away and self._draws.random() < _RETURNS:
             chosen.append(self._draws.choice(away))
+        told, self._untold = self._untold[:_TOLD_AT_A_BEAT], self._untold[_TOLD_AT_A_BEAT:]
+        chosen += [one.member for one in members if one.member.name in told]
         targets = {member.address: Target(member.address, member.name) for member in chosen}
         for address in self._some(self._unmet({self.own.address, *[member.address for member in present]})):
             targets.setdefault(address, Target(address))
@@ -359,6 +384,19 @@ class MembershipList:
             limit_s = timing.gone_after_s if is_hearsay or is_full else timing.forget_after_s
             if self._awake_s - max(one.since_s, one.alive_s) > limit_s:
                 del self._records[name]
+
+
+def _next_beat(own: Member) -> Member:
+    """Count a heartbeat; past the largest count a new life begins, as far as there is one."""
+    if own.beat < _MOST_BEAT:
+        return own._replace(beat=own.beat + 1)
+    return own._replace(start=own.start + 1, beat=0) if own.start < _MOST_START else own
+
+
+def _is_beyond_hearsay(said: Member, known: Member | None) -> bool:
+    """Tell whether only the member itself is believed what is said of it here."""
+    is_heartbeat = known is not None and said == known._replace(beat=said.beat)
+    return said.start > _MOST_START_BY_HEARSAY and not is_heartbeat
 
 
 def refusal_of_table(table: Sequence[Member]) -> str | None:

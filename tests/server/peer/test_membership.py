@@ -367,6 +367,88 @@ def test_a_false_leaving_is_refuted_within_some_beats() -> None:
     assert network.agrees(*EIGHT)
 
 
+class Liar:
+    """A hostile member that says of another, to all and at each beat, that it has ended its run and left.
+
+    The largest numbers are such that hearsay, or the member itself, may have no later ones.
+    """
+
+    def __init__(self, network: Network, of: str, seed: int) -> None:
+        self.network, self.of = network, of
+        self.draws = random.Random(seed)
+        self.is_lying = True
+        self.longest_s = 0.0
+        self._away_since_s: dict[str, float] = {}
+
+    def lie(self) -> None:
+        network = self.network
+        for peer in network.running:
+            if self.is_lying and peer.list is not None and peer.name != "0":
+                peer.list.merge([self._claim(peer.list.table(self.of))], network.now_s, "0")
+                self._look(peer.name, peer.list)
+        network.at(network.now_s + network.timing.beat_s, self.lie)
+
+    def _claim(self, known: Sequence[Member]) -> Member:
+        start = next((member.start for member in known if member.name == self.of), 0)
+        starts = (start, start + 1, 2**61 - 1, 2**61, 2**61 + 1, 2**61 + 2, 2**62)
+        start, beat = min(self.draws.choice(starts), 2**62), self.draws.choice((0, 1, 1000, 2**53 - 1, 2**53))
+        is_over = self.draws.random() < 0.8
+        return Member(self.of, "evil.example:1", start, beat, left=is_over, is_ready=True, has_ended=is_over)
+
+    def _look(self, name: str, members: MembershipList) -> None:
+        """Measure for how long a peer holds the member for one that has ended and left."""
+        now_s = self.network.now_s
+        if name == self.of or self.of not in names_of(members.ended()) or self.of in self.network.view(name):
+            self._away_since_s.pop(name, None)
+        else:
+            self.longest_s = max(self.longest_s, now_s - self._away_since_s.setdefault(name, now_s))
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[] if seed < 2 else pytest.mark.long) for seed in range(10)])
+def test_no_number_is_too_large_to_be_refuted(seed: int) -> None:
+    network = group(seed)
+    liar = Liar(network, "3", seed)
+    liar.lie()
+    network.run(network.now_s + 60)
+    assert liar.longest_s < TIMING.gone_after_s  # from then on it would be believed
+    network.kill("3")  # comes back with a start before those that were said of it
+    network.run(network.now_s + 1)
+    network.start("3", [address("1")])
+    network.run(network.now_s + 60)
+    assert liar.longest_s < TIMING.gone_after_s
+    liar.is_lying = False
+    network.run(network.now_s + SPREAD_S)
+    assert network.agrees(*EIGHT)
+    members = network.peers["3"].list
+    assert members is not None
+    members.end()
+    members.leave()
+    network.run(network.now_s + SPREAD_S)
+    assert all("3" not in network.view(name) and "3" not in gone(network, name) for name in EIGHT if name != "3")
+
+
+def test_a_member_that_only_itself_is_believed_tells_all_within_some_beats() -> None:
+    names = [str(number) for number in range(100)]
+    network = group(1, names)
+    for peer in network.running:
+        if peer.list is not None:
+            peer.list.merge([Member("3", "", 2**61, 2**53, left=True)], network.now_s, "0")
+    network.run(network.now_s + SPREAD_S)
+    assert network.agrees(*names)
+
+
+def test_the_last_word_of_a_member_at_the_largest_numbers_is_its_own() -> None:
+    members = members_of()
+    members.merge([Member("8", "", 2**62, 5)], 0.0, "8")
+    members.merge([Member("8", "", 2**62, 2**53)], 0.0, "9")
+    assert members.present(0.0)[1].beat == 2**53
+    assert not members.merge([Member("8", "", 2**62, 2**53, left=True)], 0.0, "9")
+    assert not members.merge([Member("8", "evil.example:1", 2**62, 2**53)], 0.0, "9")
+    assert members.merge([Member("8", "", 2**62, 6, is_ready=True, has_ended=True)], 0.0, "8")
+    assert names_of(members.ended()) == {"8"}
+    assert not members.merge([Member("8", "", 2**62, 4)], 0.0, "8")  # delayed
+
+
 @pytest.mark.parametrize(
     ("member", "must"),
     [
