@@ -283,11 +283,11 @@ class SecureNode:
             self._changed.notify_all()
         return said
 
-    def _recorded(self, entries: Sequence[bytes]) -> list[Command]:
+    def _recorded(self, entries: tuple[bytes, ...]) -> list[Command]:
         """Write entries down before the shares leave."""
         try:
             self._record.append(entries)
         except OSError as error:
             problem = f"{self.folder} cannot be written to ({error.strerror or error}): make room there"
             return self._participant.failed(Reason.NODE_FAILED, problem)
-        return self._participant.recorded()
+        return self._participant.recorded(entries)

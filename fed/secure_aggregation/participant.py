@@ -70,6 +70,11 @@ class _Joined:
     last_said: bytes = b""
     ended: Ended | None = None
 
+    @property
+    def entries(self) -> tuple[bytes, ...]:
+        """The entries of the round and of the masked message in the record."""
+        return (*self.round_entries, self.message_entry)
+
     def answer(self) -> FromSession:
         """An answer without content."""
         return FromSession(task=self.task, attempt=self.attempt)
@@ -187,10 +192,17 @@ class Participant:
             return self._ended_again(joined, joined.ended)
         return joined.answered[said]
 
-    def recorded(self) -> list[Command]:
-        """Reveal the shares of the session whose record is on the disk now."""
+    def recorded(self, entries: tuple[bytes, ...]) -> list[Command]:
+        """Reveal the shares of the session whose round is on the disk now.
+
+        Args:
+            entries: the entries of the :class:`.Remember` that was carried out.
+
+        Returns:
+            The shares; nothing if these are not the entries that the present session waits for.
+        """
         joined = self._joined
-        if joined is None or joined.client.phase is not ClientPhase.RECORDING:
+        if joined is None or joined.client.phase is not ClientPhase.RECORDING or entries != joined.entries:
             return []
 
         def reveal() -> list[Command]:
@@ -246,9 +258,8 @@ class Participant:
                 return [Say(answer)]
             case "consents":
                 client.take_consents(message.consents)
-                entries = (*joined.round_entries, joined.message_entry)
-                self._revealed.add(entries)
-                return [Remember(entries)]
+                self._revealed.add(joined.entries)
+                return [Remember(joined.entries)]
         raise SessionFailed("the coordinator says nothing that is known here")
 
     def _masked(self) -> list[Command]:

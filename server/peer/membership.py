@@ -136,7 +136,7 @@ class _Record:
         member: the latest record.
         since_s: when its start or its leaving became known.
         alive_s: its last sign of life; minus infinity: none yet.
-        said: start and beat of the latest record that the member itself has sent; others may have raised the beat since.
+        said: start and beat of the latest record that the member itself has sent; others may raise the beat.
     """
 
     member: Member

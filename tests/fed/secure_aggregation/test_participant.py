@@ -109,7 +109,7 @@ class Table:
         for name, message in self.ask_for_shares().items():
             (command,) = self.clients[name].told(message)
             assert isinstance(command, Remember)
-            self.coordinator.take_unmasking(name, said(self.clients[name].recorded()).unmasking)
+            self.coordinator.take_unmasking(name, said(self.clients[name].recorded(command.entries)).unmasking)
         assert torch.equal(torch.from_numpy(self.coordinator.finish().lanes.view("i4")), 4 * LANES)
 
 
@@ -238,14 +238,15 @@ def test_shares_leave_after_the_record_alone() -> None:
     table = Table()
     asked = table.ask_for_shares()[FIRST]
     client = table.clients[FIRST]
-    assert client.recorded() == []  # nothing is asked for yet
+    assert client.recorded((b"entry",)) == []  # nothing is asked for yet
     (command,) = client.told(asked)
     assert isinstance(command, Remember)
     assert len(command.entries) == 3
+    assert client.recorded(command.entries[:2]) == []  # another record than the one that is asked for
     assert client.told(asked) == []  # again, before it is on the disk
-    revealed = client.recorded()
+    revealed = client.recorded(command.entries)
     assert said(revealed).HasField("unmasking")
-    assert client.recorded() == []
+    assert client.recorded(command.entries) == []
     assert client.told(asked) == revealed  # again, after a connection was lost
 
 
@@ -253,9 +254,10 @@ def test_disk_that_fails_reveals_nothing() -> None:
     table = Table()
     asked = table.ask_for_shares()[FIRST]
     client = table.clients[FIRST]
-    client.told(asked)
+    (command,) = client.told(asked)
+    assert isinstance(command, Remember)
     assert said(client.failed(Reason.NODE_FAILED, "the disk is full")).aborted == Reason.NODE_FAILED
-    assert client.recorded() == []
+    assert client.recorded(command.entries) == []
     assert not any(one.message.HasField("unmasking") for one in client.told(asked) if isinstance(one, Say))
 
 

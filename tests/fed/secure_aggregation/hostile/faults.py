@@ -99,8 +99,8 @@ def shares_leave_before_their_record(patch: pytest.MonkeyPatch) -> None:
 
     def told_and_revealed(self: participant.Participant, message: ToSession) -> list[Command]:
         commands = told(self, message)
-        is_asked = any(isinstance(command, Remember) for command in commands)
-        return [*commands, *self.recorded()] if is_asked else commands
+        asked = [command.entries for command in commands if isinstance(command, Remember)]
+        return [*commands, *self.recorded(asked[0])] if asked else commands
 
     patch.setattr(participant.Participant, "told", told_and_revealed)
 

@@ -91,7 +91,7 @@ class Honest:
         self._participant = Participant(self.name, self._identity, self._draw, revealed)
         self._plan: AgreedPlan | None = None
         self._to_train: deque[tuple[bytes, torch.Tensor]] = deque()
-        self._to_write: Sequence[bytes] = ()
+        self._to_write: tuple[bytes, ...] = ()
         self.is_writing = False
         self.terms: Terms | None = None
         self.keys: SessionKeys | None = None
@@ -156,9 +156,10 @@ class Honest:
 
     def write(self) -> list[FromSession]:
         """Have the record on the disk."""
-        self._disk.extend(self._to_write)
+        entries = self._to_write
+        self._disk.extend(entries)
         self._to_write, self.is_writing = (), False
-        return self._carry_out(self._participant.recorded())
+        return self._carry_out(self._participant.recorded(entries))
 
     def write_and_die(self) -> None:
         """Have the record on the disk, and die before anybody hears of it."""
