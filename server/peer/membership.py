@@ -230,15 +230,15 @@ class MembershipList:
 
     def make_ready(self) -> None:
         """Take part in rounds: from now on the table says so."""
-        self._tell(is_ready=True)
+        self._say(self.own._replace(is_ready=True))
 
     def end(self) -> None:
         """Have ended all rounds: from now on the table says so."""
-        self._tell(is_ready=True, has_ended=True)
+        self._say(self.own._replace(is_ready=True, has_ended=True))
 
     def leave(self) -> None:
         """Leave: from now on the table says so."""
-        self._tell(left=True)
+        self._say(self.own._replace(left=True))
 
     def present(self, now_s: float) -> tuple[Member, ...]:
         """Members that are there, suspected ones and this peer among them, in the order of their clients."""
@@ -313,7 +313,7 @@ class MembershipList:
         if member.name == self.own.name:
             return self._refute(member)
         known = self._records.get(member.name)
-        if not is_direct and _is_beyond_hearsay(member, known and known.member):
+        if not is_direct and _is_beyond_hearsay(member, known.member if known else None):
             return False
         if known is None:
             is_stopped = member.left and not member.has_ended
@@ -345,13 +345,12 @@ class MembershipList:
         if said.age <= self.own.age or self.own.left:
             return False
         self.contested += 1
-        self.own = self.own._replace(start=said.start, beat=said.beat)
-        self._tell()
+        self._say(self.own._replace(start=said.start, beat=said.beat))
         return True
 
-    def _tell(self, **changes: bool) -> None:
-        """Change the own record, and tell it all members where no other is believed about it."""
-        self.own = _next_beat(self.own)._replace(**changes)
+    def _say(self, own: Member) -> None:
+        """Count a heartbeat of the changed own record, and tell it all members where they believe no other."""
+        self.own = _next_beat(own)
         if self.own.start > _MOST_START_BY_HEARSAY:
             self._untold = list(self._records)
 
