@@ -2,7 +2,7 @@
 
 Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019, arXiv 1902.00146.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["AFL", "State", "onto_simplex"]
 

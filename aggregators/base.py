@@ -1,6 +1,6 @@
 """Contracts of algorithms over ``mean``, and of changes within a client's local steps.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from fed.config.compatibility import Feature, Term
 from fed.config.experiment import Experiment, Local
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, nn
+from fed.vectors.tensors import Tensor, nn
 
 __all__ = [
     "Aggregator",

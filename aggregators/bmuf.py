@@ -3,7 +3,7 @@
 Chen & Huo, "Scalable training of deep learning machines by incremental block training with intra-block parallel
 optimization and blockwise model-update filtering", ICASSP 2016.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, Reduced
 from fed.config.hyperparameters import DecayRate
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["BMUF", "State"]
 

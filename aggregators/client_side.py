@@ -1,6 +1,6 @@
 """Client side of algorithms over ``mean``: start, report and state of one client or of a group.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -9,8 +9,8 @@ from typing import Any
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.errors import InvalidExperiment
-from fed.layout import Layout
-from fed.tensors import Tensor, torch
+from fed.vectors.layout import Layout
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 He, Karimireddy & Jaggi, "Byzantine-robust decentralized learning via ClippedGossip", 2022, arXiv 2202.01545.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pydantic import PositiveFloat
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["ClippedGossip", "State"]
 

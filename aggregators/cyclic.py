@@ -3,7 +3,7 @@
 Chang et al., "Distributed deep learning networks among institutions for medical imaging", JAMIA 2018, doi
 10.1093/jamia/ocy017.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping

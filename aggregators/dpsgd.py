@@ -2,14 +2,14 @@
 
 Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017, arXiv 1705.09056.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["DPSGD", "State"]
 

@@ -2,7 +2,7 @@
 
 Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.config.hyperparameters import DecayRate
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["EAMSGD", "EASGD", "ClientState", "MovingState"]
 

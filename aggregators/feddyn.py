@@ -2,7 +2,7 @@
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv 2111.04263.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.config.compatibility import Feature, Term
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ClientState", "FedDyn", "State"]
 

@@ -11,10 +11,10 @@ from pydantic import PositiveInt
 
 from fed.aggregators.fedavg import FedAvg
 from fed.errors import InvalidModel
-from fed.layout import names_held_by
+from fed.vectors.layout import names_held_by
 
 if TYPE_CHECKING:
-    from fed.tensors import nn
+    from fed.vectors.tensors import nn
 
 __all__ = ["FedPer"]
 

@@ -2,14 +2,14 @@
 
 Pu & Nedić, "Distributed stochastic gradient tracking methods", 2018, arXiv 1805.11454.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["GradientTracking", "State"]
 

@@ -2,7 +2,7 @@
 
 Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Rep
 from fed.config.experiment import Local
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["MimeLite", "State"]
 

@@ -2,7 +2,7 @@
 
 Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method for large models", 2025, arXiv 2506.10911.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.config.hyperparameters import DecayRate
-from fed.tensors import Tensor, torch
 from fed.topology.changing import random_matching
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

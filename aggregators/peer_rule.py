@@ -1,6 +1,6 @@
 """Contract of algorithms over ``mix``: a rule of peers, its local steps, and its exchanges with neighbours.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ from fed.compression.feedback import error_unknown
 from fed.config.compatibility import Feature, Term
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 if TYPE_CHECKING:
     import networkx as nx

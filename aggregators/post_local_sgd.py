@@ -2,7 +2,7 @@
 
 Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import NonNegativeInt
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["PostLocalSGD", "State"]
 

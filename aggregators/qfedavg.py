@@ -2,7 +2,7 @@
 
 Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["QFedAvg"]
 

@@ -3,7 +3,7 @@
 Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning", ICML 2020, arXiv 1910.06378,
 algorithm 1 with option II.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pydantic import PositiveFloat
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ClientState", "Scaffold", "State"]
 

@@ -2,7 +2,7 @@
 
 Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, arXiv 1811.10792.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.errors import RunFailed
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["SGP", "State"]
 

@@ -3,7 +3,7 @@
 Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018, arXiv 1802.04434; "signSGD with
 majority vote is communication efficient and fault tolerant", ICLR 2019, arXiv 1810.05291.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pydantic import PositiveFloat
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.config.compatibility import Feature, Term
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment

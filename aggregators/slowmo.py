@@ -3,7 +3,7 @@
 Wang et al., "SlowMo: Improving communication-efficient distributed SGD with slow momentum", ICLR 2020, arXiv
 1910.00643, algorithm 1.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.config.hyperparameters import DecayRate
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["SlowMo", "State"]
 

@@ -3,7 +3,7 @@
 A transform may act where clients report (clip, weigh), on a round's messages before they are averaged (bucketing), in
 place of their mean (median), or on the mean (a server optimiser).
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.config.hyperparameters import DecayRate, Hyperparameters
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "Adagrad",

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fed.clients.data import ClientId, FederatedData, Pair
-from fed.layout import Layout
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor, nn
+from fed.vectors.layout import Layout
+from fed.vectors.tensors import Tensor, nn
 
 __all__ = ["code_sha256", "data_sha256", "model_sha256", "pair_sha256"]
 

@@ -1,6 +1,6 @@
 """Built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules unless stated.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt
 
 from fed.errors import InvalidModel
-from fed.tensors import nn
+from fed.vectors.tensors import nn
 
 __all__ = ["char_gru", "char_transformer", "cnn", "logistic", "mlp"]
 

@@ -1,6 +1,6 @@
 """Preparation of a run: experiment, data and model, checked against each other before the first round.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import copy
@@ -19,11 +19,11 @@ from fed.clients.checks import (
     made_by,
     own_copy,
 )
-from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
-from fed.clients.measures import Metric, Metrics, loss_in_force, metrics_in_force
+from fed.clients.scoring.losses import Loss, cross_entropy, outputs_for
+from fed.clients.scoring.measures import Metric, Metrics, loss_in_force, metrics_in_force
+from fed.clients.training.client_states import ClientStates
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss, cross_entropy, outputs_for
 from fed.clients.training.work_items import Recipe
 from fed.compression.codec import Codec
 from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
@@ -31,10 +31,10 @@ from fed.compression.lossless import Zstd
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.layout import Layout
-from fed.randomness import Streams, seeded_torch
 from fed.storage.model_files import ModelInputs
-from fed.tensors import nn, torch
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams, seeded_torch
+from fed.vectors.tensors import nn, torch
 from fed.wire.format import Format
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Client updates, counted and summed until the global model moves by them.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
@@ -12,8 +12,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fed.clients.data.holdings import in_order
-from fed.reduction import WeightedMean
-from fed.tensors import Tensor, torch
+from fed.vectors.reduction import WeightedMean
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.messages import Answer, Task
 
 if TYPE_CHECKING:

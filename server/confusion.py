@@ -1,12 +1,12 @@
 """Confusion matrix of a run's model on the test set, where it classifies.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 
+from fed.clients.scoring.losses import cross_entropy
 from fed.clients.training.executor import Executor, Item
-from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import CountClasses, Recipe
 from fed.reports.population import Confusion
 from fed.server.evaluation import parts_of

@@ -1,6 +1,6 @@
 """The coordinator: one global model, moved by one aggregator, over any fleet.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
@@ -14,14 +14,14 @@ import numpy as np
 
 from fed.aggregators.base import Aggregator, Reduced
 from fed.errors import Diverged, InvalidExperiment
-from fed.layout import Layout
-from fed.randomness import Streams
 from fed.server.accumulator import RoundStats, Staleness, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.sent_sum import SentSum
 from fed.storage.checkpoints import Tree, plain, refilled
-from fed.tensors import Tensor, torch
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task, task_of
 

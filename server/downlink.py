@@ -1,13 +1,13 @@
 """The way out of models: to each client what it lacks, where differences of models are encoded.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fed.randomness import Streams
 from fed.storage.checkpoints import Tree, plain
+from fed.vectors.randomness import Streams
 from fed.wire.format import MOST_DIFFERENCES, Format
 from fed.wire.messages import Answer, Difference, GlobalModel, Task
 from fed.wire.reference import Reference

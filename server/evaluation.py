@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.held_out import no_held_out_samples
-from fed.clients.evaluation import Score
-from fed.clients.measures import Metrics, is_higher_better
+from fed.clients.scoring.measures import Metrics, is_higher_better
+from fed.clients.training.evaluation import Score
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
 from fed.config.evaluation import ByBoth
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData
-from fed.scores import CLIENT_FIGURES, NamedMetric
 from fed.server.federation import Federation, State
 from fed.server.training_loop import Scores
-from fed.tensors import Tensor, torch
+from fed.storage.scores import CLIENT_FIGURES, NamedMetric
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "CLIENTS_AT_ONCE",

@@ -5,15 +5,15 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Protocol, TypeAlias
 
 from fed.aggregators.base import Aggregator
-from fed.clients.client_states import ClientStates
 from fed.clients.setup import Preparation
+from fed.clients.training.client_states import ClientStates
 from fed.config.experiment import Experiment
 from fed.server.accumulator import RoundStats
 from fed.server.coordinator import Coordinator
 from fed.server.fleet import Fleet
 from fed.server.rounds.synchronous import Rounds
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 
 __all__ = ["Coordinated", "Federation", "State", "step_sizes"]

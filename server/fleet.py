@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from fed.protocol.protocol_pb2 import ToSession
 from fed.storage.checkpoints import Tree
 from fed.wire.messages import Answer, Task
-from fed.wire.protocol_pb2 import ToSession
 
 __all__ = ["ConversingFleet", "Fleet"]
 

@@ -1,6 +1,6 @@
 """Edge coordinators between the clients and the coordinator: each reduces its own clients and reports upward.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -12,8 +12,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
-from fed.reduction import WeightedMean
-from fed.tensors import torch
+from fed.vectors.reduction import WeightedMean
+from fed.vectors.tensors import torch
 
 if TYPE_CHECKING:
     from fed.server.fleet import Fleet

@@ -1,18 +1,18 @@
 """The way in of client updates: validated and decoded before they touch the model.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 
 from fed.compression.codec import Draw
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
-from fed.tensors import Tensor, torch
+from fed.protocol.protocol_pb2 import Answer as AnswerHeader
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 from fed.wire.messages import LARGEST, Answer, Task, one_line, refusal_of_numbers
 from fed.wire.payloads import check_tensors, type_name
-from fed.wire.protocol_pb2 import Answer as AnswerHeader
 
 __all__ = ["received"]
 

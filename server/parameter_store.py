@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, KeysView
 from typing import Self, TypeAlias, TypedDict
 
 from fed.errors import InvalidInput, RunFailed, ValueRange
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ParameterStore", "State", "Updater"]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
+from fed.protocol import protocol_pb2 as pb
 from fed.server.incoming import received
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, one_line
 from fed.wire.rate_limits import Allowance, Refusals

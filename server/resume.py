@@ -8,10 +8,10 @@ from fed.clients.fingerprint import code_sha256, model_sha256
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput
-from fed.layout import Layout
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
+from fed.vectors.layout import Layout
 
 __all__ = ["check_given_parts", "kept_parts", "newest_checkpoint", "run_fingerprint"]
 

@@ -1,6 +1,6 @@
 """Fleet under secure aggregation: a coordinator's view of clients that hide their messages from it.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging

@@ -1,13 +1,13 @@
 """Sum of all that clients have sent, where each message says by how much a client's update has changed.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from fed.errors import RunFailed
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 
 __all__ = ["SentSum"]

@@ -19,7 +19,7 @@ from fed.storage.run_folder import RunFolder
 from fed.storage.totals import Totals
 
 if TYPE_CHECKING:
-    from fed.tensors import nn
+    from fed.vectors.tensors import nn
 
 __all__ = ["Scores", "Scoring", "TrainingLoop"]
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from fed.protocol.limits import MOST_CLASSES, MOST_HELD, PROTOCOL
+from fed.protocol.protocol_pb2 import Failed, Joining, Scores, Signature
 from fed.wire.messages import LARGEST, MOST_SAMPLES, one_line
-from fed.wire.protocol import MOST_CLASSES, MOST_HELD, PROTOCOL
-from fed.wire.protocol_pb2 import Failed, Joining, Scores, Signature
 
 __all__ = ["reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 

@@ -1,6 +1,6 @@
 """Attacks: clients that send other updates than they have trained, or train on poisoned data.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +19,8 @@ from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import Tensor, torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.wire.format import Format

@@ -21,7 +21,7 @@ from fed.config.components import keys_of
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.validation import sentences
 from fed.errors import InvalidData
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = [
     "Always",

@@ -1,6 +1,6 @@
 """Choice between batched and single training: tries a few steps both ways, and sets the size of groups.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import contextlib
@@ -17,21 +17,21 @@ from torch.utils.flop_counter import flop_registry
 from fed.aggregators.base import Phase
 from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
-from fed.clients.evaluation import BatchedEvaluator, evaluate
+from fed.clients.scoring.losses import Loss, cross_entropy, of_each_sample
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
+from fed.clients.training.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import device_of, on_device
 from fed.config.experiment import Execution
 from fed.errors import InvalidExperiment, first_line
-from fed.layout import Layout
-from fed.randomness import seeded_torch
 from fed.simulations.side_effects import changed_by_forward
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Batching", "choose"]
 

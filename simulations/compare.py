@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import FederatedData, load
 from fed.clients.data.describe import partition_of
-from fed.clients.measures import Metric, Metrics
-from fed.clients.training.losses import Loss
+from fed.clients.scoring.losses import Loss
+from fed.clients.scoring.measures import Metric, Metrics
 from fed.config.comparison import Comparison, Repetition, repetition_text
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
-from fed.randomness import Streams
 from fed.reports.client_scores import pooled
 from fed.reports.html import comparison_report, comparison_svg
 from fed.reports.population import Partition
@@ -26,13 +25,14 @@ from fed.simulations.simulation import topology_of
 from fed.storage.atomic_files import held, write_atomically
 from fed.storage.comparison_reader import slugs
 from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json, written_to
+from fed.vectors.randomness import Streams
 
 if TYPE_CHECKING:
     import networkx as nx
     import numpy as np
     from numpy.typing import NDArray
 
-    from fed.tensors import nn
+    from fed.vectors.tensors import nn
 
 __all__ = ["ComparisonFolder", "compare"]
 

@@ -18,8 +18,8 @@ from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AVAILABILITIES
 from fed.errors import InvalidData
-from fed.randomness import Streams
 from fed.simulations.availability import Availability, Membership, Spells, of_trace, read_table
+from fed.vectors.randomness import Streams
 
 __all__ = ["Device", "Devices", "Lognormal", "Mobile", "OnSite", "TraceDevices", "UniformDevices"]
 

@@ -14,7 +14,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
-from fed.server.peer.message_sizes import exchanged_bytes
+from fed.server.mixing.message_sizes import exchanged_bytes
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scores
 from fed.simulations.ring import ring_bytes

@@ -1,6 +1,6 @@
 """Simulated fleet: clients on a virtual clock.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import heapq
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
-from fed.clients.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.data import ClientId
+from fed.clients.training.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.compression.codec import CodecState, Draw
@@ -21,7 +21,7 @@ from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format, Outgoing
 from fed.wire.messages import Answer, Task
 

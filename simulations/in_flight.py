@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fed.clients.client_states import ClientState
 from fed.clients.data import ClientId
+from fed.clients.training.client_states import ClientState
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree, plain
 from fed.wire.messages import Answer, Task, task_of

@@ -1,6 +1,6 @@
 """Neighbourhood of simulated peers: their clocks, their links, and when they are present.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fed.errors import RunFailed
-from fed.server.peer.neighbourhood import Attendance, EncodedRows
+from fed.server.mixing.neighbourhood import Attendance, EncodedRows
 from fed.simulations.attacks import Attackers
 from fed.simulations.availability import Spell
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
-    from fed.mixing import Weights
     from fed.topology import Topology
+    from fed.vectors.mixing import Weights
 
 __all__ = ["SimulatedNeighbourhood"]
 
 
 class SimulatedNeighbourhood:
-    """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of all peers at once, each with a clock of its own.
+    """A :class:`fed.server.mixing.neighbourhood.Neighbourhood` of all peers at once, each with a clock of its own.
 
     A peer that takes part in an exchange goes on when it has sent and received all its messages: it waits for its
     neighbours, and for no other. With a deadline it waits no longer than that from when it is ready; a neighbour whose

@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from fed.child_processes import spawned, stop
 from fed.config.comparison import Repetition
 from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
+from fed.processes.child_processes import spawned, stop
 from fed.reports.summary import Record
 from fed.simulations.estimate import Expectation
 from fed.simulations.simulate import simulate

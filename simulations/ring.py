@@ -1,6 +1,6 @@
 """Ring of simulated peers, which sum their updates without a coordinator.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -10,11 +10,11 @@ from itertools import chain
 
 from fed.clients.data import ClientId
 from fed.clients.data.holdings import in_order
-from fed.reduction import PACKED_BYTES
 from fed.server.hierarchy import summed
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
+from fed.vectors.reduction import PACKED_BYTES
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 

@@ -1,6 +1,6 @@
 """Sessions of secure aggregation among simulated clients: the whole protocol, or its arithmetic and bytes alone.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from fed.secure_aggregation.traffic import Traffic, sharing_traffic, unmasking_t
 from fed.server.secure_fleet import SessionResult
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 from fed.wire.messages import Answer, Task
 
 __all__ = ["EmulatedSessions", "RealSessions", "SimulatedSessions"]

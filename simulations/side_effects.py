@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["changed_by_forward"]
 

@@ -10,24 +10,24 @@ from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
 from fed.clients.fingerprint import data_sha256
-from fed.clients.measures import Metric, Metrics, directions
+from fed.clients.scoring.losses import Loss
+from fed.clients.scoring.measures import Metric, Metrics, directions
 from fed.clients.training.executor import Executor
-from fed.clients.training.losses import Loss
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
-from fed.machine import keep_freed_memory
+from fed.processes.machine import keep_freed_memory
 from fed.reports.population import Confusion, described
 from fed.server.confusion import confusion_of
 from fed.server.federation import State
 from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
+from fed.simulations.choice import hired, leave_rerun
 from fed.simulations.estimate import Expectation, expect
-from fed.simulations.executors.choice import hired, leave_rerun
 from fed.simulations.simulation import Simulation, begin_scoring
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
-from fed.tensors import nn, torch
+from fed.vectors.tensors import nn, torch
 
 __all__ = ["Observer", "simulate"]
 

@@ -7,9 +7,9 @@ from functools import cached_property, lru_cache
 from fed.clients.data import ClientId, FederatedData
 from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
-from fed.randomness import Streams
 from fed.simulations.availability import Spells
 from fed.simulations.devices import Device, Devices
+from fed.vectors.randomness import Streams
 
 __all__ = ["SimulatedClients"]
 

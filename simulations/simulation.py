@@ -9,23 +9,22 @@ from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.data.held_out import no_held_out_samples
-from fed.clients.measures import Metric, Metrics
+from fed.clients.scoring.losses import Loss, cross_entropy
+from fed.clients.scoring.measures import Metric, Metrics
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
-from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Train
 from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, check_scored_by_both, scores_of_both
 from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
-from fed.server.peer.message_sizes import sent_bytes
-from fed.server.peer.neighbourhood import PeerCodec
-from fed.server.peer.peers import Peers
+from fed.server.mixing.message_sizes import sent_bytes
+from fed.server.mixing.neighbourhood import PeerCodec
+from fed.server.mixing.peers import Peers
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
 from fed.server.training_loop import Scoring
@@ -36,7 +35,8 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.ring import RingFleet
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.tensors import Tensor, nn
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, nn
 from fed.wire.format import Format
 
 if TYPE_CHECKING:

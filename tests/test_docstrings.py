@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
-import fed.layout
+import fed.vectors.layout
 from fed.config.docstrings import arguments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,7 +22,7 @@ OBSCURE = re.compile(
     r"|Whose|Why|With|Without)\b"
 )
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-LEGEND = "Shapes: see :mod:`fed.layout`."
+LEGEND = "Shapes: see :mod:`fed.vectors.layout`."
 # An algorithm's page names what the server and what a client keeps, in the paper's symbols, as every other page does.
 OF_EVERY_PAGE = {"State", "ClientState"}
 
@@ -51,20 +51,20 @@ def test_a_public_function_of_three_parameters_documents_each(module_name: str) 
 
 
 def test_a_shape_letter_has_one_meaning(module_name: str) -> None:
-    legend = set(re.findall(r"^    ([A-Z]): ", fed.layout.__doc__ or "", re.MULTILINE))
+    legend = set(re.findall(r"^    ([A-Z]): ", fed.vectors.layout.__doc__ or "", re.MULTILINE))
     source = _source(module_name)
     names = [token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == 1]
     suffixes = {suffix[1] for name in names if (suffix := re.fullmatch(r"_?[a-z]\w*?_([A-Z][A-Z0-9]*)", name))}
     unknown = {letter for letters in suffixes for letter in letters if not letter.isdigit()} - legend
-    found = [f"{letter} is not in the legend of fed.layout" for letter in sorted(unknown)]
+    found = [f"{letter} is not in the legend of fed.vectors.layout" for letter in sorted(unknown)]
     told = "Shapes:" in source.replace(LEGEND, "")
-    if module_name != "fed.layout" and (told or (suffixes and LEGEND not in source)):
+    if module_name != "fed.vectors.layout" and (told or (suffixes and LEGEND not in source)):
         found.append(f"say {LEGEND!r}, and no legend of its own")
     assert found == []
 
 
 def test_the_legend_gives_no_letter_twice() -> None:
-    letters = re.findall(r"^    ([A-Z]): ", fed.layout.__doc__ or "", re.MULTILINE)
+    letters = re.findall(r"^    ([A-Z]): ", fed.vectors.layout.__doc__ or "", re.MULTILINE)
     assert letters
     assert sorted(set(letters)) == sorted(letters)
 

@@ -3,7 +3,7 @@
 Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018, arXiv 1803.01498
 (median and trimmed mean, each coordinate by itself); the other rules name their papers themselves.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import re
@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fed.aggregators.transforms import Messages, Reducer, shortening
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "CenteredClipping",

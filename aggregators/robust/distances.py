@@ -6,7 +6,7 @@ arXiv 2302.01772; Blanchard et al., "Machine learning with adversaries: Byzantin
 2017 (Krum, Multi-Krum); El Mhamdi et al., "The hidden vulnerability of distributed learning in Byzantium", ICML 2018,
 arXiv 1802.07927 (Bulyan).
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from fed.aggregators.robust.centres import Outvoting, Point, ascending, by_columns
 from fed.aggregators.transforms import Messages, Reducer
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = [
     "Bucketing",

@@ -1,6 +1,6 @@
 """Description of each client's samples: numbers, and a picture for the terminal.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.samples import ClientId, is_real
 from fed.reports.population import Partition
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Group

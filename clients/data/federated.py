@@ -10,7 +10,7 @@ import numpy as np
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_pair, is_real
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["FederatedData"]
 

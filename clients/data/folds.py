@@ -1,6 +1,6 @@
 """Folds of a cross-validation: each client's samples in K parts, one of which is held out to test on.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Pair
 from fed.config.registry import FoldSection
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["fold_of", "holding_out"]
 

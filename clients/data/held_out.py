@@ -1,6 +1,6 @@
 """Held-out samples: of all clients as one test set, or each client's own for itself.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
 from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "parted", "share"]
 

@@ -1,6 +1,6 @@
 """Holdings: each client's samples, made from the holder of each sample, and replicated where clients overlap.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Load data by client from a section of an experiment: make the source, hold out a test set, deal.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import inspect
@@ -16,8 +16,8 @@ from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Pair, Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
 from fed.errors import InvalidData
-from fed.randomness import Streams, seeded_torch
-from fed.tensors import torch
+from fed.vectors.randomness import Streams, seeded_torch
+from fed.vectors.tensors import torch
 
 __all__ = ["load"]
 

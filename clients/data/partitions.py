@@ -4,7 +4,7 @@ A partition is a function of ``samples``, ``clients`` (how many) and ``generator
 takes what it needs; its other parameters are the keys of its section. It returns an array [E]: the holder of each
 sample, a number in 0 … clients − 1. One that does not take ``clients`` finds them in the samples and returns names.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fed.clients.data.samples import Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards", "similarity"]
 

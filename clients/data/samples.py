@@ -1,6 +1,6 @@
 """Samples: those of a source before they are dealt out, and one client's pair (inputs, targets) with its checks.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.errors import InvalidData
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "ClientId",

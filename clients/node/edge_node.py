@@ -20,15 +20,15 @@ from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST, Hidden
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import MOST_CLASSES, name_of
+from fed.protocol.protocol_pb2_grpc import CoordinationStub
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.reasons import ClientRefusal, Reason, reason_of
-from fed.tensors import torch
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import torch
 from fed.wire.dialling import Dialler, Outbox
 from fed.wire.messages import one_line
 from fed.wire.payloads import written
-from fed.wire.protocol import MOST_CLASSES, name_of
-from fed.wire.protocol_pb2_grpc import CoordinationStub
 from fed.wire.transfers import Transfers
 
 __all__ = ["EdgeNode"]

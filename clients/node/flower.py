@@ -23,12 +23,12 @@ from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
-from fed.tensors import torch
-from fed.wire import protocol_pb2 as pb
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import name_of
+from fed.vectors.tensors import torch
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import hold_to_payload
-from fed.wire.protocol import name_of
 
 __all__ = ["FlowerNode", "client_app"]
 

@@ -3,14 +3,14 @@
 import hashlib
 from itertools import accumulate
 
-from fed import __version__
 from fed.clients.data import ClientId, FederatedData, Names, Pair, load
 from fed.config.node_data import NodeData
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
-from fed.wire.protocol import PROTOCOL
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import PROTOCOL
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
+from fed.version import __version__
 
 __all__ = ["described", "samples_of", "signature_of"]
 

@@ -1,16 +1,16 @@
 """Reference that a node keeps in its folder, so that differences of models are enough for it.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from fed.errors import InvalidCheckpoint, InvalidPayload
-from fed.randomness import Streams
+from fed.protocol import protocol_pb2 as pb
 from fed.storage.checkpoints import Checkpoints
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Difference
 from fed.wire.payloads import check_tensors, type_name

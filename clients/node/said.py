@@ -11,8 +11,8 @@ from typing import TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from fed.protocol.protocol_pb2 import Answer, FromNode
 from fed.secure_aggregation.reasons import Reason
-from fed.wire.protocol_pb2 import Answer, FromNode
 
 __all__ = ["SENTENCES", "TOLD", "WITHHELD", "disclosed", "fields_said"]
 

@@ -14,14 +14,14 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed, os_errors_a
 from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.storage.atomic_files import write_atomically
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 
 if TYPE_CHECKING:
     from fed.secure_aggregation.settings import SecureAggregation

@@ -1,6 +1,6 @@
 """Training at a node: tasks and scores, from files and into files, and the client's state between tasks.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import os
@@ -12,26 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import FederatedData
 from fed.clients.node.reference import KeptReference
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
+from fed.clients.training.client_states import ClientState, ClientStates, at_discount
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFailed, os_errors_as
-from fed.randomness import Streams
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import name_of
 from fed.secure_aggregation.agreement import digests_of, model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.storage.checkpoints import Checkpoints, Tree
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
 from fed.wire.payloads import TensorSpec, read, written
-from fed.wire.protocol import name_of
 
 __all__ = ["STATE_LOST", "Hidden", "NodeTraining"]
 

@@ -7,15 +7,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fed.child_processes import end_with_parent, spawned, stop
 from fed.clients.data import ClientId
 from fed.clients.node.own_data import described, samples_of
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
-from fed.tensors import torch
-from fed.wire import protocol_pb2 as pb
+from fed.processes.child_processes import end_with_parent, spawned, stop
+from fed.protocol import protocol_pb2 as pb
+from fed.vectors.tensors import torch
 from fed.wire.format import TaskSpec
 
 if TYPE_CHECKING:

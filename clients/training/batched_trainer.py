@@ -1,6 +1,6 @@
 """Batched trainer: local training of a group of clients as one computation, each with its own parameters and samples.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -14,17 +14,17 @@ from torch import Tensor, fx
 from torch.func import functional_call, vmap
 
 from fed.clients.data import Pair
+from fed.clients.scoring.losses import of_each_sample
 from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalTrainer
-from fed.clients.training.losses import of_each_sample
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["BatchedTrainer", "TrainedGroup"]
 

@@ -1,6 +1,6 @@
 """Batches: a client's samples cut into optimizer steps, and a group's samples into steps that all clients take at once.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.config.experiment import Local
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
 

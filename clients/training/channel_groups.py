@@ -1,6 +1,6 @@
 """Convolutions, pools and group norms of many clients as one: each client's channels are a group of them.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ChannelGroups"]
 

@@ -1,6 +1,6 @@
 """Contrast: the representations of three models on one batch, for rules that compare them.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from fed.aggregators.base import LocalRule
 from fed.errors import InvalidModel
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Contrast"]
 

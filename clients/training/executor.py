@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["Executor", "InProcess", "Item", "Make", "Result", "Work"]
 

@@ -1,14 +1,14 @@
 """Flat parameters: trainable parameters as one vector to compute with, of one client or stacked of a group.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from fed.layout import Layout, Part
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.layout import Layout, Part
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["FlatParameters", "StackedStates"]
 

@@ -1,6 +1,6 @@
 """Group training: one task of a group of clients, phase by phase, at once or one by one, from task to answer.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import copy
@@ -14,16 +14,16 @@ import numpy as np
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import reported, starting_states
-from fed.clients.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.samples import dense
+from fed.clients.scoring.losses import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
+from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, label_of
 from fed.secure_aggregation.fixed_point import ClientNumbers
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Outgoing
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Context of a client's local training: what a task brings beside the model, and its use by a rule.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fed.aggregators.base import Broadcast, LocalRule
 from fed.aggregators.client_side import each_part
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["LocalContext"]
 

@@ -1,6 +1,6 @@
 """Local trainer: what the trainers of one client and of a group have in common.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Collection
@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from fed.aggregators.base import Phase
-from fed.clients.training.losses import Loss
+from fed.clients.scoring.losses import Loss
 from fed.config.experiment import Local
-from fed.layout import Layout
-from fed.tensors import nn, torch
+from fed.vectors.layout import Layout
+from fed.vectors.tensors import nn, torch
 
 __all__ = ["LocalTrainer"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["keeps", "move_in_place", "record"]
 

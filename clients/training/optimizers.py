@@ -3,7 +3,7 @@
 Each step equals ``torch.optim``'s of the same name. A state lasts for one task. Of many clients the last may drop out
 from one step to the next.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fed.config.experiment import Local
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["SGD", "AdamOptimizer", "Optimizer", "optimizer_for"]
 

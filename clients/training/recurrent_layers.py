@@ -1,6 +1,6 @@
 """Recurrent layers step by step, as ``vmap`` can compute them for many clients at once.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["RecurrentLayers"]
 

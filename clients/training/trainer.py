@@ -1,6 +1,6 @@
 """Trainer: one client's local training, optimizer steps on its samples and the model as a flat vector.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -19,8 +19,8 @@ from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalTrainer
 from fed.clients.training.optimizers import optimizer_for
-from fed.randomness import seeded_torch
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["LocalResult", "Trainer"]
 

@@ -6,13 +6,13 @@ from typing import Literal, TypeAlias
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Score
-from fed.clients.measures import Metrics, is_mean_over_samples
-from fed.clients.training.losses import Loss
+from fed.clients.scoring.losses import Loss
+from fed.clients.scoring.measures import Metrics, is_mean_over_samples
+from fed.clients.training.evaluation import Score
 from fed.compression.codec import Draw
 from fed.config.experiment import Local
-from fed.randomness import Streams
-from fed.tensors import Tensor, nn
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, nn
 from fed.wire.format import Format
 
 __all__ = ["CountClasses", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
@@ -116,7 +116,7 @@ class CountClasses:
     """Count the test samples ``first`` … ``last`` − 1 by true class and by the class that a model takes them for.
 
     The model is a vector [V] with integers [I]. The result has no content but the counts [C, C], or no tensor where
-    :func:`fed.clients.evaluation.confusion_counts` gives none.
+    :func:`fed.clients.training.evaluation.confusion_counts` gives none.
     """
 
     first: int

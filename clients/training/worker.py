@@ -1,6 +1,6 @@
 """Worker: what a process does for clients, simulated or real: trains groups of them, and evaluates models.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import copy
@@ -10,12 +10,12 @@ from typing import Any
 
 from fed.clients.data import Pair
 from fed.clients.data.samples import dense
-from fed.clients.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
+from fed.clients.training.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.work_items import CountClasses, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
-from fed.machine import keep_freed_memory
-from fed.randomness import seeded_torch
-from fed.tensors import Tensor, nn, torch
+from fed.processes.machine import keep_freed_memory
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Work", "device_of", "on_device"]
 

@@ -1,6 +1,6 @@
 """``fed algorithms``: the list of algorithms, and all about one of them, taken from its docstring and its code.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import re
@@ -41,7 +41,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
 
     from fed.aggregators.base import Aggregator
     from fed.aggregators.client_side import format_of
-    from fed.layout import Layout
+    from fed.vectors.layout import Layout
 
     if not isinstance(algorithm, Aggregator):
         yield "peers keep", f"{_fields(algorithm.init(torch.zeros(1, _PARAMETERS, dtype=torch.float64)))} each"

@@ -1,6 +1,6 @@
 """``fed codecs``: the list of codecs, and all about one of them, taken from its docstring and its code.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def _bits(codec: Any) -> float:
 
     from fed.compression.chain import CodecChain
     from fed.compression.codec import Codec, Draw
-    from fed.randomness import Streams
+    from fed.vectors.randomness import Streams
 
     chain = CodecChain((codec,), _values())
     size_bytes = chain.size_bytes

@@ -12,7 +12,7 @@ from rich.table import Table
 
 import fed
 from fed.cli.tables import console
-from fed.machine import usable_cores
+from fed.processes.machine import usable_cores
 from fed.quantities import bytes_text
 from fed.wire.engines import FLOWER
 

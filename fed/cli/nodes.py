@@ -15,13 +15,13 @@ from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, 
 from fed.cli.progress import Lines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
-from fed.machine import pool_freed_memory
+from fed.processes.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
     from fed.clients.node.sessions import Limits, SecureNode
     from fed.identity.credentials import NodeCredentials
-    from fed.wire.protocol_pb2 import Signature
+    from fed.protocol.protocol_pb2 import Signature
 
 __all__ = ["client", "server"]
 
@@ -65,7 +65,7 @@ def server(
         return 0
     pool_freed_memory()  # before threads start, which it concerns
     from fed.identity.credentials import ServerCredentials
-    from fed.server.deploy import serve
+    from fed.server.grpc.deploy import serve
 
     hold_to_certificates(listen, credentials, insecure, "--listen")
     cohort = getattr(experiment.rounds.make(), "cohort", None)
@@ -103,7 +103,7 @@ def _dismiss_nodes(folder: Path, listen: str, credentials: Path | None, insecure
         return
     hold_to_certificates(listen, credentials, insecure, "--listen")
     from fed.identity.credentials import ServerCredentials
-    from fed.server.deploy import dismiss_nodes
+    from fed.server.grpc.deploy import dismiss_nodes
 
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     display().say("the run is over, and nodes may not know it yet: telling those that dial")

@@ -13,7 +13,7 @@ from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, 
 from fed.cli.progress import Lines, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
-from fed.machine import pool_freed_memory
+from fed.processes.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:

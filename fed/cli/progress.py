@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from fed.quantities import bytes_text, duration_text, mean_text
-from fed.scores import metrics_of, score_of, words_of
+from fed.storage.scores import metrics_of, score_of, words_of
 
 if TYPE_CHECKING:
     from fed.config.comparison import Repetition

@@ -17,9 +17,9 @@ from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Re
 from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
 from fed.cli.tables import console
 from fed.errors import InvalidInput, located, os_errors_as
-from fed.machine import usable_cores
+from fed.processes.machine import usable_cores
 from fed.quantities import bytes_text, duration_text, score_text
-from fed.scores import LOSS, metrics_of
+from fed.storage.scores import LOSS, metrics_of
 
 if TYPE_CHECKING:
     from fed.simulations.estimate import Expectation

@@ -101,8 +101,8 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
 
     from fed.config.registry import TOPOLOGIES
     from fed.config.validation import sentences
-    from fed.randomness import Streams
     from fed.topology import Topology
+    from fed.vectors.randomness import Streams
 
     keys = changes(settings, "KEY=VALUE")
     seed = keys.pop("seed", 0)

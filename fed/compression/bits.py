@@ -1,6 +1,6 @@
 """Numbers of few bits packed into bytes, and Golomb–Rice codes of positions.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 A message is a byte with the version, for each codec but the last the length of its content (uint32, little-endian), and
 the contents. Values that no codec encodes are the last content. With :class:`fed.compression.lossless.Zstd` what
-follows the version is one frame. Shapes: see :mod:`fed.layout`.
+follows the version is one frame. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -17,7 +17,7 @@ from fed.compression.lossless import Zstd
 from fed.compression.pieces import stacked
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["CodecChain", "check_order"]
 

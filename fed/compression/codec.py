@@ -1,6 +1,6 @@
 """The contract of codecs, and the random streams that they draw from.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -13,8 +13,8 @@ import numpy as np
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
-from fed.randomness import Streams
-from fed.tensors import Tensor, torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["NOT_COMMON", "SUMS_ALONE", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
 

@@ -1,7 +1,7 @@
 """EDEN: a random rotation, and a few bits for each coordinate of what looks Gaussian after it.
 
 Vargaftik et al., "EDEN: communication-efficient and robust distributed mean estimation for federated learning", ICML
-2022, 2108.08842. Shapes: see :mod:`fed.layout`.
+2022, 2108.08842. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, stacked
 from fed.compression.quantisers import as_bytes, from_bytes, nearest
 from fed.compression.rotation import block_pieces, block_sizes, flips, hadamard, padded
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Eden"]
 

@@ -1,6 +1,6 @@
 """Error feedback: a message lacks something of its update, which its client sends with later ones.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import abstractmethod
@@ -17,7 +17,7 @@ from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment

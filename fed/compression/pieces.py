@@ -1,7 +1,7 @@
 """Work on long rows in pieces that stay in a core's cache, and memory that is cheap to touch.
 
 The system clears each page of fresh memory when it is touched first: a copy of 40 MB into memory of PyTorch's takes six
-times as long as one into memory that is kept. Shapes: see :mod:`fed.layout`.
+times as long as one into memory that is kept. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fed.compression.bits import pack_into, packed_bytes, unpack
 from fed.compression.codec import Encoded, Rows, Values
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["empty", "packed", "pieces", "stacked", "unpacked"]
 

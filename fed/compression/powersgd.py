@@ -1,7 +1,7 @@
 """PowerSGD: each layer as the product of two thin matrices.
 
 Vogels, Karimireddy & Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS
-2019, 1905.13727, algorithm 1. Shapes: see :mod:`fed.layout`.
+2019, 1905.13727, algorithm 1. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["PowerSGD"]
 

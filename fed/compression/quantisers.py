@@ -1,6 +1,6 @@
 """Quantisers: codecs that write every value with a few bits.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -16,7 +16,7 @@ from pydantic import Field
 from fed.compression.bits import packed_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, pieces, stacked, unpacked
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "FP4",

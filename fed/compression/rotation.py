@@ -1,7 +1,7 @@
 """Random rotation: a Hadamard transform of random signs, in blocks of a power of two.
 
 Ailon & Chazelle, "The fast Johnson–Lindenstrauss transform", 2009; for federated learning Suresh et al., "Distributed
-mean estimation with limited communication", ICML 2017, 1611.00429. Shapes: see :mod:`fed.layout`.
+mean estimation with limited communication", ICML 2017, 1611.00429. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Rotation", "block_pieces", "block_sizes", "flips", "hadamard", "padded", "rotate"]
 

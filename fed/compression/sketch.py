@@ -1,7 +1,7 @@
 """Count sketch: sums of values that hash to the same bucket; sketches are added, and the sum is read.
 
 Charikar, Chen & Farach-Colton, "Finding frequent items in data streams", 2002; for federated learning Rothchild et al.,
-"FetchSGD", ICML 2020, 2007.07682. Shapes: see :mod:`fed.layout`.
+"FetchSGD", ICML 2020, 2007.07682. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
 from fed.compression.sparsifiers import Fraction, count_of, largest, scattered
 from fed.errors import InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Sketch"]
 

@@ -1,6 +1,6 @@
 """Sparsifiers: codecs that send a few of the values, and where they are.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fed.compression.pieces import empty, pieces
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["DGC", "STC", "Fraction", "RandomK", "Threshold", "TopK", "count_of", "largest", "scattered"]
 

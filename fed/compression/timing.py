@@ -5,8 +5,8 @@ import time
 
 from fed.compression.codec import Draw
 from fed.compression.feedback import Encoder
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["facts_of", "pays_below_bytes_per_s"]
 

@@ -14,7 +14,7 @@ from fed.config.document import Document
 from fed.config.experiment import Experiment, with_overrides
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = [
     "Comparison",

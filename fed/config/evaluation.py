@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = ["ByBoth", "ByClients", "ByCoordinator"]
 

@@ -28,8 +28,8 @@ from fed.config.lr_schedules import Schedule
 from fed.config.registry import AdversariesSection, DataSection, MetricSection
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.secure_aggregation.settings import SecureAggregation
+from fed.vectors.randomness import Streams
 
 __all__ = ["Checkpointing", "Execution", "Experiment", "Local", "check_metric_names", "with_overrides"]
 

@@ -43,8 +43,8 @@ from fed.identity.certificates import (
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities, signed_identities
 from fed.identity.revocations import REVOCATIONS_FILE, RevocationFile, Revocations, signed_revocations
 from fed.identity.roster import Entry, Roster, keep
+from fed.protocol.limits import NODE_NAME
 from fed.storage.atomic_files import replaced, write_atomically
-from fed.wire.protocol import NODE_NAME
 
 __all__ = ["Authority", "default_hosts"]
 

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fed.identity.certificates import public_key_of
 from fed.identity.signed_files import read_signed, signed
+from fed.protocol.limits import NODE_NAME
 from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.terms import Identities
-from fed.wire.protocol import NODE_NAME
 
 __all__ = ["IDENTITIES_FILE", "SignedIdentities", "signed_identities"]
 

@@ -1,6 +1,6 @@
 """Charts of runs as SVG: a metric against rounds, bytes and time, and its distribution over clients.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math

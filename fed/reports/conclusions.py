@@ -8,7 +8,7 @@ from fed.config.experiment import Experiment
 from fed.quantities import bytes_text, count_text, mean_text
 from fed.reports.difference_texts import against_the_baseline
 from fed.reports.summary import ComparisonResult
-from fed.scores import NamedMetric, words_of
+from fed.storage.scores import NamedMetric, words_of
 
 __all__ = ["count_of_runs", "failures", "final_text", "finding", "seen_by_coordinator", "unlike"]
 

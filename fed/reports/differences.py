@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fed.config.comparison import seed_of
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = ["Interval", "PairedDifference", "differences", "holm", "interval_of", "seeds_to_tell_apart"]
 

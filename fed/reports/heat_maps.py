@@ -1,6 +1,6 @@
 """Heat maps as SVG: each client's samples by class, and the confusion matrix of a classification.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 The pages' texts and layout are in ``comparison.html`` and ``run.html``, which extend ``report.html``.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns, difference_columns
-from fed.scores import LOSS, NamedMetric, metrics_of
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder, environment, written_to
 from fed.storage.run_reader import json_of, metrics_lines, summary_so_far
+from fed.storage.scores import LOSS, NamedMetric, metrics_of
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -1,6 +1,6 @@
 """Samples that clients hold, graph of peers and confusion matrix, as a run's folder keeps them for its report.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 from fed.config.comparison import Comparison, Repetition, repetition_of, repetition_text, seed_of
 from fed.errors import located
-from fed.randomness import Streams
 from fed.reports.differences import PairedDifference, differences
-from fed.scores import CLIENT_FIGURES, LOSS, NamedMetric, metrics_of_all
 from fed.storage.comparison_reader import contents_of, run_folders
 from fed.storage.run_reader import metrics_lines
+from fed.storage.scores import CLIENT_FIGURES, LOSS, NamedMetric, metrics_of_all
+from fed.vectors.randomness import Streams
 
 __all__ = ["ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
 

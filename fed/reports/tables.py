@@ -9,7 +9,7 @@ from fed.quantities import bytes_text, count_text, duration_text, mean_text
 from fed.reports.conclusions import final_text
 from fed.reports.difference_texts import difference_text, interval_text
 from fed.reports.summary import ComparisonResult
-from fed.scores import CLIENT_FIGURES, NamedMetric
+from fed.storage.scores import CLIENT_FIGURES, NamedMetric
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
+from fed.protocol.protocol_pb2 import Assignment, Plan
 from fed.secure_aggregation.key_agreement import digest
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import Assignment, Plan
+from fed.vectors.tensors import Tensor
 
 __all__ = [
     "PLAN_APART",

@@ -9,12 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from google.protobuf.message import DecodeError
 
 from fed.errors import InvalidPayload, SessionFailed
-from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, open_box, seal, sign
-from fed.secure_aggregation.masks import Mask, add_masks
-from fed.secure_aggregation.shamir import SHARE_BYTES, share
-from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Box,
     ClientList,
     Consent,
@@ -27,6 +22,11 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     Unmasking,
 )
+from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, open_box, seal, sign
+from fed.secure_aggregation.masks import Mask, add_masks
+from fed.secure_aggregation.shamir import SHARE_BYTES, share
+from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.vectors.tensors import Tensor
 
 __all__ = ["TRANSITIONS", "ClientPhase", "SessionClient", "Transition"]
 

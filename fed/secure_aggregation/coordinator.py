@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from fed.errors import InvalidPayload, SessionFailed
-from fed.machine import usable_cores
-from fed.secure_aggregation.fixed_point import SecureSum
-from fed.secure_aggregation.key_agreement import DIGEST_BYTES, TAG_BYTES, AgreementKey
-from fed.secure_aggregation.masks import Mask, add_masks
-from fed.secure_aggregation.shamir import SHARE_BYTES, recover
-from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import (
+from fed.processes.machine import usable_cores
+from fed.protocol.protocol_pb2 import (
     ClientList,
     Consent,
     Consents,
@@ -27,6 +21,12 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     Unmasking,
 )
+from fed.secure_aggregation.fixed_point import SecureSum
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, TAG_BYTES, AgreementKey
+from fed.secure_aggregation.masks import Mask, add_masks
+from fed.secure_aggregation.shamir import SHARE_BYTES, recover
+from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.vectors.tensors import Tensor
 
 __all__ = ["SessionCoordinator", "SessionPhase"]
 

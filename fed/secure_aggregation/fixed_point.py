@@ -5,7 +5,7 @@ the next. Then come, in digits with the lowest first, the number of samples (54 
 units of 2⁻¹⁶ plus 2⁶³ (64 bits), the number of clipped coordinates (54 bits), and 1 if the weight was capped (1 bit). A
 digit has as many bits, 32 at most, as leave the sum of all clients' digits within a lane.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
+from fed.protocol.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
 from fed.secure_aggregation.agreement import TaskDigests, digests_of, plan_digest
 from fed.secure_aggregation.client import ClientPhase, SessionClient
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
@@ -17,8 +18,7 @@ from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
+from fed.vectors.tensors import Tensor
 
 __all__ = ["AgreedPlan", "Participant"]
 

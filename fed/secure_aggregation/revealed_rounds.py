@@ -9,7 +9,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fed.secure_aggregation.key_agreement import digest
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["RevealedRounds"]
 

@@ -9,11 +9,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from fed.errors import InvalidExperiment, SessionFailed
+from fed.protocol.protocol_pb2 import SessionKeys
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.graph import Degree, SessionGraph
 from fed.secure_aggregation.key_agreement import DIGEST_BYTES, digest, is_signed
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.wire.protocol_pb2 import SessionKeys
 
 __all__ = ["Identities", "Session", "Terms", "keys_digest"]
 

@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fed.secure_aggregation.graph import Degree
-from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
-from fed.secure_aggregation.shamir import SHARE_BYTES
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Box,
     Consent,
     PlacedConsent,
@@ -14,6 +11,9 @@ from fed.wire.protocol_pb2 import (
     RevealedShare,
     SessionKeys,
 )
+from fed.secure_aggregation.graph import Degree
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
+from fed.secure_aggregation.shamir import SHARE_BYTES
 
 __all__ = ["Traffic", "sharing_traffic", "unmasking_traffic"]
 

@@ -12,7 +12,7 @@ from fed.config.components import Component
 from fed.errors import InvalidInput
 from fed.storage.atomic_files import replaced, write_atomically
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["ModelInputs", "read_model", "read_models", "write_model", "write_models"]
 

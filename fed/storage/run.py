@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
-from fed.randomness import seeded_torch
 from fed.storage.model_files import ModelInputs, read_model, read_models
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import metrics_lines, summary_so_far
 from fed.storage.run_tables import arrays, columns_of, participation_of, rows_of
-from fed.tensors import nn, torch
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import nn, torch
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pydantic_core
 
-from fed import __version__
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
@@ -25,7 +24,8 @@ from fed.storage.atomic_files import LOCK, held, replaced, unfinished, write_ato
 from fed.storage.checkpoint_files import remove_all
 from fed.storage.model_files import write_model, write_models
 from fed.storage.run_reader import is_run, json_of, metrics_lines, state_of
-from fed.tensors import nn, torch
+from fed.vectors.tensors import nn, torch
+from fed.version import __version__
 
 __all__ = ["RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
 

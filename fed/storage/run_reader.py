@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fed.config import yaml
 from fed.errors import InvalidInput, os_errors_as
-from fed.scores import metrics_of, score_of
 from fed.storage.checkpoint_files import newest_whole
+from fed.storage.scores import metrics_of, score_of
 from fed.storage.totals import Totals
 
 if TYPE_CHECKING:

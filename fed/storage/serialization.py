@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from fed.errors import InvalidCheckpoint
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["MOST_LEVELS", "Tree", "bytes_of", "join_tree", "plain", "refilled", "split_tree"]
 

@@ -9,8 +9,8 @@ import networkx as nx
 import numpy as np
 from pydantic import Field
 
-from fed.randomness import Streams
 from fed.topology import graphs
+from fed.vectors.randomness import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Facts of a topology: degrees, diameter, spectral gap, and the rounds to consensus that follow.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ROUNDS_MEASURED", "Facts", "facts", "separate_parts"]
 

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = [
     "clusters",

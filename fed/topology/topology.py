@@ -1,6 +1,6 @@
 """Topology of a run: each round's graph of peers, and its weights.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import inspect
@@ -10,11 +10,11 @@ from typing import Any
 import networkx as nx
 
 from fed.errors import InvalidExperiment
-from fed.mixing import Weights
-from fed.randomness import Streams
-from fed.tensors import Tensor
 from fed.topology.facts import separate_parts
 from fed.topology.weights import WeightsKind, is_doubly_stochastic, mixing_matrix
+from fed.vectors.mixing import Weights
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 
 __all__ = ["Topology"]
 

@@ -1,6 +1,6 @@
 """Mixing matrices: the weights with which a peer counts what its neighbours send.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import networkx as nx
 
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

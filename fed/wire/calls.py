@@ -11,9 +11,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fed.identity.credentials import peer_of
+from fed.protocol.protocol_pb2 import Chunk, FromNode, Part, ToNode, Wanted
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
-from fed.wire.protocol_pb2 import Chunk, FromNode, Part, ToNode, Wanted
 from fed.wire.rate_limits import Refusals, Unnamed
 
 __all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file"]

@@ -14,9 +14,9 @@ import grpc
 
 from fed.errors import RunFailed
 from fed.identity.credentials import hold_to_loopback
+from fed.protocol.limits import MOST_MESSAGE_BYTES
+from fed.protocol.protocol_pb2 import FromNode, ToNode
 from fed.wire.messages import one_line
-from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import FromNode, ToNode
 
 __all__ = ["DialPatience", "Dialler", "Outbox", "words_of"]
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from fed.errors import InvalidInput, InvalidPayload
+from fed.protocol.protocol_pb2 import Request, Response
 from fed.wire.engines import FLOWER
-from fed.wire.protocol_pb2 import Request, Response
 
 __all__ = ["array_of", "flower", "packed", "unpacked"]
 

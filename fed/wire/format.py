@@ -1,6 +1,6 @@
 """The format of a run's messages: parts, lengths, types, codecs and sizes, made once when the run is prepared.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ from fed.compression.codec import Codec, CodecState, Draw, Values
 from fed.compression.feedback import EF21, Encoder, ErrorFeedback, NoFeedback
 from fed.compression.lossless import Zstd
 from fed.errors import InvalidExperiment, InvalidPayload
-from fed.randomness import Streams
 from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.tensors import Tensor, torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:
-    from fed.wire.protocol_pb2 import Assignment
-    from fed.wire.protocol_pb2 import Format as FormatHeader
+    from fed.protocol.protocol_pb2 import Assignment
+    from fed.protocol.protocol_pb2 import Format as FormatHeader
 
 __all__ = ["MOST_CLIENTS", "MOST_DIFFERENCES", "Format", "Outgoing", "TaskSpec"]
 
@@ -122,7 +122,7 @@ class Format:
 
     def header(self) -> "FormatHeader":
         """The format as a plan says it; nodes know the codecs from the experiment."""
-        from fed.wire.protocol_pb2 import Format as FormatHeader
+        from fed.protocol.protocol_pb2 import Format as FormatHeader
 
         others = {name: getattr(self, name) for name in FormatHeader.DESCRIPTOR.fields_by_name if name != "dtype"}
         return FormatHeader(dtype=str(self.dtype).removeprefix("torch."), **others)

@@ -1,14 +1,14 @@
 """Messages between a coordinator and its clients: tasks with the global model, and the clients' answers.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fed.reduction import WeightedMean
 from fed.secure_aggregation.fixed_point import SumOfClients
-from fed.tensors import Tensor, torch
+from fed.vectors.reduction import WeightedMean
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "LARGEST",

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fed.errors import DamagedPayload, InvalidPayload
+from fed.protocol.protocol_pb2 import Chunk, Payload
+from fed.protocol.protocol_pb2 import Tensor as TensorMessage
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor, torch
-from fed.wire.protocol_pb2 import Chunk, Payload
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "CHUNK_BYTES",

@@ -3,7 +3,7 @@
 .. math:: x̂ ← x̂ + C(x - x̂)
 
 It has a name that follows from its first numbers and from all differences since, so that equal names mean equal
-numbers, whichever server or node they come from. Shapes: see :mod:`fed.layout`.
+numbers, whichever server or node they come from. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from typing import NamedTuple
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.messages import Difference
 
 __all__ = ["Reference"]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload, RunFailed
+from fed.protocol.limits import TIMES_DAMAGED
+from fed.protocol.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
 from fed.wire.dialling import DialPatience, words_of
 from fed.wire.payloads import Incoming, TensorSpec, chunks
-from fed.wire.protocol import TIMES_DAMAGED
-from fed.wire.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
 
 if TYPE_CHECKING:
-    from fed.wire.protocol_pb2_grpc import CoordinationStub
+    from fed.protocol.protocol_pb2_grpc import CoordinationStub
 
 __all__ = ["Transfers"]
 

@@ -11,11 +11,11 @@ from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists, os_errors_as
 from fed.quantities import score_text
-from fed.scores import score_of, words_of
-from fed.server.deploy import Deployment
 from fed.server.flower.fleet import FlowerFleet
+from fed.server.grpc.deploy import Deployment
 from fed.server.rounds.synchronous import Synchronous
 from fed.storage.run_folder import RunFolder
+from fed.storage.scores import score_of, words_of
 from fed.wire.flower_records import flower
 
 __all__ = ["server_app", "write_app"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fed.errors import InvalidPayload
+from fed.protocol import protocol_pb2 as pb
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, client_id_of

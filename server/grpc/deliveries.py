@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import TIMES_DAMAGED
 from fed.server.grpc.leases import Lease, Leases
-from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Call, TurnedAway
 from fed.wire.messages import refusal_of_numbers
-from fed.wire.protocol import TIMES_DAMAGED
 from fed.wire.rate_limits import Allowance, Refusals
 
 if TYPE_CHECKING:

@@ -16,16 +16,16 @@ import grpc
 
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import ServerCredentials, hold_to_loopback
+from fed.protocol.limits import MOST_MESSAGE_BYTES
+from fed.protocol.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
 from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import read, written
-from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
 
 if TYPE_CHECKING:
     from fed.server.grpc.sessions import NodeSessions

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fed.wire import protocol_pb2 as pb
+from fed.protocol import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, TensorSpec
 
 __all__ = ["Lease", "Leases", "TaskOutcome"]

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.message import DecodeError
 
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import MOST_HELD, NODE_NAME
 from fed.server.grpc.deliveries import Deliveries
 from fed.server.grpc.leases import Lease, Leases, TaskOutcome
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
-from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line
 from fed.wire.payloads import TensorSpec
-from fed.wire.protocol import MOST_HELD, NODE_NAME
 from fed.wire.rate_limits import Allowance, Refusals
 
 __all__ = ["Node", "NodeService", "Patience", "Scored", "SessionMessage", "handler_of"]

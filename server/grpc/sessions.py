@@ -1,6 +1,6 @@
 """Sessions of secure aggregation with real nodes: the coordinator's side, driven by what arrives and by the clock.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fed.errors import InvalidExperiment, InvalidPayload, SessionFailed
 from fed.identity.identities import SignedIdentities
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import model_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator, SessionPhase
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
@@ -16,7 +17,6 @@ from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Terms
 from fed.server.fleet import ConversingFleet
 from fed.server.secure_fleet import SessionResult
-from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import Answer, GlobalModel, Task, one_line
 
 __all__ = ["NodeSessions"]

@@ -14,18 +14,18 @@ from fed.config.experiment import Experiment
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.federation import step_sizes
-from fed.server.peer.gossip_service import GossipService
-from fed.server.peer.membership import Member
-from fed.server.peer.message_sizes import exchange_specs
-from fed.server.peer.neighbourhood import PeerCodec
-from fed.server.peer.outbox import ExchangeKey
-from fed.server.peer.peers import Peers
+from fed.server.mixing.message_sizes import exchange_specs
+from fed.server.mixing.neighbourhood import PeerCodec
+from fed.server.mixing.peers import Peers
+from fed.server.peer.gossip.gossip_service import GossipService
+from fed.server.peer.gossip.outbox import ExchangeKey
+from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
+from fed.server.peer.members.membership import Member
 from fed.server.peer.reachability import reachable_graph
-from fed.server.peer.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.storage.checkpoints import Tree
-from fed.tensors import torch
 from fed.topology import Topology
+from fed.vectors.tensors import torch
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import TensorSpec
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fed.errors import InvalidExperiment
-from fed.server.peer.membership import Member
+from fed.server.peer.members.membership import Member
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fed.clients.data import ClientId, Pair
-from fed.clients.measures import directions
+from fed.clients.scoring.measures import directions
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -24,11 +24,11 @@ from fed.reports.population import described
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
 from fed.server.federation import Federation, State
-from fed.server.peer.end_file import EndFile
-from fed.server.peer.link import StreamPatience
-from fed.server.peer.member_service import MemberService
-from fed.server.peer.membership import Member, Timing
-from fed.server.peer.service_thread import ServiceThread
+from fed.server.peer.members.end_file import EndFile
+from fed.server.peer.members.link import StreamPatience
+from fed.server.peer.members.member_service import MemberService
+from fed.server.peer.members.membership import Member, Timing
+from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.resume import run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
@@ -40,7 +40,7 @@ from fed.wire.rate_limits import Refusals
 if TYPE_CHECKING:
     import networkx as nx
 
-    from fed.tensors import nn
+    from fed.vectors.tensors import nn
 
 __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
@@ -251,7 +251,7 @@ class RealPeer(ABC, Generic[_Service]):
         return frozenset()
 
     def service_arguments(self, *, is_ready: bool, gone_after_s: float) -> dict[str, Any]:
-        """Arguments of any :class:`fed.server.peer.member_service.MemberService`.
+        """Arguments of any :class:`fed.server.peer.members.member_service.MemberService`.
 
         Args:
             is_ready: the peer takes part in rounds from the beginning.

@@ -11,13 +11,13 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment
-from fed.reduction import PACKED_BYTES
-from fed.server.peer.ballots import BallotTiming
+from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.real_peer import PeerSetup, RealPeer
-from fed.server.peer.replica import Replicated, ReplicatedFleet
-from fed.server.peer.replica_service import ReplicaService
-from fed.server.peer.service_thread import ServiceThread
+from fed.server.peer.replica.ballots import BallotTiming
+from fed.server.peer.replica.replica import Replicated, ReplicatedFleet
+from fed.server.peer.replica.replica_service import ReplicaService
 from fed.storage.checkpoints import Tree
+from fed.vectors.reduction import PACKED_BYTES
 
 __all__ = ["ReplicaPeer"]
 

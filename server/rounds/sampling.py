@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 if TYPE_CHECKING:
     from fed.server.fleet import Fleet

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from fed.child_processes import one_thread_each, spawned, stop
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
+from fed.processes.child_processes import one_thread_each, spawned, stop
 from fed.simulations.executors.crash_report import words_of_exit
 from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
 from fed.simulations.executors.worker import (

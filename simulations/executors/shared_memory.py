@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from fed.errors import InvalidInput, RunFailed, os_errors_as
 from fed.quantities import bytes_text
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["CONTENT_BYTES", "Parcel", "Place", "SharedMemory", "SharedTensor", "Slot", "packed"]
 

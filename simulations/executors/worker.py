@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from fed import errors
-from fed.child_processes import end_with_parent
 from fed.clients.training.executor import Make, Work
 from fed.errors import FedError
+from fed.processes.child_processes import end_with_parent
 from fed.simulations.executors.crash_report import words_of_error
 from fed.simulations.executors.shared_memory import CONTENT_BYTES, Parcel, SharedMemory, Slot
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["ANSWER", "FAULT_BYTES", "ORDER", "SLOTS", "Maker", "WorkerReply", "current_settings", "serve"]
 

@@ -21,9 +21,9 @@ from fed.aggregators.fedopt import FedAdagrad, FedAdam, FedYogi
 from fed.aggregators.sign_majority import SignMajority
 from fed.config.docstrings import arguments
 from fed.config.registry import ALGORITHMS
-from fed.layout import Layout
-from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Task
 from tests.scripted_fleet import ScriptedFleet, one_round
 

@@ -19,7 +19,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
-from fed.randomness import Streams
+from fed.protocol.protocol_pb2 import Answer, Assignment, Failed, Plan, Response, Signature
 from fed.server.fleet import Fleet
 from fed.server.flower.app import write_app
 from fed.server.flower.fleet import FlowerFleet, flat_payload
@@ -32,11 +32,11 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.storage.checkpoints import Tree
+from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import read, split, written
-from fed.wire.protocol_pb2 import Answer, Assignment, Failed, Plan, Response, Signature
 from tests.flower_stand_ins import Federation, Message, partitions
 from tests.server.grpc.threaded import ThreadedTraining
 

@@ -15,12 +15,12 @@ from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
 from fed.errors import Diverged, InvalidPayload
-from fed.layout import Layout
-from fed.randomness import Streams
+from fed.protocol.protocol_pb2 import Answer as Header
 from fed.server.coordinator import Coordinator
 from fed.server.incoming import received
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Task
-from fed.wire.protocol_pb2 import Answer as Header
 from tests.scripted_fleet import ScriptedFleet, one_round
 
 Script = Callable[[Task], Iterable[Answer]]

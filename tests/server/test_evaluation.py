@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import fed
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.evaluation import evaluate
 from fed.clients.training.executor import InProcess, Item, Make, Result
-from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import Evaluate
 from fed.clients.training.worker import Work
 from fed.errors import InvalidData

@@ -19,12 +19,12 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.identity.authority import Authority
 from fed.identity.credentials import PeerCredentials, ServerCredentials
-from fed.server.deploy import Deployment, serve
+from fed.protocol import protocol_pb2 as pb
+from fed.server.grpc.deploy import Deployment, serve
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.server.real_fleet import RealFleet
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
-from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 from tests.server.deployed import Deployment as Deployed

@@ -14,8 +14,8 @@ from torch import Tensor
 import fed
 from fed.config import yaml
 from fed.config.experiment import Experiment
-from fed.server.deploy import serve
 from fed.server.flower.app import server_app, write_app
+from fed.server.grpc.deploy import serve
 from fed.storage.checkpoints import Checkpoints
 from fed.wire.messages import Answer
 from tests.flower_stand_ins import Federation, ServerApp, install, partitions

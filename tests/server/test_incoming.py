@@ -12,14 +12,14 @@ from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.feedback import EF21, NoFeedback
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
-from fed.reduction import WeightedMean
+from fed.protocol.protocol_pb2 import Answer as Header
+from fed.protocol.protocol_pb2 import Plan
 from fed.server.flower.fleet import FlowerFleet
 from fed.server.incoming import received
+from fed.vectors.randomness import Streams
+from fed.vectors.reduction import WeightedMean
 from fed.wire.format import Format
 from fed.wire.messages import Answer, GlobalModel, Task
-from fed.wire.protocol_pb2 import Answer as Header
-from fed.wire.protocol_pb2 import Plan
 
 MODEL = GlobalModel(2, torch.zeros(4), torch.zeros(2, dtype=torch.int64))
 TASK = Task(id=5, round=3, client="ann", model=MODEL)

@@ -12,10 +12,10 @@ import torch
 import fed
 from fed.clients.data import FederatedData, load
 from fed.config.experiment import Experiment
-from fed.randomness import Streams
-from fed.server.deploy import serve
+from fed.server.grpc.deploy import serve
 from fed.server.grpc.service import Patience
 from fed.storage.run import Run
+from fed.vectors.randomness import Streams
 from tests.server.deployed import free_port, wait_for
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 

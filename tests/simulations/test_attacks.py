@@ -22,7 +22,6 @@ import fed
 from fed.compression.codec import Draw
 from fed.config.registry import ADVERSARIES
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
 from fed.simulations.attacks import (
     ALIE,
     IPM,
@@ -36,6 +35,7 @@ from fed.simulations.attacks import (
 )
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import Answer
 from tests.simulations import users_parts as parts

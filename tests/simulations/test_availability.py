@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import fed
 from fed.config.registry import AVAILABILITIES, DEVICES
 from fed.errors import InvalidData
-from fed.randomness import Streams
 from fed.simulations.availability import Spell, Spells
 from fed.simulations.devices import Device, Devices
 from fed.simulations.presence import Presence
+from fed.vectors.randomness import Streams
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 KINDS = [

@@ -24,11 +24,11 @@ from fed.clients.training.worker import Work
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.config import registry
 from fed.errors import Diverged
-from fed.randomness import Streams
-from fed.server.deploy import serve
 from fed.server.flower.app import server_app, write_app
+from fed.server.grpc.deploy import serve
 from fed.simulations.estimate import expect
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 from tests.flower_stand_ins import Federation, Message, install, partitions
 from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of

@@ -17,7 +17,7 @@ from fed.clients.data import load
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.registry import ALGORITHMS
-from fed.server.peer.peers import Peers
+from fed.server.mixing.peers import Peers
 from fed.simulations.simulation import Simulation
 
 from .conftest import Quadratics, mean_output

@@ -13,7 +13,7 @@ import torch
 
 import fed
 from fed.config import yaml
-from fed.simulations.executors.choice import hired
+from fed.simulations.choice import hired
 from fed.simulations.simulation import Simulation
 from fed.storage.atomic_files import LOCK
 from fed.storage.checkpoint_files import file_name, numbers_in

@@ -14,19 +14,19 @@ from torch import nn
 
 import fed
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Score, evaluate
-from fed.clients.metrics import accuracy
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.evaluation import Score, evaluate
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.config.evaluation import ByClients
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
 from fed.reports.html import write_run_report
 from fed.server.evaluation import CLIENTS_AT_ONCE, MODELS_AT_ONCE
 from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation, begin_scoring
+from fed.vectors.randomness import Streams
 from tests.server.test_evaluation import Late
 from tests.simulations import users_parts as parts
 

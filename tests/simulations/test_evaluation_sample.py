@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import fed
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.evaluation import evaluate
 from fed.clients.training.executor import InProcess, Item
-from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import Evaluate
 from fed.clients.training.worker import Work
 from fed.config.evaluation import ByCoordinator
-from fed.randomness import Streams
 from fed.reports.html import write_run_report
 from fed.simulations import estimate
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation, begin_scoring
+from fed.vectors.randomness import Streams
 from tests.simulations import users_parts as parts
 
 OWN = ["dpsgd", "local"]

@@ -14,10 +14,10 @@ from fed.cli.main import main
 from fed.clients.checks import check_batch_norm, check_labels, check_model
 from fed.clients.data import Pair
 from fed.clients.data.describe import partition_of
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
 from fed.reports.html import run_report, write_run_report
+from fed.vectors.randomness import Streams
 from tests.simulations.users_parts import Watcher
 
 MILLION = range(10**6)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import fed
-from fed.clients import metrics
 from fed.clients.data import Pair
-from fed.clients.metrics import c_index
-from fed.clients.training.losses import cox
+from fed.clients.scoring import metrics
+from fed.clients.scoring.losses import cox
+from fed.clients.scoring.metrics import c_index
 from fed.errors import InvalidData, InvalidModel
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts

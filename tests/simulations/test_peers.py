@@ -18,12 +18,12 @@ from fed.aggregators.peer_rule import Descend, Mix
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, RunFailed
-from fed.randomness import Streams
-from fed.server.peer.neighbourhood import EncodedRows
-from fed.server.peer.peers import Peers
+from fed.server.mixing.neighbourhood import EncodedRows
+from fed.server.mixing.peers import Peers
 from fed.simulations.simulation import Simulation
 from fed.topology import mixing_matrix
 from fed.topology.graphs import ring
+from fed.vectors.randomness import Streams
 
 from .conftest import Point, mean_output
 

@@ -22,9 +22,9 @@ from fed.clients.data import held_out
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, InvalidModel
-from fed.randomness import Streams
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 HEAD = {"3.weight", "3.bias"}

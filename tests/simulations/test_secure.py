@@ -11,11 +11,11 @@ from torch import Tensor, nn
 import fed
 from fed.compression.codec import Draw
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.secure_aggregation.fixed_point import ClientNumbers, SecureSum
 from fed.server.secure_fleet import SessionResult
 from fed.simulations.secure import SimulatedSessions
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 from tests.simulations.users_parts import Watcher
 
 SECTION = {"max_weight": 200, "clip": 8.0, "minimum_cohort": 3}

@@ -3,7 +3,7 @@
 ``digits.npz`` is the test set of "Optical Recognition of Handwritten Digits" (Alpaydin & Kaynak 1998, UCI Machine
 Learning Repository, doi 10.24432/C50P49, CC BY 4.0), as scikit-learn has it.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fed.clients.data.samples import Samples
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["digits"]
 

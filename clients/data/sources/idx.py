@@ -17,7 +17,7 @@ from pydantic import Field
 from fed.clients.data import held_out
 from fed.clients.data.samples import Pair, Samples
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["idx", "read_idx"]
 

@@ -1,6 +1,6 @@
 """Sheets: files of comma-separated text that share a header, and what is said about the cell that is wrong.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence

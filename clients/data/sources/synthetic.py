@@ -2,7 +2,7 @@
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, 1812.06127, section 5.1.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from fed.clients.data import held_out
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
 from fed.clients.data.samples import Pair
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["synthetic"]
 

@@ -1,6 +1,6 @@
 """Table files as sources, a row a sample: ``csv`` with a header, and ``npz`` as NumPy saves it.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import zipfile
@@ -18,7 +18,7 @@ from fed.clients.data.sources.files import files_of
 from fed.clients.data.sources.sheets import Sheet
 from fed.config.validation import nearest
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["csv", "npz"]
 

@@ -3,7 +3,7 @@
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017, 1602.05629: a role of
 Shakespeare's is a client.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import re
@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["speeches", "text"]
 

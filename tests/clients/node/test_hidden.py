@@ -10,10 +10,10 @@ from torch import Tensor
 from fed.clients.data import FederatedData
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
+from fed.protocol.protocol_pb2 import Assignment, Plan, Signature, TaskId
 from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.reasons import ClientRefusal
 from fed.wire.payloads import written
-from fed.wire.protocol_pb2 import Assignment, Plan, Signature, TaskId
 
 SECURE = {"minimum_cohort": 2, "max_weight": 20, "max_drop_out": 0.0}
 

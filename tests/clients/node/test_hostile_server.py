@@ -22,11 +22,8 @@ from fed.clients.node.plans import as_experiment
 from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
-from fed.wire.dialling import DialPatience
-from fed.wire.format import TaskSpec
-from fed.wire.payloads import Incoming, TensorSpec
-from fed.wire.protocol import PROTOCOL
-from fed.wire.protocol_pb2 import (
+from fed.protocol.limits import PROTOCOL
+from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
@@ -43,8 +40,11 @@ from fed.wire.protocol_pb2 import (
     ToNode,
     Wanted,
 )
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
-from fed.wire.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
+from fed.protocol.protocol_pb2 import Tensor as TensorMessage
+from fed.protocol.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
+from fed.wire.dialling import DialPatience
+from fed.wire.format import TaskSpec
+from fed.wire.payloads import Incoming, TensorSpec
 
 BOUND_S = 60.0
 KEYS = {"model": {"kind": "logistic"}, "local": {"lr": 0.1}}

@@ -21,13 +21,13 @@ from fed.compression.feedback import EF21, Encoder
 from fed.compression.quantisers import Int8
 from fed.config.experiment import Experiment
 from fed.errors import InvalidPayload, RunFailed
-from fed.randomness import Streams
+from fed.protocol.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
+from fed.protocol.protocol_pb2 import Difference as Difference_
 from fed.storage.checkpoints import Checkpoints
+from fed.vectors.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import Difference
 from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
-from fed.wire.protocol_pb2 import Difference as Difference_
 from fed.wire.reference import Reference
 
 

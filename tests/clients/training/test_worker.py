@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import fed
 from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.evaluation import evaluate
 from fed.clients.training.work_items import Evaluate, Evaluated, Train, Trained, label_of
 from fed.clients.training.worker import Work
 from fed.simulations.simulate import simulate

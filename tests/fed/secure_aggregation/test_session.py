@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.errors import InvalidPayload, SessionFailed
+from fed.protocol.protocol_pb2 import SessionKeys
 from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.fixed_point import SecureSum
 from fed.secure_aggregation.graph import complete_degree, harary_degree
 from fed.secure_aggregation.key_agreement import sign
 from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.terms import Session, keys_digest
-from fed.wire.protocol_pb2 import SessionKeys
 from tests.fed.secure_aggregation.sessions import (
     Parties,
     lanes_of,

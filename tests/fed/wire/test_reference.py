@@ -1,6 +1,6 @@
 """Reference: both sides hold the same numbers, whatever the codec, and what is another than was said is refused.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from fed.compression.powersgd import PowerSGD
 from fed.compression.quantisers import QSGD, Float16, Int8, Sign, TwoLevel
 from fed.compression.sparsifiers import RandomK, TopK
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 from fed.wire.reference import Reference
 
 LAYERS = (torch.Size([12, 16]), torch.Size([8]))

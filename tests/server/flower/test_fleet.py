@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 
 from fed.errors import InvalidInput, InvalidPayload
-from fed.randomness import Streams
-from fed.server.flower.fleet import FlowerFleet, flat_payload
-from fed.wire.flower_records import packed, unpacked
-from fed.wire.format import Format
-from fed.wire.messages import Answer, Difference, GlobalModel, Task
-from fed.wire.payloads import hold_to_payload, split
-from fed.wire.protocol_pb2 import Answer as AnswerMessage
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import Answer as AnswerMessage
+from fed.protocol.protocol_pb2 import (
     Failed,
     Joining,
     Payload,
@@ -30,6 +24,12 @@ from fed.wire.protocol_pb2 import (
     Scores,
     Signature,
 )
+from fed.server.flower.fleet import FlowerFleet, flat_payload
+from fed.vectors.randomness import Streams
+from fed.wire.flower_records import packed, unpacked
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Difference, GlobalModel, Task
+from fed.wire.payloads import hold_to_payload, split
 from tests.flower_stand_ins import Array, Message, StandInGrid, install
 
 SIZE = 3

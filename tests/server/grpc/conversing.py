@@ -14,11 +14,11 @@ from fed.clients.node.sessions import Limits, SecureNode
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import SignedIdentities
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.secure_fleet import SessionResult
-from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import Answer, GlobalModel, Task
 
 __all__ = ["PATIENCE_S", "Conversation"]

@@ -16,13 +16,13 @@ from torch import nn
 
 from fed.aggregators.client_side import format_of
 from fed.aggregators.fedavg import FedAvg
-from fed.layout import Layout
-from fed.randomness import Streams
+from fed.protocol.protocol_pb2 import Assignment, Failed, FromNode, Part, Payload, Plan, TaskId
 from fed.server.coordinator import Coordinator
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
 from fed.wire.messages import Difference, GlobalModel, Task
-from fed.wire.protocol_pb2 import Assignment, Failed, FromNode, Part, Payload, Plan, TaskId
 from tests.server.deployed import wait_for
 from tests.server.grpc.hostile_wire import BOUND_S, Wire, answer, chunk
 

@@ -18,9 +18,7 @@ import pytest
 
 from fed.config.experiment import Experiment
 from fed.identity.authority import Authority
-from fed.server.deploy import Deployment
-from fed.server.grpc.service import NodeService
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Assignment,
     Examination,
     FromNode,
@@ -32,6 +30,8 @@ from fed.wire.protocol_pb2 import (
     Signature,
     TaskId,
 )
+from fed.server.grpc.deploy import Deployment
+from fed.server.grpc.service import NodeService
 from tests.server.grpc.hostile_wire import (
     BOUND_S,
     PATIENCE,

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 import fed
-from fed.clients.client_states import codec_state
 from fed.clients.node.training import NodeTraining
+from fed.clients.training.client_states import codec_state
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder, Sent
-from fed.server.deploy import serve
+from fed.protocol.protocol_pb2 import Assignment, TaskId
+from fed.server.grpc.deploy import serve
 from fed.server.real_fleet import RealFleet
 from fed.wire.messages import Answer
-from fed.wire.protocol_pb2 import Assignment, TaskId
 from tests.server.deployed import wait_for
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
@@ -72,7 +72,7 @@ class Ledger:
                 self.training -= 1
             return done
 
-        monkeypatch.setattr("fed.server.deploy.facts_of", lambda encoder: {})  # which encodes a vector of nobody
+        monkeypatch.setattr("fed.server.grpc.deploy.facts_of", lambda encoder: {})  # which encodes a vector of nobody
         monkeypatch.setattr(NodeTraining, "train", trained)
         monkeypatch.setattr(Encoder, "encode", encoded)
         monkeypatch.setattr(RealFleet, "collect", collected)

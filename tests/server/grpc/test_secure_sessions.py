@@ -18,18 +18,18 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.identity.identities import SignedIdentities
-from fed.randomness import Streams
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
-from fed.server.deploy import Deployment
+from fed.server.grpc.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.secure_fleet import SessionResult
 from fed.storage.run_folder import RunFolder
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience
 from fed.wire.messages import Answer, GlobalModel, Task
 from tests.server.deployed import wait_for

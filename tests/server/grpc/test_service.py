@@ -14,10 +14,7 @@ import grpc
 import pytest
 import torch
 
-from fed.server.grpc.leases import TaskOutcome
-from fed.server.grpc.service import NodeService, Patience
-from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
@@ -30,6 +27,9 @@ from fed.wire.protocol_pb2 import (
     ToNode,
     Wanted,
 )
+from fed.server.grpc.leases import TaskOutcome
+from fed.server.grpc.service import NodeService, Patience
+from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
 from tests.server.grpc.hostile_wire import Wire, chunk, tensors
 
 NUMBERS = 3 * CHUNK_BYTES // 4

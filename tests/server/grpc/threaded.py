@@ -14,9 +14,9 @@ from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
+from fed.protocol.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
 from fed.wire.dialling import DialPatience
 from fed.wire.format import TaskSpec
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
 
 if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import FixedPoint

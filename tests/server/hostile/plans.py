@@ -16,12 +16,12 @@ from fed.clients.node.plans import part_of_nodes
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import model_digest, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import SecureSum, SumOfClients
 from fed.secure_aggregation.terms import Terms
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 from fed.wire.payloads import read
 from tests.server.hostile.coordinator import HostileCoordinator, NodeRefuses, View
 from tests.server.hostile.nodes import CLASSES, COHORT, FEATURES, GUEST, samples_of

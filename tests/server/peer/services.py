@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fed.identity.certificates import peer_host
 from fed.identity.credentials import PeerCredentials
-from fed.server.peer.gossip_service import GossipService
-from fed.server.peer.link import StreamPatience
-from fed.server.peer.membership import Member, Timing
-from fed.server.peer.outbox import ExchangeKey
-from fed.wire import protocol_pb2 as pb
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import PROTOCOL
+from fed.server.peer.gossip.gossip_service import GossipService
+from fed.server.peer.gossip.outbox import ExchangeKey
+from fed.server.peer.members.link import StreamPatience
+from fed.server.peer.members.membership import Member, Timing
 from fed.wire.payloads import TensorSpec, joined
-from fed.wire.protocol import PROTOCOL
 from fed.wire.rate_limits import Refusals
 
 __all__ = ["SPEC", "Stranger", "await_that", "hello", "listening", "made", "port_of"]

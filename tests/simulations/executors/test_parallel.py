@@ -18,7 +18,7 @@ from torch import nn
 import fed
 from fed.clients.training.executor import InProcess, Make, Result
 from fed.errors import Diverged, InvalidData, RunFailed
-from fed.simulations.executors import choice as hiring
+from fed.simulations import choice as hiring
 from fed.simulations.executors.pool import Workers
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts

@@ -1,0 +1,1 @@
+"""Losses and metrics: what is measured on a batch."""

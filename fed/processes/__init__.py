@@ -1,0 +1,1 @@
+"""Processes and the machine that they share."""

@@ -1,0 +1,174 @@
+"""Voter: the part of a member that promises, joins rings and votes."""
+
+import math
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from fed.server.peer.replica.ballots import (
+    NO_BALLOT,
+    Ballot,
+    BallotTiming,
+    Fetch,
+    Kind,
+    Message,
+    Output,
+    Persist,
+    Record,
+    RunRing,
+    Send,
+    Value,
+    Vote,
+)
+from fed.server.peer.replica.proposal import Proposal
+
+__all__ = ["RoundMemory", "Voter"]
+
+_MOST_ATTEMPTS = 2**53
+
+
+@dataclass
+class RoundMemory:
+    """Memory of the round that is being decided; what must outlive the process is in the record.
+
+    Args:
+        began_s: when this member came to it.
+        quiet_since_s: when a proposer was heard last.
+        asked_s: when others were asked last.
+        not_before_s: when this member may propose again.
+        is_ready: it has its update.
+        proposal: its own one.
+        proposed: the latest proposal of another, whose sum may be on its way.
+        learned: the decision, whose sum may be on its way.
+        holders: members to fetch that from.
+        last_ring: the ballot of the latest ring that it joined.
+        lost_ring: the ballot of a ring that it may have joined before it was restarted.
+        summed: what it said of the latest ring that has ended.
+        seen: the latest ballot that it was refused for.
+        excluded: members that a ring of its proposals has failed to reach.
+    """
+
+    began_s: float
+    quiet_since_s: float
+    asked_s: float = -math.inf
+    not_before_s: float = -math.inf
+    is_ready: bool = False
+    proposal: Proposal | None = None
+    proposed: Message | None = None
+    learned: Value | None = None
+    holders: tuple[str, ...] = ()
+    last_ring: Ballot = NO_BALLOT
+    lost_ring: Ballot = NO_BALLOT
+    summed: Message | None = None
+    seen: Ballot = NO_BALLOT
+    excluded: set[str] = field(default_factory=set)
+
+
+class Voter:
+    """Member that keeps its promises in the round that is being decided.
+
+    Attributes:
+        record: what is persisted.
+
+    Args:
+        own: this member's name.
+        record: what it persisted last; at first the round and its members, or none of them at a peer that joins.
+        timing: when to send again and when to take over.
+        draws: random numbers that keep proposers apart.
+        now_s: of the monotonic clock.
+        held: hashes of the sums that are on disk.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        record: Record,
+        timing: BallotTiming,
+        draws: random.Random,
+        *,
+        now_s: float,
+        held: Collection[str] = (),
+    ) -> None:
+        self.own = own
+        self.record = record
+        self._timing = timing
+        self._draws = draws
+        self._held = set(held)
+        self._outputs: list[Output] = []
+        self._to_own: list[Message] = []
+        self._now_s = now_s
+        self._present = frozenset([own])
+        self._candidates: tuple[str, ...] = ()
+        self._listening: frozenset[str] = frozenset()
+        # a ring that ran when the process was killed has lost this member
+        self._round = RoundMemory(now_s, now_s, lost_ring=record.promised)
+
+    @property
+    def _quorum(self) -> int:
+        return len(self.record.members) // 2 + 1
+
+    def _present_members(self) -> list[str]:
+        return [name for name in self.record.members if name in self._present]
+
+    def _persist(self, record: Record) -> None:
+        self.record = record
+        self._outputs.append(Persist(record))
+
+    def _send(self, receiver: str, message: Message) -> None:
+        if receiver == self.own:
+            self._to_own.append(message)
+        else:
+            self._outputs.append(Send(receiver, message))
+
+    def _follow(self, proposer: str, message: Message) -> None:
+        """Do what a proposer asks, unless a later ballot has been promised."""
+        ballot, promised = message.ballot, self.record.promised
+        if ballot.proposer != proposer or not 0 < ballot.attempt <= _MOST_ATTEMPTS:
+            return
+        if ballot < promised:
+            self._send(proposer, Message(Kind.REFUSE, self.record.round, promised))
+            return
+        self._round.quiet_since_s = self._now_s
+        if message.kind is Kind.PREPARE:
+            if ballot > promised:
+                self._promise_no_less(ballot)
+            self._promise()
+        elif message.kind is Kind.RING:
+            if ballot == promised and self.own in message.names:
+                self._join_ring(ballot, message.names)
+        elif message.vote is not None:
+            self._round.proposed = message
+            self._vote(message)
+
+    def _join_ring(self, ballot: Ballot, names: tuple[str, ...]) -> None:
+        if ballot == self._round.lost_ring:
+            self._send(ballot.proposer, Message(Kind.BROKEN, self.record.round, ballot))
+        elif self._round.last_ring < ballot:
+            self._round.last_ring = ballot
+            self._outputs.append(RunRing(self.record.round, ballot, names))
+        elif self._round.summed is not None and self._round.summed.ballot == ballot:
+            self._send(ballot.proposer, self._round.summed)  # the proposer asks again: it was lost
+
+    def _promise_no_less(self, ballot: Ballot, vote: Vote | None = None) -> None:
+        if self._round.proposal is not None and self._round.proposal.ballot < ballot:
+            self._round.proposal = None
+        self._persist(self.record._replace(promised=ballot, vote=vote or self.record.vote))
+
+    def _promise(self) -> None:
+        record = self.record
+        message = Message(Kind.PROMISE, record.round, record.promised, record.vote, is_ready=self._round.is_ready)
+        self._send(record.promised.proposer, message)
+
+    def _vote(self, proposed: Message) -> None:
+        """Vote for what is proposed, if no later ballot has been promised, and once its sum is held."""
+        assert proposed.vote is not None
+        ballot, value = proposed.ballot, proposed.vote.value
+        if ballot < self.record.promised:
+            return
+        if value.sum_sha256 not in self._held:
+            self._outputs.append(Fetch(value.sum_sha256, proposed.names))
+            return
+        vote = Vote(ballot, value)
+        if self.record.vote != vote:
+            self._promise_no_less(ballot, vote)
+        self._send(ballot.proposer, Message(Kind.ACCEPTED, self.record.round, ballot))
