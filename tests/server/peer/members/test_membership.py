@@ -437,7 +437,7 @@ def test_a_member_that_only_itself_is_believed_tells_all_within_some_beats() -> 
     assert network.agrees(*names)
 
 
-def test_the_last_word_of_a_member_at_the_largest_numbers_is_its_own() -> None:
+def test_largest_numbers_leave_a_member_the_last_word() -> None:
     members = members_of()
     members.merge([Member("8", "", 2**62, 5)], 0.0, "8")
     members.merge([Member("8", "", 2**62, 2**53)], 0.0, "9")
