@@ -159,7 +159,7 @@ MODELS = Family(
 LOSSES = Family(
     "loss",
     Component,
-    _in("clients.training.losses", "cross_entropy", "mse", "huber", "bce", "cox"),
+    _in("clients.scoring.losses", "cross_entropy", "mse", "huber", "bce", "cox"),
     default="cross_entropy",
     of_functions=True,
 )
@@ -185,8 +185,8 @@ class MetricSection(Component):
 METRICS = Family(
     "metric",
     MetricSection,
-    _in("clients.metrics", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss")
-    | _in("clients.metrics", "mse", "mae", "r2", "c_index", "calibration_error"),
+    _in("clients.scoring.metrics", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss")
+    | _in("clients.scoring.metrics", "mse", "mae", "r2", "c_index", "calibration_error"),
     of_functions=True,
 )
 

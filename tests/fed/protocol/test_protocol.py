@@ -88,8 +88,8 @@ VALID: list[Message] = [
 def test_the_generated_code_is_that_of_the_protocol(tmp_path: Path) -> None:
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     assert protoc.main(["", f"-I{ROOT}", *outputs, "fed/protocol/protocol.proto"]) == 0
-    for made in (tmp_path / "fed" / "wire").iterdir():
-        assert made.read_text() == (ROOT / "fed" / "wire" / made.name).read_text(), "run make protocol"
+    for made in (tmp_path / "fed" / "protocol").iterdir():
+        assert made.read_text() == (ROOT / "fed" / "protocol" / made.name).read_text(), "run make protocol"
 
 
 def test_the_documented_plan_is_what_nodes_get() -> None:
