@@ -427,7 +427,7 @@ def test_no_number_is_too_large_to_be_refuted(seed: int) -> None:
     assert all("3" not in network.view(name) and "3" not in gone(network, name) for name in EIGHT if name != "3")
 
 
-def test_a_member_that_only_itself_is_believed_tells_all_within_some_beats() -> None:
+def test_a_member_beyond_hearsay_tells_all_within_some_beats() -> None:
     names = [str(number) for number in range(100)]
     network = group(1, names)
     for peer in network.running:
