@@ -31,6 +31,7 @@ from fed.compression.lossless import Zstd
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
+from fed.secure_aggregation.settings import settings_of
 from fed.storage.model_files import ModelInputs
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams, seeded_torch
@@ -59,7 +60,7 @@ class Preparation:
         layout: the model's, with what is private last.
         codecs: the chain that encodes clients' updates.
         error_feedback: what keeps their errors.
-        secure_aggregation: the section of the experiment, or None.
+        secure_aggregation: settings of the experiment, or None.
         recipe: what a process needs to train these clients one by one; the format of their messages is not known yet.
 
     Args:
@@ -99,7 +100,7 @@ class Preparation:
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
-        self.secure_aggregation = experiment.secure_aggregation
+        self.secure_aggregation = settings_of(experiment)
         self.recipe = Recipe(
             module=self.module,
             loss=self.loss,

@@ -18,6 +18,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.processes.machine import keep_freed_memory
 from fed.reports.population import Confusion, described
+from fed.secure_aggregation.settings import settings_of
 from fed.server.confusion import confusion_of
 from fed.server.federation import State
 from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
@@ -159,7 +160,8 @@ def _loop(
         attackers = simulation.attackers
         adversaries = {"adversaries": in_order(attackers.clients)} if attackers else {}
         counts = {"clients": simulation.population, "parameters": simulation.layout.parameters}
-        message, secure = simulation.message, simulation.experiment.secure_aggregation
+        message = simulation.message
+        secure = settings_of(simulation.experiment)
         codecs = facts_of(message.encoder) if message else {}
         sessions = {"secure_aggregation": secure.facts(message.fixed)} if secure and message and message.fixed else {}
         return {**counts, **federation.occupation(), **adversaries, **codecs, **sessions}

@@ -19,6 +19,7 @@ from fed.clients.training.work_items import Train
 from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
+from fed.secure_aggregation.settings import settings_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, check_scored_by_both, scores_of_both
 from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
@@ -143,7 +144,8 @@ class Simulation:
 
     def _message(self, experiment: Experiment) -> Format:
         """Format of the messages of clients that report."""
-        secure, asked = experiment.secure_aggregation, self.policy.asked_of(self.population)
+        secure = settings_of(experiment)
+        asked = self.policy.asked_of(self.population)
         if secure is None:
             return self.prepared.message_format(self.population, asked)
         secure.check(asked, self.policy.cohort_of(self.population))
@@ -190,7 +192,7 @@ class Simulation:
             return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec, honest)
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
-        secure = self.experiment.secure_aggregation
+        secure = settings_of(self.experiment)
         simulated = SimulatedFleet(
             replace(clients, have_links=not self.is_replicated),
             states=states,

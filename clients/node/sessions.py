@@ -20,6 +20,7 @@ from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, S
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
+from fed.secure_aggregation.settings import settings_of
 from fed.storage.atomic_files import write_atomically
 from fed.vectors.tensors import Tensor
 
@@ -138,7 +139,7 @@ class SecureNode:
             ClientRefusal: if the plan breaks a limit, or its identities are older than the node's, or not signed by the
                 authority.
         """
-        settings = experiment.secure_aggregation
+        settings = settings_of(experiment)
         if settings is None or fixed is None:
             raise ClientRefusal(
                 "this node takes part under secure aggregation alone (--secure), and the plan has none",

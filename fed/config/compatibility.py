@@ -114,9 +114,16 @@ def check_deployment(experiment: "Experiment") -> None:
 
 def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
-    names = ("algorithm", "rounds", "error_feedback", "hierarchy", "devices", "evaluation", "adversaries")
-    if experiment.secure_aggregation is not None:
-        yield "secure_aggregation", experiment.secure_aggregation
+    names = (
+        "secure_aggregation",
+        "algorithm",
+        "rounds",
+        "error_feedback",
+        "hierarchy",
+        "devices",
+        "evaluation",
+        "adversaries",
+    )
     sections = [(name, getattr(experiment, name)) for name in names]
     chains = {"uplink": experiment.uplink, "downlink": experiment.downlink}
     for name, section in [*sections, *((name, codec) for name, codecs in chains.items() for codec in codecs)]:

@@ -28,7 +28,6 @@ from fed.config.lr_schedules import Schedule
 from fed.config.registry import AdversariesSection, DataSection, MetricSection
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
-from fed.secure_aggregation.settings import SecureAggregation
 from fed.vectors.randomness import Streams
 
 __all__ = ["Checkpointing", "Execution", "Experiment", "Local", "check_metric_names", "with_overrides"]
@@ -224,7 +223,7 @@ class Experiment(Document):
         default_factory=partial(_codecs_of_the_algorithm, "downlink")
     )
     """The chain that encodes by how much the model has moved, likewise."""
-    secure_aggregation: SecureAggregation | None = None
+    secure_aggregation: Annotated[Component, registry.SECURE_AGGREGATIONS] | None = None
     """Masks by which the coordinator learns the sum of clients' messages alone; null for none."""
     hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""

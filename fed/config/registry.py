@@ -27,6 +27,7 @@ __all__ = [
     "RULES",
     "SAMPLINGS",
     "SCHEDULES",
+    "SECURE_AGGREGATIONS",
     "STALENESSES",
     "TOPOLOGIES",
     "AdversariesSection",
@@ -308,6 +309,13 @@ SAMPLINGS = Family(
     _in("server.rounds.sampling", uniform="UniformSampling")
     | _in("server.rounds.sampling", "Weighted", "RoundRobin", "Poisson", "PowerOfChoice"),
     default="uniform",
+)
+
+SECURE_AGGREGATIONS = Family(
+    "secure aggregation",
+    Component,
+    _in("secure_aggregation.settings", masks="SecureAggregation"),
+    default="masks",
 )
 
 STALENESSES = Family(

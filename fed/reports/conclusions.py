@@ -8,6 +8,7 @@ from fed.config.experiment import Experiment
 from fed.quantities import bytes_text, count_text, mean_text
 from fed.reports.difference_texts import against_the_baseline
 from fed.reports.summary import ComparisonResult
+from fed.secure_aggregation.settings import settings_of
 from fed.storage.scores import NamedMetric, words_of
 
 __all__ = ["count_of_runs", "failures", "final_text", "finding", "seen_by_coordinator", "unlike"]
@@ -78,7 +79,8 @@ def seen_by_coordinator(
     """
     if lacks(experiment.algorithm.make(), Feature.REPORTS):
         return ""
-    if (secure := experiment.secure_aggregation) is None:
+    secure = settings_of(experiment)
+    if secure is None:
         whom = (
             "its edges could see those of their clients" if experiment.hierarchy else "the coordinator could see them"
         )

@@ -2,72 +2,83 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from fed.config.compatibility import Combinable, Feature, Term
-from fed.config.validation import Section
+from fed.config.compatibility import Feature, Term
+from fed.config.components import Component
+from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.graph import Degree, complete_degree, harary_degree
 
-__all__ = ["SecureAggregation"]
+__all__ = ["SecureAggregation", "settings_of"]
 
 _LARGEST_AUTO = 100  # clients up to which graph: auto is complete
 _MOST_NEIGHBOURS = 511  # whose shares fit into a message
 
-_WAY_OUT = "set secure_aggregation to null"
+
+def _check_clip(value: object, check: Callable[[object], Any]) -> Any:
+    with contextlib.suppress(ValidationError):
+        return check(value)
+    raise PydanticCustomError("clip", "Input should be a number above 0, or a list of such numbers")
 
 
-class SecureAggregation(Section, Combinable):
+_Clip: TypeAlias = Annotated[
+    PositiveFloat | Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)], WrapValidator(_check_clip)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(Hyperparameters):
     """Secure aggregation: the coordinator learns the sum of the clients' messages, and nothing else of them.
 
     Bonawitz et al. 2017 (1611.04482) with the round that makes a coordinator consistent; above 100 clients the graph of
     Bell et al. 2020. Numbers travel in fixed point, modulo 2^bits.
+
+    Args:
+        threshold: Shares t that recover a secret: t clients must stay to a round's end; auto: from the cohort and
+            corrupt.
+        clip: Bound on each number's absolute value: of all, or of each part of a message, the float buffers' last.
+        bits: Bits R of each number on the wire; fewer bits leave fewer levels.
+        max_weight: Largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients
+            alike.
+        minimum_cohort: Smallest number of clients in a sum: each client refuses to reveal a sum of fewer.
+        max_drop_out: Share δ of a cohort that may drop out of a round.
+        corrupt: Share γ of a cohort, in whole clients rounded up, that may collude with the coordinator to learn
+            nothing more.
+        graph: Who agrees on masks with whom; auto: all up to 100 clients, a random sparse graph above.
+        randomness: Source of what a real client draws for itself, such as the order of its batches and the rounding:
+            the seed, which the coordinator knows, for the bits of the simulation; or the client's system, which nobody
+            else can follow.
+        mode: In simulations, whether the protocol runs (real), or its arithmetic alone, to the same bits (emulated).
     """
 
     threshold: PositiveInt | Literal["auto"] = "auto"
-    """Shares t that recover a secret: t clients must stay to a round's end; auto: from the cohort and corrupt."""
-    clip: PositiveFloat | Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)] = 8.0
-    """Bound on each number's absolute value: of all, or of each part of a message, the float buffers' last."""
+    clip: _Clip = 8.0
     bits: Literal[16, 32, 64] = 32
-    """Bits R of each number on the wire; fewer bits leave fewer levels."""
     max_weight: PositiveInt | Literal["auto"] = "auto"
-    """Largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients alike."""
     minimum_cohort: Annotated[int, Field(ge=2)] = 5
-    """Smallest number of clients in a sum: each client refuses to reveal a sum of fewer."""
     max_drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share δ of a cohort that may drop out of a round."""
     corrupt: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share γ of a cohort, in whole clients rounded up, that may collude with the coordinator to learn nothing more."""
     graph: Literal["auto", "complete", "harary"] = "auto"
-    """Who agrees on masks with whom; auto: all up to 100 clients, a random sparse graph above."""
     randomness: Literal["seed", "system"] = "seed"
-    """Source of what a real client draws for itself, such as the order of its batches and the rounding: the seed, which
-    the coordinator knows, for the bits of the simulation; or the client's system, which nobody else can follow."""
     mode: Literal["emulated", "real"] = "emulated"
-    """In simulations, whether the protocol runs (real), or its arithmetic alone, to the same bits (emulated)."""
-
-    @field_validator("clip", mode="wrap")
-    @classmethod
-    def _check_clip(cls, value: object, check: Any) -> Any:
-        with contextlib.suppress(ValidationError):
-            return check(value)
-        raise PydanticCustomError("clip", "Input should be a number above 0, or a list of such numbers")
 
     def needs(self) -> Sequence[Term]:
         """Clients that report sums, in rounds that wait for a cohort, encoded alike."""
         whole = "because masks cancel in the sum of a cohort alone"
         return (
-            Term(Feature.REPORTS, _WAY_OUT),
-            Term(Feature.COHORTS, _WAY_OUT, whole),
-            Term(Feature.FIXED_COHORTS, _WAY_OUT, whole),
-            Term(Feature.DIRECT_MESSAGES, _WAY_OUT),
-            Term(Feature.COMMON_ENCODING, _WAY_OUT, "because masked messages are added before they are decoded"),
-            Term(Feature.ANONYMOUS_SUMS, _WAY_OUT),
+            _term(Feature.REPORTS),
+            _term(Feature.COHORTS, whole),
+            _term(Feature.FIXED_COHORTS, whole),
+            _term(Feature.DIRECT_MESSAGES),
+            _term(Feature.COMMON_ENCODING, "because masked messages are added before they are decoded"),
+            _term(Feature.ANONYMOUS_SUMS),
         )
 
     def lacks(self) -> Sequence[Term]:
@@ -75,9 +86,9 @@ class SecureAggregation(Section, Combinable):
         why = "which hides them from the coordinator"
         hidden = "which hides them from everybody"
         return (
-            Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why),
-            Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why),
-            Term(Feature.LEGIBLE_MESSAGES, _WAY_OUT, hidden),
+            _term(Feature.SINGLE_ANSWERS, why),
+            _term(Feature.CLIENT_NUMBERS, why),
+            _term(Feature.LEGIBLE_MESSAGES, hidden),
         )
 
     def colluders(self, clients: int) -> int:
@@ -224,3 +235,21 @@ class SecureAggregation(Section, Combinable):
             )
         weight = 1 if self.max_weight == "auto" else self.max_weight
         FixedPoint(self.bits, (1,), (1.0,), asked, weight)
+
+
+def _term(feature: Feature, why: str = "") -> Term:
+    return Term(feature, "set secure_aggregation to null", why, "secure_aggregation")
+
+
+class _Hidden(Protocol):
+    @property
+    def secure_aggregation(self) -> Component | None: ...
+
+
+def settings_of(experiment: _Hidden) -> SecureAggregation | None:
+    """Settings of an experiment's secure aggregation; None where it has none."""
+    section = experiment.secure_aggregation
+    if section is None:
+        return None
+    settings: SecureAggregation = section.make()
+    return settings

@@ -76,6 +76,8 @@ class Terms:
     def digest(self) -> bytes:
         """Digest of all terms."""
         numbers = self.round, self.attempt, self.fixed.lanes
+        settings = asdict(self.settings)
+        del settings["mode"]  # of simulations alone
         return digest(
             "terms",
             self.run.encode(),
@@ -83,7 +85,7 @@ class Terms:
             self.plan_sha256,
             self.task_sha256,
             self.identities_sha256,
-            _json(self.settings.model_dump(exclude={"mode"})),
+            _json(settings),
             _json(asdict(self.fixed)),
         )
 

@@ -27,6 +27,7 @@ from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
 from fed.reports.population import described
 from fed.secure_aggregation.agreement import plan_digest
+from fed.secure_aggregation.settings import settings_of
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import (
     ClientScore,
@@ -260,7 +261,7 @@ class Deployment:
         if kept is not None and asks_place:
             fleet.fix_registered()
             min_nodes = min(min_nodes, len(fleet.registered()))
-        secure = self.experiment.secure_aggregation
+        secure = settings_of(self.experiment)
         if secure is not None:
             # now, so that what would be refused below is refused before the wait for nodes
             _warn_of_states(prepared, self._message(prepared, policy, max(min_nodes, len(fleet.registered()))))
@@ -291,7 +292,7 @@ class Deployment:
         return loop.run()
 
     def _message(self, prepared: Preparation, policy: Any, population: int) -> Format:
-        secure = self.experiment.secure_aggregation
+        secure = settings_of(self.experiment)
         if secure is None:
             return prepared.message_format(population)
         asked, most = policy.asked_of(population), policy.most_asked(population)
@@ -300,7 +301,7 @@ class Deployment:
 
     def _secured(self, fleet: RealFleet, message: Format, plan: Plan) -> SecureFleet:
         """The fleet whose messages are masked, in sessions of a run that the plan names."""
-        secure = self.experiment.secure_aggregation
+        secure = settings_of(self.experiment)
         assert isinstance(fleet, NodeFleet)
         assert self._identities is not None
         assert secure is not None
@@ -337,7 +338,8 @@ class Deployment:
             return lambda: scores_of_both(here(), nodes())
 
         restore_memory = _free_memory(prepared.module)
-        secure, fixed = self.experiment.secure_aggregation, federation.coordinator.message.fixed
+        secure = settings_of(self.experiment)
+        fixed = federation.coordinator.message.fixed
         sessions = {"secure_aggregation": secure.facts(fixed)} if secure and fixed else {}
 
         def load_module(state: State) -> "nn.Module":

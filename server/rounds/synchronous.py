@@ -17,6 +17,7 @@ from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
 from fed.errors import InvalidExperiment, RunFailed
+from fed.secure_aggregation.settings import settings_of
 from fed.server.rounds.sampling import CohortDraw, Sampling
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class Synchronous(Rounds):
 
     def check_experiment(self, experiment: "Experiment") -> None:
         """Refuse cohorts whose sum could not be revealed under secure aggregation, and weights without a bound."""
-        secure, algorithm = experiment.secure_aggregation, experiment.algorithm.make()
+        secure = settings_of(experiment)
+        algorithm = experiment.algorithm.make()
         if secure is None or not isinstance(algorithm, Aggregator):
             return
         if secure.max_weight == "auto":

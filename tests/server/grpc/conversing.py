@@ -17,6 +17,7 @@ from fed.identity.identities import SignedIdentities
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.settings import settings_of
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.secure_fleet import SessionResult
 from fed.wire.messages import Answer, GlobalModel, Task
@@ -63,7 +64,7 @@ class Conversation:
         plan = pb.Plan(run="run", identities=(folder / "keys" / "server" / "identities.json").read_bytes())
         section = {"minimum_cohort": 3, "max_weight": 9, "max_drop_out": 0.0}
         experiment = fed.Experiment(data={"kind": "digits", "clients": clients}, secure_aggregation=section)
-        settings = experiment.secure_aggregation
+        settings = settings_of(experiment)
         assert settings is not None
         self._nodes = {}
         self._plan = plan

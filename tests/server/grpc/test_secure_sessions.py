@@ -23,6 +23,7 @@ from fed.secure_aggregation.agreement import digests_of, plan_digest, task_diges
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
+from fed.secure_aggregation.settings import settings_of
 from fed.server.grpc.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -516,7 +517,7 @@ def test_messages_in_odd_orders_end_no_server(tmp_path: Path) -> None:
     known = _Known(tmp_path)
     content = SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem)
     stub: Any = _Stub()
-    settings = known.experiment.secure_aggregation
+    settings = settings_of(known.experiment)
     assert settings is not None
     sessions = NodeSessions(stub, settings, known.fixed, "run", lambda: content, 1.0)
     model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
@@ -548,7 +549,7 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
     fleet: Any = _Stub()
     fleet.tell = lambda client, message: told.append(client)
     fleet.give_up = lambda task, reason: dropped.append(reason)
-    settings = known.experiment.secure_aggregation
+    settings = settings_of(known.experiment)
     assert settings is not None
     plan_sha256 = plan_digest(known.plan())
     sessions = NodeSessions(fleet, settings, known.fixed, "run", lambda: identities, 1.0, plan_sha256)

@@ -20,6 +20,7 @@ from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import model_digest, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import SecureSum, SumOfClients
+from fed.secure_aggregation.settings import settings_of
 from fed.secure_aggregation.terms import Terms
 from fed.vectors.tensors import Tensor
 from fed.wire.payloads import read
@@ -100,7 +101,7 @@ class Run:
 
     def terms(self, assignment: pb.Assignment) -> Terms:
         """The terms of a task's session, as its clients make them."""
-        settings = self.experiment.secure_aggregation
+        settings = settings_of(self.experiment)
         fixed = self.format.fixed
         assert settings is not None
         assert fixed is not None
