@@ -6,8 +6,8 @@ from typing import Any
 
 from fed.clients.data import FederatedData
 from fed.clients.data.samples import check_classes
-from fed.clients.scoring.losses import Loss, cross_entropy
-from fed.clients.scoring.measures import Metric, Metrics, as_number
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.measures import Loss, Metric, Metrics, as_number
 from fed.config.components import Component
 from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
 from fed.vectors.tensors import Tensor, nn, torch

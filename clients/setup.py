@@ -20,8 +20,8 @@ from fed.clients.checks import (
     own_copy,
 )
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
-from fed.clients.scoring.losses import Loss, cross_entropy, outputs_for
-from fed.clients.scoring.measures import Metric, Metrics, loss_in_force, metrics_in_force
+from fed.clients.scoring.losses import cross_entropy, outputs_for
+from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, metrics_in_force
 from fed.clients.training.client_states import ClientStates
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.work_items import Recipe

@@ -17,7 +17,8 @@ from torch.utils.flop_counter import flop_registry
 from fed.aggregators.base import Phase
 from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
-from fed.clients.scoring.losses import Loss, cross_entropy, of_each_sample
+from fed.clients.scoring.losses import cross_entropy, of_each_sample
+from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate

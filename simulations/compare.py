@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import FederatedData, load
 from fed.clients.data.describe import partition_of
-from fed.clients.scoring.losses import Loss
-from fed.clients.scoring.measures import Metric, Metrics
+from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.config.comparison import Comparison, Repetition, repetition_text
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
@@ -20,6 +19,7 @@ from fed.reports.client_scores import pooled
 from fed.reports.html import comparison_report, comparison_svg
 from fed.reports.population import Partition
 from fed.reports.summary import ComparisonResult, Runs, has_finished, row_of
+from fed.reports.text_tables import latex, markdown
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
 from fed.simulations.simulation import topology_of
 from fed.storage.atomic_files import held, write_atomically
@@ -221,8 +221,8 @@ class ComparisonFolder:
         page = comparison_report(result, self._partitions(data), self._graphs(result), self._clients(result))
         write_atomically(self.path / "report.html", page.encode())
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
-        write_atomically(self.path / "comparison.md", result.to_markdown().encode())
-        write_atomically(self.path / "comparison.tex", result.to_latex().encode())
+        write_atomically(self.path / "comparison.md", markdown(result).encode())
+        write_atomically(self.path / "comparison.tex", latex(result).encode())
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":

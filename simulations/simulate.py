@@ -10,8 +10,7 @@ from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
 from fed.clients.fingerprint import data_sha256
-from fed.clients.scoring.losses import Loss
-from fed.clients.scoring.measures import Metric, Metrics, directions
+from fed.clients.scoring.measures import Loss, Metric, Metrics, directions
 from fed.clients.training.executor import Executor
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment

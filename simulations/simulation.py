@@ -9,8 +9,8 @@ from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.data.held_out import no_held_out_samples
-from fed.clients.scoring.losses import Loss, cross_entropy
-from fed.clients.scoring.measures import Metric, Metrics
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
@@ -21,11 +21,12 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
 from fed.secure_aggregation.settings import settings_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, check_scored_by_both, scores_of_both
-from fed.server.federation import Coordinated, Federation, step_sizes
+from fed.server.federation import Federation
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.mixing.message_sizes import sent_bytes
 from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
+from fed.server.rounds.coordinated import Coordinated, step_sizes
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
 from fed.server.training_loop import Scoring

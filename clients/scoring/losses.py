@@ -4,17 +4,13 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from pydantic import PositiveFloat
 
-from fed.clients.scoring.measures import alike, declared, risks_and_times
+from fed.clients.scoring.measures import Loss, alike, declared, risks_and_times
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["Loss", "bce", "cox", "cross_entropy", "huber", "mse", "of_each_sample", "outputs_for"]
-
-Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(output, target) → a scalar, the mean over the batch."""
+__all__ = ["bce", "cox", "cross_entropy", "huber", "mse", "of_each_sample", "outputs_for"]
 
 
 @declared(mean_over_samples=True)

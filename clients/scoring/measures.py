@@ -7,7 +7,7 @@ over all samples) and, where it is a metric, ``higher_is_better`` (True unless i
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from fed.config.experiment import Experiment, check_metric_names
 from fed.errors import FedError, InvalidExperiment, InvalidModel, first_line
 from fed.vectors.tensors import Tensor, torch
 
-if TYPE_CHECKING:
-    from fed.clients.scoring.losses import Loss
-
 __all__ = [
+    "Loss",
     "Metric",
     "Metrics",
     "alike",
@@ -33,6 +31,9 @@ __all__ = [
     "metrics_in_force",
     "risks_and_times",
 ]
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(output, target) → a scalar, the mean over the batch."""
 
 Metric: TypeAlias = Callable[[Tensor, Tensor], "Tensor | float"]
 """(output, target) → a number."""
@@ -53,7 +54,7 @@ def declared(**attributes: object) -> Callable[[_Function], _Function]:
     return with_attributes
 
 
-def is_mean_over_samples(measure: "Loss | Metric") -> bool:
+def is_mean_over_samples(measure: Loss | Metric) -> bool:
     """True for a loss or metric that says so by an attribute ``mean_over_samples``.
 
     Such a measure is computed batch by batch. Any other is given all outputs and targets in one call, for of a
@@ -130,7 +131,7 @@ def _function(section: Component, key: str) -> Any:
     return made
 
 
-def measured(name: str, measure: "Loss | Metric", output: Any, target: Tensor, device: "torch.device") -> Tensor:
+def measured(name: str, measure: Loss | Metric, output: Any, target: Tensor, device: "torch.device") -> Tensor:
     """A measure's value, a scalar in float64.
 
     Args:

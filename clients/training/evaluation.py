@@ -14,8 +14,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from fed.clients.data import Pair
-from fed.clients.scoring.losses import Loss
-from fed.clients.scoring.measures import Metrics, is_mean_over_samples, measured
+from fed.clients.scoring.measures import Loss, Metrics, is_mean_over_samples, measured
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.op_graphs import record
 from fed.clients.training.recurrent_layers import RecurrentLayers

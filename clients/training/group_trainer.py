@@ -16,7 +16,7 @@ from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import reported, starting_states
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.samples import dense
-from fed.clients.scoring.losses import Loss
+from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.training.local_context import LocalContext

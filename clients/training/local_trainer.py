@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from fed.aggregators.base import Phase
-from fed.clients.scoring.losses import Loss
+from fed.clients.scoring.measures import Loss
 from fed.config.experiment import Local
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import nn, torch

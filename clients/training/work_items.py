@@ -6,8 +6,7 @@ from typing import Literal, TypeAlias
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
-from fed.clients.scoring.losses import Loss
-from fed.clients.scoring.measures import Metrics, is_mean_over_samples
+from fed.clients.scoring.measures import Loss, Metrics, is_mean_over_samples
 from fed.clients.training.evaluation import Score
 from fed.compression.codec import Draw
 from fed.config.experiment import Local

@@ -97,18 +97,6 @@ class ComparisonResult:
         streams = Streams(comparison.seeds[0])
         return differences(values, baseline, confidence=comparison.confidence, folds=comparison.folds, streams=streams)
 
-    def to_markdown(self) -> str:
-        """Table of the first metric, differences to the baseline and their intervals, as Markdown."""
-        from fed.reports.text_tables import markdown  # which reads results
-
-        return markdown(self)
-
-    def to_latex(self) -> str:
-        """Same table as LaTeX, which needs the package ``booktabs``."""
-        from fed.reports.text_tables import latex
-
-        return latex(self)
-
 
 def row_of(
     name: str, algorithm: str, runs: Mapping[Any, Record], repetitions: Sequence[Repetition], target: float | None

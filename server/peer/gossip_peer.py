@@ -13,7 +13,6 @@ from fed.clients.training.groups import Groups
 from fed.config.experiment import Experiment
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment, InvalidPayload
-from fed.server.federation import step_sizes
 from fed.server.mixing.message_sizes import exchange_specs
 from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
@@ -23,6 +22,7 @@ from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.members.membership import Member
 from fed.server.peer.reachability import reachable_graph
 from fed.server.peer.real_peer import PeerSetup, RealPeer
+from fed.server.rounds.coordinated import step_sizes
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.vectors.tensors import torch

@@ -18,11 +18,11 @@ from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.errors import RunFailed
 from fed.server.accumulator import RoundStats
-from fed.server.federation import Coordinated
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.replica.ballots import Value
 from fed.server.peer.replica.replica_service import Decision, ReplicaService, Snapshot
 from fed.server.peer.replica.ring import RoundSum
+from fed.server.rounds.coordinated import Coordinated
 from fed.storage.checkpoints import Tree
 from fed.wire.messages import Answer, Task, client_id_of, client_order
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.clients.scoring.losses import Loss, bce, cox, cross_entropy, huber, mse, of_each_sample, outputs_for
-from fed.clients.scoring.measures import is_mean_over_samples
+from fed.clients.scoring.losses import bce, cox, cross_entropy, huber, mse, of_each_sample, outputs_for
+from fed.clients.scoring.measures import Loss, is_mean_over_samples
 from fed.errors import InvalidModel
 
 

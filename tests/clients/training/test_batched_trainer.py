@@ -24,7 +24,8 @@ from torch.nn import functional
 from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedprox import FedProx
 from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
-from fed.clients.scoring.losses import Loss, cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.measures import Loss
 from fed.clients.training import batches as group_steps
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
 from fed.clients.training.local_context import LocalContext

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.clients.scoring.losses import Loss, cross_entropy
-from fed.clients.scoring.measures import Metric
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.measures import Loss, Metric
 from fed.clients.scoring.metrics import accuracy
 from fed.clients.training.evaluation import BatchedEvaluator, Score, evaluate
 from fed.vectors.layout import Layout
