@@ -17,6 +17,7 @@ from fed.clients.node.reference import KeptReference
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.client_states import ClientState, ClientStates, at_discount
+from fed.clients.training.devices import device_of
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -86,7 +87,7 @@ class NodeTraining:
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
         self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
-        self._work = Work(self._recipe, 0)
+        self._work = Work(self._recipe, device_of())
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._step_s: float | None = None
 

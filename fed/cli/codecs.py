@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed.cli.kinds import cited, tell
-from fed.cli.tables import console, listed
-from fed.config.docstrings import summary
+from fed.cli.kinds import made_by_users, show_all, tell
 from fed.errors import InvalidExperiment, InvalidInput
 
 if TYPE_CHECKING:
@@ -34,21 +32,24 @@ def codecs(
     if name is not None:
         tell(CODECS, name, partial(_facts, name))
         return
-    rows = []
-    for kind in CODECS.builtin:
-        what, paper = cited(summary(CODECS.section(kind).target))
-        made = CODECS.make(kind).make()
-        rows.append((_bits(made), kind, what, _properties(made), made.bound, paper or "–"))
-    rows.sort(key=lambda row: row[0], reverse=True)
-    headings = ("kind", "bits", "what it does", "properties", "bound", "paper")
-    shown = listed(headings, ((kind, f"{bits:.3g}", *texts) for bits, kind, *texts in rows))
-    shown.columns[0].no_wrap = True
-    shown.columns[1].justify = "right"
-    out = console()
-    out.print(shown)
-    out.print(f"bits: a parameter's, at the defaults, {_MEASURED}", markup=False)
-    out.print("bound: ω of unbiased codecs and 1 − δ of contractions are the mean of ‖C(x) − x‖²/‖x‖²", markup=False)
-    out.print("fed codecs NAME tells all about one of them", markup=False)
+    made = {kind: CODECS.make(kind).make() for kind in CODECS.builtin}
+    bits = {kind: _bits(codec) for kind, codec in made.items()}
+
+    def cells(kind: str, what: str, paper: str) -> tuple[str, ...]:
+        codec = made[kind]
+        return f"{bits[kind]:>6.3g}", what, _properties(codec), codec.bound, paper or "–"
+
+    show_all(
+        CODECS,
+        ("kind", "bits", "what it does", "properties", "bound", "paper"),
+        cells,
+        kinds=sorted(bits, key=bits.__getitem__, reverse=True),
+        notes=[
+            f"bits: a parameter's, at the defaults, {_MEASURED}",
+            "bound: ω of unbiased codecs and 1 − δ of contractions are the mean of ‖C(x) − x‖²/‖x‖²",
+            "fed codecs NAME tells all about one of them",
+        ],
+    )
 
 
 def _facts(kind: str, codec: Any) -> Iterator[tuple[str, str]]:
@@ -59,12 +60,9 @@ def _facts(kind: str, codec: Any) -> Iterator[tuple[str, str]]:
 
     if not isinstance(codec, Codec | Zstd):
         raise InvalidInput(f"{kind} must be a fed.compression.codec.Codec, not a {type(codec).__name__}: derive it")
-    try:
+    with made_by_users(f"{kind} must encode {_SIDE * _SIDE:,} values"):
         bits = _bits(codec)
         kept = codec.init(_values()) if isinstance(codec, Codec) else {}
-    except Exception as error:  # whatever a user's codec raises
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InvalidInput(f"{kind} must encode {_SIDE * _SIDE:,} values, got {problem}: correct it") from error
     yield "bits a parameter", f"{bits:.3g}, {32 / bits:.3g} × fewer than 32; {_MEASURED}"
     yield "properties", _properties(codec)
     yield "bound", codec.bound or "–"
