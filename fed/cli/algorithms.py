@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fed.cli.kinds import show_all, tell
+from fed.cli.kinds import WHAT, show_all, tell
 from fed.config.docstrings import summary
 
 __all__ = ["algorithms"]
@@ -30,8 +30,7 @@ def algorithms(
     def cells(kind: str, what: str, paper: str) -> tuple[str, ...]:
         return ALGORITHMS.make(kind).make().primitive or "–", what, paper or "–"
 
-    notes = ["fed algorithms NAME tells all about one of them"]
-    show_all(ALGORITHMS, ("kind", "over", "what it does", "paper"), cells, notes)
+    show_all(ALGORITHMS, ("over", WHAT, "paper"), cells, ["fed algorithms NAME tells all about one of them"])
 
 
 def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed.cli.kinds import made_by_users, show_all, tell
+from fed.cli.kinds import WHAT, show_all, tell
 from fed.errors import InvalidExperiment, InvalidInput
 
 if TYPE_CHECKING:
@@ -36,20 +36,15 @@ def codecs(
     bits = {kind: _bits(codec) for kind, codec in made.items()}
 
     def cells(kind: str, what: str, paper: str) -> tuple[str, ...]:
-        codec = made[kind]
-        return f"{bits[kind]:>6.3g}", what, _properties(codec), codec.bound, paper or "–"
+        return f"{bits[kind]:>6.3g}", what, _properties(made[kind]), made[kind].bound, paper or "–"
 
-    show_all(
-        CODECS,
-        ("kind", "bits", "what it does", "properties", "bound", "paper"),
-        cells,
-        kinds=sorted(bits, key=bits.__getitem__, reverse=True),
-        notes=[
-            f"bits: a parameter's, at the defaults, {_MEASURED}",
-            "bound: ω of unbiased codecs and 1 − δ of contractions are the mean of ‖C(x) − x‖²/‖x‖²",
-            "fed codecs NAME tells all about one of them",
-        ],
+    notes = (
+        f"bits: a parameter's, at the defaults, {_MEASURED}",
+        "bound: ω of unbiased codecs and 1 − δ of contractions are the mean of ‖C(x) − x‖²/‖x‖²",
+        "fed codecs NAME tells all about one of them",
     )
+    headings = ("bits", WHAT, "properties", "bound", "paper")
+    show_all(CODECS, headings, cells, notes, order=lambda kind: -bits[kind])
 
 
 def _facts(kind: str, codec: Any) -> Iterator[tuple[str, str]]:
@@ -60,9 +55,12 @@ def _facts(kind: str, codec: Any) -> Iterator[tuple[str, str]]:
 
     if not isinstance(codec, Codec | Zstd):
         raise InvalidInput(f"{kind} must be a fed.compression.codec.Codec, not a {type(codec).__name__}: derive it")
-    with made_by_users(f"{kind} must encode {_SIDE * _SIDE:,} values"):
+    try:
         bits = _bits(codec)
         kept = codec.init(_values()) if isinstance(codec, Codec) else {}
+    except Exception as error:  # whatever a user's codec raises
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InvalidInput(f"{kind} must encode {_SIDE * _SIDE:,} values, got {problem}: correct it") from error
     yield "bits a parameter", f"{bits:.3g}, {32 / bits:.3g} × fewer than 32; {_MEASURED}"
     yield "properties", _properties(codec)
     yield "bound", codec.bound or "–"

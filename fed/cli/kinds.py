@@ -1,25 +1,51 @@
 """Kinds of a family, taken from their docstrings and their code: all in a table, or all about one of them."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fed.cli.tables import console, listed
 from fed.config.docstrings import body, summary
-from fed.errors import FedError, InvalidInput, located
+from fed.errors import InvalidInput, located
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fed.config.components import Component, Family
 
-__all__ = ["made_by_users", "section_of", "show_all", "show_facts", "show_head", "tell"]
+__all__ = ["WHAT", "cited", "section_of", "show_all", "show_facts", "tell"]
+
+WHAT = "what it does"
+"""Heading of the column that tells what a kind does: the columns before it are never broken."""
 
 _WIDEST = 60  # column
 
 _Section = TypeVar("_Section", bound="Component")
+
+
+def show_all(
+    family: "Family[Any]",
+    headings: Sequence[str],
+    cells: Callable[[str, str, str], Sequence[str]],
+    notes: Iterable[str],
+    order: Callable[[str], float] | None = None,
+) -> None:
+    """Print a table of a family's kinds.
+
+    Args:
+        family: the kinds.
+        headings: of the columns behind the kind's name, :data:`WHAT` among them.
+        cells: texts of these columns, from a kind, what it does and its paper.
+        notes: lines below the table.
+        order: key by which the kinds are sorted; None: as the registry has them.
+    """
+    kinds = sorted(family.builtin, key=order) if order else family.builtin
+    rows = [(kind, *cells(kind, *cited(summary(family.section(kind).target)))) for kind in kinds]
+    out = console()
+    out.print(listed(("kind", *headings), rows, whole=headings.index(WHAT) + 1))
+    for note in notes:
+        out.print(note, markup=False)
 
 
 def tell(family: "Family[Any]", kind: str, facts: Callable[[Any], Iterable[tuple[str, str]]]) -> None:
@@ -36,22 +62,17 @@ def tell(family: "Family[Any]", kind: str, facts: Callable[[Any], Iterable[tuple
     from rich.padding import Padding
     from rich.text import Text
 
-    section = section_of(family, kind)
+    section = section_of(family, {"kind": kind})
     made = section.make()
-    show_head(section)
+    what, paper = cited(summary(section.target))
     out = console()
+    out.print(Text(f"{kind}: {what}" + (f" {paper}." if paper else "")))
     for paragraph in body(section.target):
         out.print()
         out.print(Padding(Text(_plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
     has_keys = len(type(section).model_fields) > 1  # beside its kind
     out.print(_hyperparameters(type(section)) if has_keys else "")
     show_facts(facts(made))
-
-
-def show_head(section: "Component") -> None:
-    """Print a kind's name, what it does, and its paper."""
-    what, paper = _cited(summary(section.target))
-    console().print(f"{section.kind}: {what}" + (f" {paper}." if paper else ""), markup=False)
 
 
 def show_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -65,75 +86,19 @@ def show_facts(facts: Iterable[tuple[str, str]]) -> None:
     console().print(shown)
 
 
-def section_of(family: "Family[_Section]", kind: str, keys: Mapping[str, Any] | None = None) -> "_Section":
-    """The section of a kind with some of its keys, and its defaults for the others.
-
-    Args:
-        family: that it belongs to.
-        kind: its name.
-        keys: names and values; None for defaults alone.
-
-    Raises:
-        InvalidInput: if there is no such kind, or a key is wrong or missing.
-    """
+def section_of(family: "Family[_Section]", keys: Mapping[str, Any]) -> "_Section":
+    """The section that these keys make, ``kind`` among them, with a mistake located in its kind."""
     from pydantic import ValidationError
 
     from fed.config.validation import sentences
 
+    kind = keys["kind"]
     with located(kind):
         family.section(kind)
     try:
-        return family.validate({**(keys or {}), "kind": kind})
+        return family.validate(dict(keys))
     except ValidationError as error:
         raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
-
-
-@contextmanager
-def made_by_users(duty: str) -> Iterator[None]:
-    """Refuse with one sentence whatever a user's own kind raises within the block.
-
-    Args:
-        duty: clause that says what the kind must do.
-
-    Raises:
-        InvalidInput: in place of any error but ours.
-    """
-    try:
-        yield
-    except FedError:
-        raise
-    except Exception as error:
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InvalidInput(f"{duty}, got {problem}: correct it") from error
-
-
-def show_all(
-    family: "Family[Any]",
-    headings: Sequence[str],
-    cells: Callable[[str, str, str], Sequence[str]],
-    notes: Sequence[str],
-    *,
-    kinds: Sequence[str] | None = None,
-    narrow: int = 1,
-) -> None:
-    """Print a table of a family's kinds, one a line.
-
-    Args:
-        family: the kinds.
-        headings: of the columns; the first one is for the kinds' names.
-        cells: function of a kind, what it does and its paper, which gives the cells behind its name.
-        notes: lines below the table.
-        kinds: names of the kinds in their order; None: as the registry has them.
-        narrow: number of columns, from the left, whose texts are never broken.
-    """
-    rows = [(kind, *cells(kind, *_cited(summary(family.section(kind).target)))) for kind in kinds or family.builtin]
-    shown = listed(headings, rows)
-    for column in shown.columns[:narrow]:
-        column.no_wrap = True
-    out = console()
-    out.print(shown)
-    for note in notes:
-        out.print(note, markup=False)
 
 
 def _hyperparameters(section: type["Component"]) -> "Table":
@@ -146,17 +111,14 @@ def _hyperparameters(section: type["Component"]) -> "Table":
             default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))
             values = shorten(values_of(properties[name]), _WIDEST, placeholder=" …")
             rows.append((name, default, values, field.description or ""))
-    table = listed(("hyper-parameter", "default", "range", "what it is"), rows)
-    for column in table.columns[:3]:
-        column.no_wrap = True
-    return table
+    return listed(("hyper-parameter", "default", "range", "what it is"), rows, whole=3)
 
 
-def _cited(line: str) -> tuple[str, str]:
+def cited(line: str) -> tuple[str, str]:
     """A sentence, and the paper in parentheses at its end.
 
     Example:
-        >>> _cited("The mean of models (McMahan et al. 2017, 1602.05629).")
+        >>> cited("The mean of models (McMahan et al. 2017, 1602.05629).")
         ('The mean of models.', 'McMahan et al. 2017, 1602.05629')
     """
     match = re.fullmatch(r"(?P<what>.*) \((?P<paper>[^()]*\d{4}[^()]*)\)\.", line)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fed.cli.documents import changes
-from fed.cli.kinds import made_by_users, section_of, show_all, show_facts, show_head
+from fed.cli.kinds import WHAT, cited, section_of, show_all, show_facts
 from fed.cli.tables import console
-from fed.errors import InvalidInput, os_errors_as
+from fed.config.docstrings import summary
+from fed.errors import FedError, InvalidInput, os_errors_as
 
 if TYPE_CHECKING:
     from fed.config.registry import TopologySection
@@ -52,8 +53,8 @@ def topology(
     if picture is not None and picture.suffix.lower() not in _PICTURES:
         raise InvalidInput(f"--picture {picture} must end in .svg, .png or .pdf: give another name")
     section, made = _made(kind, peers, settings or [])
-    show_head(section)
     out = console()
+    out.print(f"{kind}: {cited(summary(section.target))[0]}", markup=False)
     if peers <= _DRAWN:
         out.print()
         for line in _sketch(made, peers):
@@ -78,17 +79,12 @@ def _list() -> None:
             figures = ["–"] * 4
         return [*figures, what]
 
-    show_all(
-        TOPOLOGIES,
-        ("kind", "degree", "diameter", "ρ", "rounds", "what it is"),
-        cells,
-        narrow=5,
-        notes=[
-            f"degree to rounds: of {_LISTED} peers, at the defaults",
-            "rounds: until the disagreement is a thousandth of what it was",
-            "fed topology KIND PEERS draws one of them",
-        ],
+    notes = (
+        f"degree to rounds: of {_LISTED} peers, at the defaults",
+        "rounds: until the disagreement is a thousandth of what it was",
+        "fed topology KIND PEERS draws one of them",
     )
+    show_all(TOPOLOGIES, ("degree", "diameter", "ρ", "rounds", WHAT), cells, notes)
 
 
 def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection, Topology]":
@@ -105,9 +101,14 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
     seed = keys.pop("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InvalidInput(f"seed must be a whole number from 0, got {seed!r}")
-    section = section_of(TOPOLOGIES, kind, keys)
-    with made_by_users(f"{kind} must make a graph of {peers} peers"):
+    section = section_of(TOPOLOGIES, {**keys, "kind": kind})
+    try:
         made = Topology(section.make, section.target, peers, Streams(seed), section.weights, section.lazy)
+    except FedError:
+        raise
+    except Exception as error:  # whatever a user's function raises
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InvalidInput(f"{kind} must make a graph of {peers} peers, got {problem}: correct it") from error
     return section, made
 
 
