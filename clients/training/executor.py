@@ -109,7 +109,7 @@ class Executor(ABC):
 
 
 class InProcess(Executor):
-    """This process, which does items when their results are asked for; what the work raises is raised as it is.
+    """Executor in this process: does items when their results are asked for, and raises what the work raises as it is.
 
     Args:
         make: factory of the work, called at once.

@@ -32,7 +32,13 @@ def console() -> "Console":
 
 
 def listed(headings: Iterable[str], rows: Iterable[Iterable[str]], whole: int = 0) -> "Table":
-    """Table of texts as they stand, for a name may look like markup; those of the first ``whole`` columns unbroken."""
+    """Table of texts as they stand: a name may look like markup.
+
+    Args:
+        headings: of the columns.
+        rows: texts of each row.
+        whole: number of columns, from the first, whose texts are never broken.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
