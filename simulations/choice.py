@@ -52,11 +52,6 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Exe
     """
     execution = simulation.experiment.simulation
     asked = execution.workers
-    if asked != "auto" and asked > (most := max(_MOST_WORKERS, 4 * usable_cores())):
-        raise InvalidExperiment(
-            f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {asked}: more "
-            "processes would only wait for each other"
-        )
     if execution.executor is not None:
         return _started(simulation, execution.executor, _count_for(execution.executor, simulation))
     is_free = asked == "auto"
@@ -92,8 +87,6 @@ def _count_for(section: Component, simulation: Simulation) -> int:
 
 def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
     """Number of workers that a round has work for, if the run is long."""
-    if multiprocessing.parent_process() is not None:  # one of several runs side by side
-        return 0
     count = _useful(simulation)
     if count < 2:
         return 0
@@ -105,7 +98,9 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
 
 
 def _useful(simulation: Simulation) -> int:
-    """Number of workers that a round has work for on this machine."""
+    """Number of workers that a round has work for on this machine; one where several runs share it."""
+    if multiprocessing.parent_process() is not None:  # one of several runs side by side
+        return 1
     processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
     return min(processors, -(-simulation.trainees // simulation.groups.size))
 
@@ -118,8 +113,16 @@ def _started(simulation: Simulation, section: Component, workers: int, *, awaits
         section: the executor's.
         workers: how many.
         awaits: True if a kind with workers waits until one has begun.
+
+    Raises:
+        InvalidExperiment: if this machine is too small for so many, or the user's parts cannot go to another process.
     """
     kind = _class_of(section)
+    if kind.shares_memory and workers > (most := max(_MOST_WORKERS, 4 * usable_cores())):
+        raise InvalidExperiment(
+            f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {workers}: more "
+            "processes would only wait for each other"
+        )
     given: dict[str, Any] = {"small_bytes": _SMALL_BYTES, "awaits": awaits}
     recipe = simulation.recipe
     if kind.pickles_work:

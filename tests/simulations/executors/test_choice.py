@@ -196,6 +196,8 @@ def test_auto_takes_none_within_one_of_several_processes(
     with hiring.hired(simulation("auto"), LONG) as executor:
         assert isinstance(executor, InProcess)
     assert not hired
+    hiring.hired(simulation("auto", executor="workers"), LONG).close()
+    assert [count for count, _ in hired] == [1]
 
 
 class Unportable(nn.Module):
@@ -323,6 +325,12 @@ def test_more_workers_than_a_machine_could_use_are_refused(hired: list[tuple[int
     ):
         simulate(keys, data=parts.unequal(), model=parts.small)
     assert hired == []
+
+
+def test_workers_elsewhere_may_be_more_than_fit_here() -> None:
+    with hiring.hired(simulation(65, executor=f"python:{trial.__name__}:Pickled")) as executor:
+        assert isinstance(executor, trial.Pickled)
+        assert len(executor.works) == 65
 
 
 class SumsColumns(nn.Module):

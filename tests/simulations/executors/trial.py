@@ -16,7 +16,7 @@ class Pickled(Executor):
 
     def __init__(self, make: Make, devices: Sequence[torch.device]) -> None:
         pickled = pickle.dumps(make)
-        self._works = [pickle.loads(pickled)(device) for device in devices]
+        self.works = [pickle.loads(pickled)(device) for device in devices]
         self._items: dict[int, bytes] = {}
         self._submitted = 0
 
@@ -27,7 +27,7 @@ class Pickled(Executor):
 
     def results(self, tickets: Iterable[int]) -> Iterator[Result]:
         for ticket in sorted(tickets, reverse=True):
-            work = self._works[ticket % len(self._works)]
+            work = self.works[ticket % len(self.works)]
             answer = work(*pickle.loads(self._items.pop(ticket)))
             content, tensors = pickle.loads(pickle.dumps(answer))
             yield Result(ticket, content, tensors)
