@@ -31,6 +31,7 @@ from fed.storage.checkpoints import Checkpoints, Tree
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
 from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
+from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import TensorSpec, read, written
 
 __all__ = ["STATE_LOST", "Hidden", "NodeTraining"]
@@ -143,7 +144,7 @@ class NodeTraining:
         states, are_lost = self._states(assignment)
         model = (found[0], found[1])  # of the tensors, the rest is broadcast
         given = [*found, *states.stacked([self._client], [model])]
-        train = self._work_item(assignment, states)
+        train = self._work_item(assignment, found, states)
         if until_s is not None:
             train = self._in_time(train, given, until_s)
         began_s = time.monotonic()
@@ -186,19 +187,29 @@ class NodeTraining:
         loss, metrics = found.scores[0]
         return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metrics=metrics)
 
-    def _work_item(self, assignment: pb.Assignment, states: ClientStates) -> Train:
+    def _work_item(self, assignment: pb.Assignment, found: Sequence[Tensor], states: ClientStates) -> Train:
         """The local training that a task asks for."""
-        return Train(
-            (self._client,),
-            assignment.round,
-            "payload",
-            assignment.lr if assignment.HasField("lr") else None,
-            (assignment.steps if assignment.HasField("steps") else None,),
-            assignment.broadcast_count,
-            assignment.population,
-            (assignment.place,) if assignment.HasField("place") else (),
-            ((assignment.round, *filter(None, [assignment.repeats])),),
-            states.names,
+        params_V, integers_I, *broadcast = found
+        if len(broadcast) != assignment.broadcast_count:
+            raise InvalidPayload(
+                f"a task must come with the {assignment.broadcast_count} tensors beside the model that it names, got "
+                f"{len(broadcast)}"
+            )
+        task = Task(
+            id=assignment.task.number,
+            round=assignment.round,
+            client=self._client,
+            model=GlobalModel(version=0, params_V=params_V, integers_I=integers_I, broadcast=tuple(broadcast)),
+            lr=assignment.lr if assignment.HasField("lr") else None,
+            steps=assignment.steps if assignment.HasField("steps") else None,
+            repeats=assignment.repeats,
+        )
+        return Train.of(
+            [task],
+            wants="payload",
+            population=assignment.population,
+            places=(assignment.place,) if assignment.HasField("place") else (),
+            state_names=states.names,
         )
 
     def _completed(
