@@ -116,6 +116,16 @@ def test_the_readme_shows_its_picture_first_and_no_empty_cell() -> None:
     assert [line for line in text.splitlines() if re.search(r"\|\s*\|", line)] == []
 
 
+def test_the_rules_name_each_folder_of_each_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = {row.split("`")[1]: row for row in re.findall(r"^\| `\w+/` \|.*$", text, re.MULTILINE)}
+    missing = []
+    for room in ("fed", "aggregators", "clients", "server", "simulations"):
+        folders = {path.parent for path in (ROOT / room).rglob("__init__.py")} - {ROOT / room}
+        missing += [str(folder.relative_to(ROOT)) for folder in folders if f"`{folder.name}`" not in rows[f"{room}/"]]
+    assert missing == []
+
+
 def test_the_readme_counts_the_kinds_of_algorithms() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{len(registry.ALGORITHMS.builtin)} kinds; `fed algorithms` lists them" in text
