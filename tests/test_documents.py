@@ -88,7 +88,7 @@ def test_the_guide_is_short_and_leads_to_each_page() -> None:
     assert len(text.encode()) <= 12_000
     linked = {target for target, _ in LINK.findall(text)}
     assert {f"{page}.md" for page in OF_THE_GUIDE} <= linked
-    assert {page.stem for page in SHOWING} == {"experiments", *OF_THE_GUIDE}
+    assert {"experiments", *OF_THE_GUIDE} <= {page.stem for page in SHOWING}
 
 
 def test_the_guide_names_each_section_and_key() -> None:
