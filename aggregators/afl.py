@@ -32,7 +32,7 @@ def onto_simplex(point_N: Tensor) -> Tensor:
     :math:`v_j > (\sum_{r ≤ j} v_r - 1) / j`.
 
     Args:
-        point_N: v, any numbers.
+        point_N: v, any finite numbers.
 
     Example:
         >>> onto_simplex(torch.tensor([0.5, 1.0, -3.0]))
@@ -98,7 +98,8 @@ class AFL(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Descend by the mixture of the cohort, then ascend in it."""
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
-        mixture_N, counted = self._mixture(state.mixture_N, reduced.population), float(here_N.sum())
+        mixture_N = self._mixture(state.mixture_N, reduced.population)
+        counted = float(here_N.sum())
         share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full
         # the projection may have left none of the cohort a share
         step_P = update_P / (reduced.population * share) if share > 0 else torch.zeros_like(update_P)

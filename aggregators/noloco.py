@@ -41,9 +41,9 @@ class NoLoCo(PeerRule):
     an odd number of peers one is alone, and its means are its own.
 
     Args:
-        outer_momentum: α in [0, 1). The paper's code runs with 0.3.
-        outer_lr: β > 0, likewise 0.7.
-        consensus_step: γ > 0, by which partners draw together; the code has γ = β. Two peers that always meet need
+        outer_momentum: α in [0, 1), the share of δ that stays each round; 0.3 in the paper's code.
+        outer_lr: β > 0, the outer learning rate; 0.7 in the paper's code.
+        consensus_step: γ > 0, the pull between partners; the paper's code has γ = β. Two peers that always meet need
             γ < 2 + 2 α.
     """
 

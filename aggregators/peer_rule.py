@@ -28,7 +28,7 @@ class Descend(Protocol):
 
     @property
     def lr(self) -> float | Tensor:
-        """The sum of the step sizes over the local steps: [N, 1] where peers take different numbers of them."""
+        """The sum of the step sizes over the local steps; [N, 1] where peers take different numbers of steps."""
         ...
 
     def __call__(self, x_NP: Tensor) -> Tensor:
@@ -43,9 +43,9 @@ class Received(NamedTuple):
     """Vector of one neighbour of each of K rows.
 
     Args:
-        rows_K: the rows' places.
-        weights_K1: W_ij, of row i and its neighbour j.
-        vectors_KM: x_j, as the neighbour sent it.
+        rows_K: places of the rows that have this neighbour.
+        weights_K1: W_ij, the weight that row i gives its neighbour j.
+        vectors_KM: x_j, the vector as the neighbour sent it.
     """
 
     rows_K: Tensor
@@ -61,7 +61,7 @@ class Mix(Protocol):
     @overload
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> tuple[Tensor, ...]: ...
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """W x, the weighted average with one's neighbours; of several vectors, which go in one message, of each.
+        """W x, the weighted average with one's neighbours. Several vectors share one message; each is averaged.
 
         Single numbers [N, 1] travel in float64, so that their sums stay exact; vectors travel in the model's type.
         """
@@ -109,19 +109,20 @@ class PeerRule(Algorithm):
 
     primitive: ClassVar[Literal["mix"] | None] = "mix"
     needs_gradient: ClassVar[bool] = False
-    """Whether it takes (x − descend(x)) / lr for the gradient, which it is not under momentum or Adam."""
+    """True if the rule takes (x − descend(x)) / lr for the gradient, which under momentum or Adam it is not."""
 
     topology: ClassVar[str] = "ring"
     """Kind of topology where the experiment names none."""
     corrects_weights: ClassVar[bool] = False
-    """Whether it finds the peers' mean under weights that do not keep it, such as those of a directed graph."""
+    """True if the rule finds the peers' mean under weights that do not keep it, such as those of a directed graph."""
     compresses: ClassVar[bool] = False
-    """Whether the experiment's ``uplink`` encodes what it sends: it calls ``mix.encoded`` or ``mix.differences``."""
+    """True if the experiment's ``uplink`` encodes the peers' messages: the rule calls ``mix.encoded`` or
+    ``mix.differences``."""
     needs_fixed_graph: ClassVar[bool] = False
-    """Whether a peer's neighbours must stay the same, both ways: it calls ``mix.differences``."""
+    """True if a peer's neighbours must stay the same, both ways: the rule calls ``mix.differences``."""
     conserves_sum: ClassVar[bool] = False
-    """True if the rule relies on a sum over the members' states. A member that goes takes its share of it along, so
-    that such a rule has :meth:`renewed`."""
+    """True if the rule relies on a sum over the members' states. A member that goes takes its share of the sum along;
+    such a rule therefore has :meth:`renewed`."""
 
     def needs(self) -> Sequence[Term]:
         """Peers that stay the same from the first round to the last."""
@@ -160,16 +161,16 @@ class PeerRule(Algorithm):
         """The state after a round.
 
         Args:
-            state: after the last round in which these peers took part.
+            state: the state after the last round in which these peers took part.
             descend: the local steps.
-            mix: the exchanges.
+            mix: the exchanges with neighbours.
         """
 
     def joined(self, state: Any) -> Any:
         """The state of a peer that joins a running experiment: a copy of another's, unless a rule says otherwise.
 
         Args:
-            state: of the other peer after its last round.
+            state: state of the other peer after its last round.
         """
         return state
 
@@ -191,7 +192,7 @@ class PeerRule(Algorithm):
         """Refuse a topology that changes with the round or is directed, where neighbours must stay the same.
 
         Raises:
-            InvalidExperiment: for others, with the reason and the way out.
+            InvalidExperiment: if the topology is one of these, with the reason and the way out.
         """
         if self.needs_fixed_graph and (topology.changes or topology.is_directed):
             got = "one that changes with the round" if topology.changes else "a directed one"
@@ -210,7 +211,8 @@ class PeerRule(Algorithm):
                     f"algorithm {experiment.algorithm.kind} cannot send through uplink {section.kind}, {reason}: "
                     "choose another codec such as topk"
                 )
-        local, kind = experiment.local, experiment.algorithm.kind
+        local = experiment.local
+        kind = experiment.algorithm.kind
         if self.needs_gradient and (local.optimizer != "sgd" or local.momentum):
             raise InvalidExperiment(
                 f"{kind} needs local.optimizer sgd without momentum, for it takes a peer's change, divided by its step "

@@ -50,7 +50,7 @@ class Scaffold(Aggregator):
     A message is twice the model: the update and that of the control. Weight decay is part of the losses.
 
     Args:
-        server_lr: η_g > 0; the paper's experiments have 1.
+        server_lr: η_g > 0, the server's learning rate; the paper's experiments have 1.
     """
 
     linear_client_state: ClassVar[bool] = True
