@@ -88,10 +88,10 @@ class Participant:
 
     Args:
         name: the client's name.
-        identity: its long-term private key, which signs.
-        entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
-        revealed: the rounds that it has revealed, of all runs.
-        least_threshold: its own floor on a session's threshold, at least 1.
+        identity: long-term private key of the client, which signs.
+        entropy: function that returns so many random bytes, from the system's cryptographic source on real nodes.
+        revealed: rounds of all runs whose shares the client has revealed.
+        least_threshold: smallest threshold of a session that the client accepts, ≥ 1.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Participant:
             own_sha256: the own digest of the task that the message was made for.
             lanes: the message, signed integers of R bits, which stay as they are.
         """
-        self._message = own_sha256, lanes
+        self._message = (own_sha256, lanes)
         return self._masked()
 
     def told(self, message: ToSession) -> list[Command]:
