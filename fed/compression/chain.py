@@ -30,8 +30,8 @@ class CodecChain:
     """Codecs, first to last, for vectors of one kind.
 
     Args:
-        codecs: the codecs; a lossless one is the last.
-        values: the vectors that the first one encodes.
+        codecs: the codecs, first to last; a lossless one is the last.
+        values: description of the vectors that the first codec encodes.
     """
 
     codecs: tuple[Codec | Zstd, ...]
@@ -75,12 +75,12 @@ class CodecChain:
 
     @property
     def is_common(self) -> bool:
-        """True where all clients of a round encode by one linear map, so that sums of encoded values are decoded."""
+        """True if all clients of a round encode by one linear map, so that sums of encoded values are decoded."""
         return self.lossless is None and all(codec.is_common for codec in self.lossy)
 
     @property
     def reads_sums(self) -> bool:
-        """True where the coordinator adds what was decoded before it reads it."""
+        """True if the coordinator adds the decoded values of all clients, and reads the vectors from the sum."""
         return any(codec.reads_sums for codec in self.lossy[:1])
 
     @property
@@ -92,7 +92,7 @@ class CodecChain:
         """Read sums, or means, of what was decoded.
 
         Args:
-            sums_KM: vectors as ``summed`` says, [K, ·].
+            sums_KM: sums of vectors as ``summed`` describes them, [K, ·].
             draw: the random streams, of which only those of the whole run are used.
 
         Returns:
@@ -148,11 +148,11 @@ class CodecChain:
 
         Args:
             rows_KM: finite values, [K, M].
-            state: the clients', [K, ·] each; what no codec keeps is nobody's here.
+            state: states of the clients, [K, ·] each; names that no codec keeps are ignored.
             draw: the random streams.
 
         Returns:
-            A message for each, K tensors of uint8.
+            A message for each client, K tensors of uint8.
 
         Raises:
             InvalidInput: if a value is not finite.
@@ -175,7 +175,7 @@ class CodecChain:
             draw: the random streams with which they were encoded.
 
         Returns:
-            The vectors, [K, M], or what is to be added before it is read.
+            The vectors, [K, M], or values that are added before they are read.
 
         Raises:
             InvalidPayload: if one is no such message.
@@ -271,14 +271,15 @@ def check_order(key: str, codecs: Sequence[object]) -> None:
     """Refuse chains that make no sense.
 
     Args:
-        key: of the experiment.
-        codecs: first to last.
+        key: key of the experiment that holds the chain, for the error.
+        codecs: the chain, first to last.
 
     Raises:
-        InvalidExperiment: with the reason.
+        InvalidExperiment: if the chain makes no sense, with the reason.
     """
     for place, codec in enumerate(codecs):
-        before, name = [*codecs[:place]], type(codec).__name__
+        before = [*codecs[:place]]
+        name = type(codec).__name__
         if isinstance(codec, Zstd) and place < len(codecs) - 1:
             reason = f"{name} leaves nothing to encode: put it last"
         elif not isinstance(codec, Codec) or not before:

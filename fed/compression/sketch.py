@@ -34,9 +34,9 @@ class Sketch(Codec):
     (‖x‖² − x_i²)/w over the hashes.
 
     Args:
-        fraction: buckets of all rows together, as a share of the values, in (0, 1].
-        rows: of buckets, at least 1.
-        read: the share of the values that are read, those of largest magnitude, in (0, 1].
+        fraction: number of buckets of all rows together, as a share of the values, in (0, 1].
+        rows: number of rows of buckets, ≥ 1.
+        read: share of the values that are read, those of largest magnitude, in (0, 1].
     """
 
     gives: ClassVar = "values"
@@ -91,12 +91,13 @@ class Sketch(Codec):
         """Buckets and signs of the values at some columns, for two rows of buckets, or for the last one.
 
         Args:
-            first: number of the first of the two, even.
+            first: number of the first of the two rows, even.
             columns: places of the values.
-            values: the vectors.
+            values: description of the vectors.
             draw: the random streams, of which that of the whole run is used.
         """
-        seed, count = draw.streams.torch_seed("codec"), np.uint64(self._columns(values))
+        seed = draw.streams.torch_seed("codec")
+        count = np.uint64(self._columns(values))
         places = np.arange(columns.start, columns.stop, dtype=np.uint64)
         words = _mixed(places + np.uint64((seed + first * _STEP) % 2**64))
         for half in (words & np.uint64(0xFFFFFFFF), words >> np.uint64(32))[: self.rows - first]:

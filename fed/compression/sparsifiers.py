@@ -24,7 +24,7 @@ _SAMPLE = 1 << 13  # values from which a threshold is estimated
 _COUNT = np.dtype("<u4")
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
-"""A share of the values, above 0."""
+"""Share of the values, in (0, 1]."""
 
 
 def count_of(fraction: float, numbers: int) -> int:
@@ -71,9 +71,9 @@ def scattered(positions_KJ: Rows, inner: Rows, values: Values) -> Tensor:
     """Vectors of zeros, [K, M], with values at positions.
 
     Args:
-        positions_KJ: the positions in each vector.
-        inner: the values there.
-        values: the vectors.
+        positions_KJ: positions in each vector.
+        inner: values at these positions.
+        values: description of the vectors.
     """
     rows_KM = empty((len(positions_KJ), values.numbers), values.dtype).zero_()
     for row_M, positions_J, values_J in zip(rows_KM, positions_KJ, inner, strict=True):
@@ -90,7 +90,7 @@ class TopK(Codec):
     A contraction behind it, with δ' of its own, makes a chain with δ = δ' k/d.
 
     Args:
-        fraction: k/d in (0, 1], of the values that are sent; at least one is.
+        fraction: k/d in (0, 1], the share of the values that are sent; at least one is.
     """
 
     gives: ClassVar = "values"
@@ -131,7 +131,7 @@ class RandomK(Codec):
     Unbiased and linear.
 
     Args:
-        fraction: k/d in (0, 1]; at least one value is sent.
+        fraction: k/d in (0, 1], the share of the values that are sent; at least one is.
     """
 
     gives: ClassVar = "values"
@@ -166,7 +166,8 @@ class RandomK(Codec):
         return scattered(self._positions(len(inner), values, draw), inner, values)
 
     def _positions(self, rows: int, values: Values, draw: Draw) -> list[Tensor]:
-        count, by_round = count_of(self.fraction, values.numbers), {}
+        count = count_of(self.fraction, values.numbers)
+        by_round: dict[int, Tensor] = {}
         for row, number in enumerate(draw.rounds[:rows]):
             if number not in by_round:
                 chosen = draw.common(row).choice(values.numbers, count, replace=False, shuffle=False)
@@ -181,7 +182,7 @@ class Threshold(Codec):
     Positions take a Golomb–Rice code. The error of each value is below the threshold.
 
     Args:
-        magnitude: the smallest that is sent, above 0.
+        magnitude: smallest magnitude that is sent, > 0.
     """
 
     gives: ClassVar = "values"
@@ -222,7 +223,7 @@ class STC(Codec):
     with their mean magnitude μ. Positions take a Golomb–Rice code, signs a bit.
 
     Args:
-        fraction: k/d in (0, 1]; at least one value is sent.
+        fraction: k/d in (0, 1], the share of the values that are sent; at least one is.
     """
 
     is_contraction: ClassVar[bool] = True
@@ -248,7 +249,8 @@ class STC(Codec):
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Put the magnitude where it was."""
-        count, begin = count_of(self.fraction, values.numbers), values.dtype.itemsize
+        count = count_of(self.fraction, values.numbers)
+        begin = values.dtype.itemsize
         end = begin + packed_bytes(count, 1)
         if any(len(one) < end for one in content):
             raise InvalidPayload(f"the magnitude and {count} signs take {end} bytes")
@@ -268,10 +270,12 @@ class DGC(Codec):
     feedback around it is refused. g is the client's update.
 
     Args:
-        fraction: of the values that are sent after the warm-up, in (0, 1].
-        momentum: m in [0, 1).
-        warm_up_rounds: in which the fraction falls from a quarter of the values, by the same factor each round.
-        clip: largest norm of g, above 0; the paper's is that of all clients' together times N^−½ for N clients.
+        fraction: share of the values that are sent after the warm-up, in (0, 1].
+        momentum: m in [0, 1), the share of u that stays each round.
+        warm_up_rounds: rounds in which the fraction falls from a quarter of the values to its own, by the same factor
+            each round.
+        clip: largest norm of g, > 0; None for no bound. The paper's is the norm of all clients' gradients together
+            times N^−½ for N clients.
     """
 
     gives: ClassVar = "values"
@@ -319,13 +323,9 @@ class DGC(Codec):
 
     def _fraction(self, number: int) -> float:
         """The fraction of a round: a quarter in the first, and from round to round by the same factor less."""
-        if number > self.warm_up_rounds:
+        if number > self.warm_up_rounds or self.fraction >= 0.25:
             return self.fraction
-        return (
-            0.25 * (self.fraction / 0.25) ** ((number - 1) / self.warm_up_rounds)
-            if self.fraction < 0.25
-            else self.fraction
-        )
+        return 0.25 * (self.fraction / 0.25) ** ((number - 1) / self.warm_up_rounds)
 
     def _most(self, numbers: int) -> int:
         return count_of(self._fraction(1), numbers)
