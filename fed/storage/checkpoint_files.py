@@ -23,7 +23,7 @@ _SEAL = "format 1, round {number}, sha256 {digest}"
 _SEALED = re.compile(rb'"checkpoint":"format ([0-9]+), round ([0-9]+), sha256 ([0-9a-f]{64})"')
 _UNSEALED = "0" * 64  # is hashed in the digest's place, as no digest can cover itself
 _HEADER_BYTES = 4096
-"""An upper bound of a header's length."""
+"""Upper bound of a header's length."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -53,7 +53,7 @@ def newest_whole(folder: Path, rounds: int | None = None) -> tuple[int | None, l
     """The round of the newest checkpoint that a run can resume from, and the flaws of all newer ones.
 
     Args:
-        folder: of the checkpoints; none where it does not exist.
+        folder: folder of the checkpoints; it need not exist.
         rounds: the number of rounds with metrics: no later checkpoint fits. None: all fit.
 
     Returns:
@@ -105,7 +105,7 @@ def write_sealed(file: BinaryIO, number: int, structure: bytes, tensors: Iterabl
 
     Args:
         file: new, empty and seekable.
-        number: of the round.
+        number: number of the round.
         structure: the tree without its tensors' numbers.
         tensors: the bytes of its tensors. Each is asked for after the one before has been written.
         size_bytes: the total length of the tensors.
