@@ -36,16 +36,16 @@ _MOST_TENSORS = 1000  # bounds what a hostile header costs
 _LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
 
 SHA256 = re.compile("[0-9a-f]{64}")
-"""How a hash is written, by which a payload is named."""
+"""Pattern of the hash by which a payload is named."""
 
 
 class TensorSpec(NamedTuple):
-    """The type and length of a tensor on the wire.
+    """Type and length of a tensor on the wire.
 
     Args:
-        dtype: its type.
-        numbers: its length.
-        may_be_shorter: that is the longest it can be.
+        dtype: type of the numbers.
+        numbers: length of the tensor.
+        may_be_shorter: True if that is the largest length.
     """
 
     dtype: "torch.dtype"
@@ -83,7 +83,8 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
         InvalidPayload: if one has a type that does not travel.
         OSError: if the file cannot be written.
     """
-    spec, digest = _spec_of(tensors), hashlib.sha256()
+    spec = _spec_of(tensors)
+    digest = hashlib.sha256()
     with path.open("wb") as file:
         for tensor in tensors:
             content = bytes_of(tensor)
@@ -119,9 +120,9 @@ def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorSpec] | 
     """Check bytes against what their sender says of them, and that against what was asked for.
 
     Args:
-        data: the bytes.
-        payload: what is said of them.
-        spec: what its tensors must be; None: whatever it says.
+        data: bytes to check.
+        payload: the sender's description of them.
+        spec: types and lengths of the tensors that were asked for; None: any.
 
     Raises:
         InvalidPayload: if they are others.
@@ -137,11 +138,11 @@ def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
     """Check what a sender says of a payload, before any of it is taken.
 
     Args:
-        payload: as its sender describes it.
-        spec: the tensors it must hold, if they are known.
+        payload: the sender's description of it.
+        spec: types and lengths of the tensors that were asked for; None: any.
 
     Raises:
-        InvalidPayload: if it cannot be, or holds something else.
+        InvalidPayload: if the description contradicts itself, or is of other tensors.
     """
     said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
     if spec is not None:
@@ -177,15 +178,15 @@ class Incoming:
     """A file that arrives in chunks, over several connections if it must.
 
     Attributes:
-        received_bytes: how much of it is there.
+        received_bytes: number of bytes that have arrived.
 
     Args:
-        path: where it is put.
-        payload: what the sender says of it.
-        spec: what it must hold, if that is known.
+        path: path of the file.
+        payload: the sender's description of it.
+        spec: types and lengths of the tensors that were asked for; None: any.
 
     Raises:
-        InvalidPayload: if it says something else.
+        InvalidPayload: if the description contradicts itself, or is of other tensors.
     """
 
     def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorSpec] | None = None) -> None:
