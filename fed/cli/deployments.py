@@ -25,9 +25,9 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
 
     Args:
         address: HOST:PORT to listen at or to dial.
-        credentials: the folder of keys.
-        insecure: True to go without.
-        option: the option that gave the address.
+        credentials: folder of keys.
+        insecure: True to go without certificates.
+        option: option that gave the address, for the error.
 
     Raises:
         InvalidInput: if the address is none, or must not be used so.
@@ -52,12 +52,12 @@ def name_of(who: str, name: str | None, credentials: Path | None, certified: str
 
     Args:
         who: ``node`` or ``peer``.
-        name: of the option.
-        credentials: the folder of keys.
-        certified: what the certificate in it says.
+        name: name from the option, or None.
+        credentials: folder of keys.
+        certified: name in the certificate of that folder, or None.
 
     Raises:
-        InvalidInput: if both say another one, or neither says any.
+        InvalidInput: if option and certificate differ, or there is neither.
     """
     if certified is not None and name not in {None, certified}:
         raise InvalidInput(f"{credentials} holds the certificate of {certified}, got --name {name}: leave it out")
@@ -73,11 +73,11 @@ def running(
     """Place where a run says what it does, and its folder, until it ends or is broken off.
 
     Args:
-        command: which runs it.
-        name: the experiment's.
-        output: the folder that the user named.
-        overwrite: what is in the folder may be replaced.
-        resume: the folder of a run to resume.
+        command: command that runs it.
+        name: name of the experiment.
+        output: folder that the user named, or None.
+        overwrite: True if a run in the folder may be replaced.
+        resume: folder of a run to resume, or None.
     """
     shown = display()
     say_all(shown)

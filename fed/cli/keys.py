@@ -54,7 +54,8 @@ def _issue(
     """Give a node, or a peer, a key and a certificate, and a place on the roster."""
     authority = _load(folder)
     place = authority.issue(name, days=days, is_peer=peer)
-    kind, expires = "peer" if peer else "node", authority.roster.entries()[name].expires
+    kind = "peer" if peer else "node"
+    expires = authority.roster.entries()[name].expires
     typer.echo(f"{place}: for the {kind} {name} alone, valid until {expires:%Y-%m-%d}")
 
 

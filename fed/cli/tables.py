@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["console", "data", "listed"]
 
 _WIDE = 160
-"""Columns where standard output is no terminal: a line of a table stays a line."""
+"""Width in columns where standard output is no terminal: a line of a table stays a line."""
 
 
 def console() -> "Console":
@@ -53,9 +53,9 @@ def data(
     """Print and draw who holds what, class by client.
 
     Args:
-        file: of an experiment, or of a comparison, whose base is meant.
+        file: file of an experiment, or of a comparison, of which the base is taken.
         settings: values in place of the file's.
-        picture: the file to draw into.
+        picture: file to draw into, or None.
     """
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map

@@ -41,10 +41,10 @@ def topology(
     """List the graphs of peers, or draw one, with degree, diameter, spectral gap and rounds to consensus.
 
     Args:
-        kind: of the topology.
-        peers: N.
-        settings: its keys, and the seed.
-        picture: the file to draw into.
+        kind: kind of the topology.
+        peers: N, the number of peers.
+        settings: keys of that kind, and the seed.
+        picture: file to draw into, or None.
     """
     if kind is None:
         return _list()
@@ -115,7 +115,14 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
     except ValidationError as error:
         raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
     try:
-        made = Topology(section.make, section.target, peers, Streams(seed), section.weights, section.lazy)
+        made = Topology(
+            make=section.make,
+            kind=section.target,
+            peers=peers,
+            streams=Streams(seed),
+            weights=section.weights,
+            lazy=section.lazy,
+        )
     except FedError:
         raise
     except Exception as error:  # whatever a user's function raises
@@ -143,7 +150,9 @@ def _sketch(made: "Topology", peers: int) -> Iterator[str]:
 
 
 def _mark(first: int | None, changes: bool) -> str:
-    return "·" if first is None else str(first) if changes else "●"
+    if first is None:
+        return "·"
+    return str(first) if changes else "●"
 
 
 def _facts_of(made: "Topology") -> "Facts":
@@ -153,7 +162,8 @@ def _facts_of(made: "Topology") -> "Facts":
 
 
 def _figures(found: "Facts") -> list[str]:
-    least, most = found.least_degree, found.most_degree
+    least = found.least_degree
+    most = found.most_degree
     rounds = found.rounds_to_consensus
     return [
         str(least) if least == most else f"{least} to {most}",
