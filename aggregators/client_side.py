@@ -101,7 +101,8 @@ def format_of(
 
 def weighs_samples(aggregator: Aggregator) -> bool:
     """Tell whether a client's weight is its number of samples, whatever the model."""
-    return format_of(aggregator, Layout(2, 2, torch.float32, (), (), ()), 2).weighs_samples
+    smallest = Layout(parameters=2, size=2, dtype=torch.float32, trained=(), averaged=(), integers=())
+    return format_of(aggregator, smallest, 2).weighs_samples
 
 
 def _check_report(aggregator: Aggregator, report: Any) -> None:

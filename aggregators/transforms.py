@@ -123,7 +123,8 @@ class Weigh(Transform):
     """Weight of each client in the mean.
 
     Args:
-        by: ``samples``: a client's weight is the number of its samples; ``clients``: all weights are equal.
+        by: rule of the weights. samples: a client's weight is the number of its samples; clients: all weights are
+            equal.
     """
 
     update_alone: ClassVar[bool] = True

@@ -32,8 +32,8 @@ class Robust(Composed):
     """Robust rule in place of the mean, with optional pre-aggregation before it.
 
     Args:
-        weights: ``clients``: all clients count alike; ``samples``: a client counts by the number of samples that it
-            claims, and an attacker can claim any number.
+        weights: rule of the weights. clients: all clients count alike; samples: a client counts by the number of
+            samples that it claims, and an attacker can claim any number.
         bucketing: s ≥ 1, size of the random buckets of clients, each replaced by its mean (Karimireddy et al. 2022,
             2006.09365), so that the rule sees ⌈n/s⌉ messages. 1: no buckets.
         nearest_neighbour_mixing: True if each message is replaced by the mean of its n − f nearest ones (Allouah et al.
@@ -111,7 +111,8 @@ class _Unweighted(Robust):
     """Rule whose guarantee holds for equal weights alone.
 
     Args:
-        weights: ``clients``: all clients count alike; the rule chooses among clients, and refuses ``samples``.
+        weights: rule of the weights. clients: all clients count alike; the algorithm chooses among clients, and refuses
+            samples.
     """
 
     attackers: NonNegativeInt = 1

@@ -50,7 +50,7 @@ def pack(codes_KM: NDArray[Any], bits: int) -> NDArray[np.uint8]:
         [160, 96]
     """
     packed_KO = np.empty((*codes_KM.shape[:-1], packed_bytes(codes_KM.shape[-1], bits)), np.uint8)
-    pack_into(packed_KO, codes_KM, bits, 0)
+    pack_into(packed_KO, codes_KM, bits=bits, begin=0)
     return packed_KO
 
 

@@ -165,7 +165,7 @@ class CodecChain:
         contents = [made.content] if self.lossy else []
         contents += self._encode(len(contents), made.values, self.stages[len(contents)], draw)
         messages = [self._message([*parts]) for parts in zip(*contents, strict=True)]
-        return Encoded(messages, None, made.counted, made.lost)
+        return Encoded(messages, values=None, counted=made.counted, lost=made.lost)
 
     def decode(self, messages: Rows, draw: Draw) -> Tensor:
         """Decode untrusted messages.

@@ -78,7 +78,12 @@ class Eden(Codec):
             scales_KB[rows, blocks] = (norms[:, :, 0] * root / product.where(product > 0, 1)).to(rows_KM.dtype)
             code += np.signbit(unit.numpy()) * np.uint8(1 << (self.bits - 1))
             codes_KM[rows, columns] = code.reshape(len(flat), -1)
-        return packed(as_bytes(scales_KB), torch.from_numpy(codes_KM), self.bits, lambda *place: codes_KM[place])
+        return packed(
+            as_bytes(scales_KB),
+            torch.from_numpy(codes_KM),
+            bits=self.bits,
+            code=lambda *place: codes_KM[place],
+        )
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Rotate back."""
@@ -93,7 +98,8 @@ class Eden(Codec):
         rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         for rows, columns, blocks in block_pieces(len(content_KO), sizes):
             first = columns.start // 8 * 8
-            codes = unpack(packed_KO[rows], self.bits, columns.stop - first, first)[:, columns.start - first :]
+            codes = unpack(packed_KO[rows], self.bits, numbers=columns.stop - first, begin=first)
+            codes = codes[:, columns.start - first :]
             flat = torch.from_numpy(numbers.take(codes))
             block = flat.view(len(flat), blocks.stop - blocks.start, -1)
             block *= scales_KB[rows, blocks, None] * block.shape[2] ** -0.5

@@ -75,7 +75,7 @@ def packed(
     content_KO[:, :taken] = head_KO
     packed_KO = content_KO.numpy()[:, taken:]
     for rows, columns in pieces(rows_KM.shape, multiple):
-        pack_into(packed_KO[rows], code(rows, columns), bits, columns.start)
+        pack_into(packed_KO[rows], code(rows, columns), bits=bits, begin=columns.start)
     return Encoded(content_KO)
 
 
@@ -98,6 +98,6 @@ def unpacked(
     rows_KM = empty((len(content_KO), values.numbers), values.dtype)
     packed_KO = content_KO.numpy()
     for rows, columns in pieces(rows_KM.shape, multiple):
-        codes = unpack(packed_KO[rows], bits, columns.stop - columns.start, columns.start)
+        codes = unpack(packed_KO[rows], bits, numbers=columns.stop - columns.start, begin=columns.start)
         number(codes, rows, columns, rows_KM[rows, columns])
     return rows_KM

@@ -273,7 +273,8 @@ class FP4(Codec):
             codes += np.signbit(piece.numpy()) * np.uint8(8)
             return codes
 
-        return packed(as_bytes(exponents_KB.to(_exponents(rows_KM.dtype))), rows_KM, 4, code, self._BLOCK)
+        head_KO = as_bytes(exponents_KB.to(_exponents(rows_KM.dtype)))
+        return packed(head_KO, rows_KM, bits=4, code=code, multiple=self._BLOCK)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Look the magnitudes up."""
@@ -292,7 +293,7 @@ class FP4(Codec):
                 block *= scale
             found.clamp_(-limit, limit)
 
-        return unpacked(content_KO[:, -taken:], 4, values, number, self._BLOCK)
+        return unpacked(content_KO[:, -taken:], bits=4, values=values, number=number, multiple=self._BLOCK)
 
 
 def _exponents(dtype: "torch.dtype") -> "torch.dtype":
@@ -343,7 +344,7 @@ class QSGD(Codec):
                 level += (block / norm).mul_(self._middle)
             return levels.clamp_max_(self._largest).numpy().astype(np.uint8)
 
-        return packed(as_bytes(norms_KB), rows_KM, self.bits, code, self.bucket)
+        return packed(as_bytes(norms_KB), rows_KM, bits=self.bits, code=code, multiple=self.bucket)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply levels by the norms."""
@@ -356,7 +357,7 @@ class QSGD(Codec):
             for block, norm in _by_block(found, norms_KB[rows], self.bucket, columns):
                 block *= norm
 
-        return unpacked(content_KO[:, -taken:], self.bits, values, number, self.bucket)
+        return unpacked(content_KO[:, -taken:], bits=self.bits, values=values, number=number, multiple=self.bucket)
 
     @property
     def _largest(self) -> int:
@@ -471,7 +472,12 @@ class Sign(Codec):
             for block in _blocks(rows_KM[rows, columns], 4096):
                 sums_K1[rows] += block.double().abs().sum(2).sum(1, keepdim=True)
         means_K1 = (sums_K1 / values.numbers).to(rows_KM.dtype)
-        return packed(as_bytes(means_K1), rows_KM, 1, lambda rows, columns: rows_KM[rows, columns].numpy() >= 0)
+        return packed(
+            as_bytes(means_K1),
+            rows_KM,
+            bits=1,
+            code=lambda rows, columns: rows_KM[rows, columns].numpy() >= 0,
+        )
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply the signs by the magnitude."""
@@ -482,7 +488,7 @@ class Sign(Codec):
         def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
             found.copy_(torch.from_numpy(codes)).mul_(2).sub_(1).mul_(means_K1[rows])
 
-        return unpacked(content_KO[:, taken:], 1, values, number)
+        return unpacked(content_KO[:, taken:], bits=1, values=values, number=number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -518,7 +524,8 @@ class Natural(Codec):
             codes: NDArray[np.uint16] = (exponents | (words >> mantissa & (1 << exponent))).astype(np.uint16)
             return codes
 
-        return packed(torch.empty(len(rows_KM), 0, dtype=torch.uint8), rows_KM, 1 + exponent, code)
+        nothing = torch.empty(len(rows_KM), 0, dtype=torch.uint8)
+        return packed(nothing, rows_KM, bits=1 + exponent, code=code)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Put zeros for the mantissa."""
@@ -529,7 +536,7 @@ class Natural(Codec):
             words = (words >> exponent << (mantissa + exponent)) | ((words & ((1 << exponent) - 1)) << mantissa)
             found.copy_(torch.from_numpy(words.view(found.numpy().dtype)))
 
-        return unpacked(stacked(content), 1 + exponent, values, number)
+        return unpacked(stacked(content), bits=1 + exponent, values=values, number=number)
 
 
 def _parts(dtype: "torch.dtype") -> tuple[int, int]:
@@ -573,7 +580,7 @@ class TwoLevel(Codec):
             codes += np.abs(piece) > middles_K1[of]
             return codes
 
-        return packed(as_bytes(means_K2), rows_KM, 2, code)
+        return packed(as_bytes(means_K2), rows_KM, bits=2, code=code)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Look the magnitudes up."""
@@ -585,4 +592,4 @@ class TwoLevel(Codec):
             np.copyto(found.numpy(), np.where(codes & 1, large_K1[rows], small_K1[rows]))
             found *= torch.from_numpy(1 - (codes & 2).view(np.int8))
 
-        return unpacked(content_KO[:, -taken:], 2, values, number)
+        return unpacked(content_KO[:, -taken:], bits=2, values=values, number=number)

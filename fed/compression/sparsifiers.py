@@ -315,7 +315,8 @@ class DGC(Codec):
         for part_KM in counted.values():
             for row_M, places in zip(part_KM, positions, strict=True):
                 row_M[places] = 0
-        return Encoded([_with_count(places, values) for places in positions], kept, counted, lost)
+        content = [_with_count(places, values) for places in positions]
+        return Encoded(content, values=kept, counted=counted, lost=lost)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Put them where they were."""
@@ -325,7 +326,7 @@ class DGC(Codec):
         """The fraction of a round: a quarter in the first, and from round to round by the same factor less."""
         if number > self.warm_up_rounds or self.fraction >= 0.25:
             return self.fraction
-        return 0.25 * (self.fraction / 0.25) ** ((number - 1) / self.warm_up_rounds)
+        return float(0.25 * (self.fraction / 0.25) ** ((number - 1) / self.warm_up_rounds))
 
     def _most(self, numbers: int) -> int:
         return count_of(self._fraction(1), numbers)

@@ -146,11 +146,11 @@ class Participant:
             return _refusal(assignment, digests.own, Reason.REVEALED)
         self._abort()
         client = SessionClient(
-            self._name,
-            self._identity,
-            self._plan.identities,
-            self._terms(assignment, digests),
-            self._entropy,
+            name=self._name,
+            identity=self._identity,
+            identities=self._plan.identities,
+            terms=self._terms(assignment, digests),
+            entropy=self._entropy,
             least_threshold=self._least_threshold,
         )
         keys = FromSession(task=assignment.task, attempt=assignment.attempt, keys=client.open())

@@ -241,7 +241,7 @@ class SecureAggregation(Hyperparameters):
 
 
 def _term(feature: Feature, why: str = "") -> Term:
-    return Term(feature, "set secure_aggregation to null", why, "secure_aggregation")
+    return Term(feature, way_out="set secure_aggregation to null", why=why, subject="secure_aggregation")
 
 
 class _Hidden(Protocol):

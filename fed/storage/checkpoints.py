@@ -72,7 +72,13 @@ class Checkpoints:
             remove_unfinished(self.folder)
             with replaced(self._path(number)) as file:
                 # map is lazy: one tensor at a time is copied from its device
-                write_sealed(file, number, structure, map(bytes_of, tensors), size_bytes)
+                write_sealed(
+                    file,
+                    number,
+                    structure=structure,
+                    tensors=map(bytes_of, tensors),
+                    size_bytes=size_bytes,
+                )
         except OSError as error:
             raise self._failure(number, error.strerror or str(error), len(structure) + size_bytes) from error
         if (flaw := flaw_of(self._path(number), number)) is not None:

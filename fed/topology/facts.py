@@ -63,7 +63,13 @@ def facts(graph_in: Callable[[int], "nx.Graph[int]"], matrix_in: Callable[[int],
     first = graph_in(1)
     diameter = int(nx.diameter(first)) if separate_parts(first) == 1 else None
     contraction, exact_after = _contraction(matrix_in, rounds)
-    return Facts(min(degrees), max(degrees), diameter, contraction, exact_after)
+    return Facts(
+        least_degree=min(degrees),
+        most_degree=max(degrees),
+        diameter=diameter,
+        contraction=contraction,
+        exact_after=exact_after,
+    )
 
 
 def separate_parts(graph: "nx.Graph[int]") -> int:

@@ -154,7 +154,10 @@ def erdos_renyi(
         probability: probability of each edge, in (0, 1]; above ln(n)/n most draws are connected.
     """
     return _connected(
-        "erdos_renyi", streams, lambda draw: nx.gnp_random_graph(peers, probability, seed=draw), "raise probability"
+        "erdos_renyi",
+        streams,
+        draw=lambda generator: nx.gnp_random_graph(peers, probability, seed=generator),
+        remedy="raise probability",
     )
 
 
@@ -175,7 +178,10 @@ def random_regular(peers: int, streams: Streams, degree: PositiveInt = 3) -> "nx
             f"{peers} peers and degree {degree}: change degree"
         )
     return _connected(
-        "random_regular", streams, lambda draw: nx.random_regular_graph(degree, peers, seed=draw), "raise degree"
+        "random_regular",
+        streams,
+        draw=lambda generator: nx.random_regular_graph(degree, peers, seed=generator),
+        remedy="raise degree",
     )
 
 
@@ -204,8 +210,8 @@ def small_world(
     return _connected(
         "small_world",
         streams,
-        lambda draw: nx.watts_strogatz_graph(peers, degree, rewired, seed=draw),
-        "lower rewired, or raise degree",
+        draw=lambda generator: nx.watts_strogatz_graph(peers, degree, rewired, seed=generator),
+        remedy="lower rewired, or raise degree",
     )
 
 

@@ -257,7 +257,7 @@ def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int
     parts = []
     # sorted is stable: the module's order stays otherwise
     for name, tensor in sorted(tensors.items(), key=lambda item: item[0] in private):
-        parts.append(Part(name, tensor.shape, offset, tensor.dtype))
+        parts.append(Part(name=name, shape=tensor.shape, offset=offset, dtype=tensor.dtype))
         offset += math.prod(tensor.shape)
     return tuple(parts), offset
 

@@ -50,7 +50,12 @@ class Weights:
         own_N1 = torch.zeros(len(matrix_NN), 1, dtype=torch.float64)
         own_N1[rows_X[is_own], 0] = weights_X[is_own]
         degrees_N = torch.bincount(rows_X[~is_own], minlength=len(matrix_NN))
-        return cls(own_N1, degrees_N, senders_X[~is_own], weights_X[~is_own])
+        return cls(
+            own_N1=own_N1,
+            degrees_N=degrees_N,
+            senders_X=senders_X[~is_own],
+            weights_X=weights_X[~is_own],
+        )
 
     @cached_property
     def rows_X(self) -> Tensor:  # noqa: N802  # a shape suffix
@@ -69,13 +74,23 @@ class Weights:
         own_N1 = self.own_N1.index_add(0, self.senders_X[kept], self.weights_X[kept, None])
         degrees_N = torch.bincount(self.rows_X[stays], minlength=len(present_N))
         places_N = present_N.cumsum(0) - 1
-        return Weights(own_N1[present_N], degrees_N[present_N], places_N[self.senders_X[stays]], self.weights_X[stays])
+        return Weights(
+            own_N1=own_N1[present_N],
+            degrees_N=degrees_N[present_N],
+            senders_X=places_N[self.senders_X[stays]],
+            weights_X=self.weights_X[stays],
+        )
 
     def without(self, left_out_X: Tensor) -> "Weights":
         """The same rows without some pairs, from a whole matrix; the senders of these pairs keep their weight."""
         own_N1 = self.own_N1.index_add(0, self.senders_X[left_out_X], self.weights_X[left_out_X, None])
         degrees_N = torch.bincount(self.rows_X[~left_out_X], minlength=len(self.degrees_N))
-        return Weights(own_N1, degrees_N, self.senders_X[~left_out_X], self.weights_X[~left_out_X])
+        return Weights(
+            own_N1=own_N1,
+            degrees_N=degrees_N,
+            senders_X=self.senders_X[~left_out_X],
+            weights_X=self.weights_X[~left_out_X],
+        )
 
     def mixed(self, own_NM: Tensor, sent_SM: Tensor) -> Tensor:
         r"""W x in float64, whose rows have the same bits whichever others are computed with them.
