@@ -55,7 +55,7 @@ class Local(Section):
     eps: PositiveFloat = 1e-8
     """Number added to the root of the second moment, for adam and adamw only."""
     weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
-    """Weight decay λ: λx is added to the gradient; under adamw x shrinks apart from it."""
+    """Weight decay λ: λx is added to the gradient; under adamw the decay is decoupled from the gradient."""
     batch_size: PositiveInt = 16
     """Samples in a batch; the last batch of an epoch may be shorter."""
     accumulate: PositiveInt = 1
@@ -201,8 +201,8 @@ class Experiment(Document):
     metrics: Annotated[tuple[Annotated[MetricSection, registry.METRICS], ...], Field(strict=False)] | None = Field(
         default_factory=_metrics_of_the_loss
     )
-    """Metrics that evaluation computes beside the loss; a run's best round is the best by the first one. The default
-    suits a built-in loss; null where metrics are given in Python."""
+    """Metrics that evaluation computes beside the loss; reports compare runs by the first one. The default suits a
+    built-in loss; null where metrics are given in Python."""
     local: Local = Local()
     """Local training: a client's work in a round."""
     algorithm: Annotated[Component, registry.ALGORITHMS] = Field(default_factory=registry.ALGORITHMS.make)

@@ -111,8 +111,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def _cell(text: str) -> str:
-    """A docstring's text without its markup."""
-    return re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "`").replace("|", r"\|")
+    """A docstring's text without its markup, on one line, as a row of a table must be."""
+    line = " ".join(text.split())
+    return re.sub(r":math:`([^`]*)`", r"\1", line).replace("``", "`").replace("|", r"\|")
 
 
 def written(value: Any) -> str:
