@@ -48,6 +48,6 @@ class FedPer(FedAvg):
         if len(layers) <= self.personal_layers:
             raise InvalidModel(
                 f"personal_layers must be less than the model's {len(layers)} layers, got {self.personal_layers}: "
-                "lower it, or choose a deeper model, as mlp"
+                "lower it, or choose a deeper model such as mlp"
             )
         return names_held_by(layers[-self.personal_layers :], module)

@@ -78,8 +78,8 @@ class Scaffold(Aggregator):
         """
         if local.optimizer != "sgd":
             raise InvalidExperiment(
-                "scaffold needs local.optimizer sgd, for a control is the mean gradient of a client's steps, which "
-                f"those of adam do not add up to, got {local.optimizer}: choose sgd, or feddyn, which takes any"
+                "scaffold needs local.optimizer sgd, because a control is the mean gradient of a client's steps, and "
+                f"steps of adam are no sum of gradients, got {local.optimizer}: choose sgd, or feddyn, which takes any"
             )
 
     def correct(

@@ -15,7 +15,7 @@ from fed.errors import InvalidInput
 __all__ = ["Credentials", "Insecure", "Name", "hold_to_certificates", "name_of", "running"]
 
 _LAST_PORT = 65535
-Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
+Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys that fed keys made.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
 Name = Annotated[str | None, typer.Option(metavar="NAME", help="Its own name, where it has no certificate.")]
 
@@ -41,7 +41,8 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
         raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
     if credentials is None and not insecure:
         raise InvalidInput(
-            "both sides know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
+            "both sides know each other by certificates, got no credentials: give --credentials DIR, which fed keys "
+            "makes"
         )
     if insecure:
         hold_to_loopback(address)

@@ -41,8 +41,8 @@ class ErrorFeedback(Hyperparameters):
         for section in experiment.downlink:
             if reason := error_unknown(section.make()):
                 raise InvalidExperiment(
-                    f"downlink cannot hold {section.kind}, {reason}: the next difference holds what one lacks; choose "
-                    "another codec"
+                    f"downlink cannot hold {section.kind}, {reason}: each difference makes up for the error of the "
+                    "last one; choose another codec"
                 )
 
     def init(self, values: Values) -> CodecState:

@@ -300,7 +300,7 @@ class SessionClient:
         """Pass from one phase to the next, or end the session."""
         try:
             if self.phase is not expected:
-                raise SessionFailed(f"what belongs to the phase {expected.name} came in the phase {self.phase.name}")
+                raise SessionFailed(f"a message of the phase {expected.name} came in the phase {self.phase.name}")
             yield
         except InvalidPayload as error:
             self.abort()

@@ -232,8 +232,8 @@ class SecureAggregation(Hyperparameters):
             )
         if cohort < (least := self.least_survivors(asked)):
             raise InvalidExperiment(
-                f"rounds.over_selection asks {asked} clients for {cohort}, who are too few for a sum of a session of "
-                f"{asked}, which needs {least}: lower over_selection"
+                f"rounds.over_selection asks {asked} clients for {cohort} answers, too few for the sum of a session of "
+                f"{asked} clients, which needs {least}: lower over_selection"
             )
         weight = 1 if self.max_weight == "auto" else self.max_weight
         # refused where so many clients with such weights leave no level

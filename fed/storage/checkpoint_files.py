@@ -155,7 +155,7 @@ def _flaw(file: BinaryIO, number: int) -> str | None:
     while piece := file.read(_PIECE_BYTES):
         digest.update(piece)
     if digest.hexdigest().encode() != seal[3]:
-        return "is damaged: what it holds does not have the checksum that it names"
+        return "is damaged: its content does not have the checksum that it names"
     if seal[1] != b"1":
-        return f"is of format {seal[1].decode()}, of which this version of fed knows nothing"
+        return f"is of format {seal[1].decode()}, which this version of fed cannot read"
     return None if int(seal[2]) == number else f"is the checkpoint of round {int(seal[2])} under another name"

@@ -168,6 +168,6 @@ class _Kept(Run):
                 why = "was given in Python" if section is None else "is of an earlier version"
                 raise InvalidInput(
                     f"the model of {self.directory} {why}, and cannot be rebuilt from its folder alone: give "
-                    "fed.Run.load(…, model=…) what makes it"
+                    "fed.Run.load(…, model=…) a function that makes it"
                 )
             return ModelInputs(**inputs).make(section)

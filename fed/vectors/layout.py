@@ -143,7 +143,7 @@ class Layout:
             raise InvalidModel("a model's state must be real, got complex numbers: keep real and imaginary parts apart")
         if unknown := sorted(set(private) - state.keys()):
             raise InvalidModel(
-                f"what is private must be parameters or saved buffers of the model, got {unknown[0]!r}; known: "
+                f"private names must be parameters or saved buffers of the model, got {unknown[0]!r}; known: "
                 f"{', '.join(state)}"
             )
         if trained.keys() <= set(private):

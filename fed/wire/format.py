@@ -531,5 +531,5 @@ def _state_refused(codec: Codec, state: CodecState) -> str:
     kept = ", ".join(state)
     name = type(codec).__name__
     if codec.is_common:
-        return f"a codec that is the same for all clients must keep no state of one, got {kept}: correct {name}"
+        return f"a codec that is the same for all clients must keep no client's state, got {kept}: correct {name}"
     return f"a codec that keeps a state must be the first of its chain, got {kept} of {name}: put it first"

@@ -131,7 +131,7 @@ def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorSpec] | 
     if len(data) != payload.size_bytes:
         raise InvalidPayload(f"the tensors take {payload.size_bytes} bytes, got {len(data)}")
     if hashlib.sha256(data).hexdigest() != payload.sha256:
-        raise InvalidPayload("the whole has another hash than was said")
+        raise InvalidPayload("the bytes have another hash than their sender has announced")
 
 
 def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
@@ -232,7 +232,7 @@ class Incoming:
             DamagedPayload: if it is another; all of it has to be sent again.
         """
         if self._digest.hexdigest() != self.payload.sha256:
-            raise DamagedPayload("the whole has another hash than was said")
+            raise DamagedPayload("the bytes have another hash than their sender has announced")
 
 
 def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tensor]:

@@ -73,7 +73,7 @@ class Reference(NamedTuple):
             InvalidPayload: if the difference does not lead to the version that it names, or cannot be decoded.
         """
         if _digest(self.name, difference.messages) != difference.after:
-            raise InvalidPayload("the difference of two versions of the model is another than was said")
+            raise InvalidPayload("the difference does not lead to the version of the model that was announced")
         decoded_KP = encoder.decode(difference.messages, self._draw(difference.number, streams))
         return Reference(difference.after, (self.numbers_KP + decoded_KP).to(self.numbers_KP.dtype))
 

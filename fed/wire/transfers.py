@@ -118,8 +118,8 @@ class Transfers:
                 return receipt
             if receipt.received_bytes > answer.payload.size_bytes:
                 raise InvalidPayload(
-                    f"the server has {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an answer, as it "
-                    "says"
+                    f"the server claims to have {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an "
+                    "answer"
                 )
             failures = failures + 1 if receipt.received_bytes <= offset else 0
             offset = receipt.received_bytes
