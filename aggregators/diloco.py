@@ -1,4 +1,4 @@
-"""DiLoCo: many local steps of AdamW, and Nesterov's momentum on what they come to.
+"""DiLoCo: many local steps of AdamW, and Nesterov's momentum on their sum.
 
 Douillard et al., "DiLoCo: Distributed low-communication training of language models", 2023, arXiv 2311.08105, algorithm
 1.

@@ -87,8 +87,8 @@ class Mix(Protocol):
     def differences(self, x_NP: Tensor, hat_NP: Tensor, /) -> tuple[Tensor, Tensor]:
         """x̂' = x̂ + C(x − x̂) and W x̂': the encoded difference alone travels.
 
-        Neighbours keep copies of x̂, which they move by what they decode: a rule passes the x̂' of its last round. In the
-        first, x̂ is the same at all peers. They stay neighbours: see :attr:`PeerRule.needs_fixed_graph`.
+        Neighbours keep copies of x̂ and move them by the decoded differences, so a rule passes the x̂' of its last round.
+        In the first round x̂ is the same at all peers. The graph must stay: see :attr:`PeerRule.needs_fixed_graph`.
         """
         ...
 
@@ -98,9 +98,9 @@ class PeerRule(Algorithm):
     """Algorithm over ``mix``: a peer's round, made of its local steps and exchanges with its neighbours.
 
     A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of tensors with a row for each
-    peer, float64 but for what the rule itself keeps in another type; its field ``model_NP`` is the model that users
-    evaluate. In simulation a rule sees the rows of all peers that take part in a round, at a real peer one row: what it
-    computes for a row must depend on that row alone, and on what ``descend`` and ``mix`` give it.
+    peer, in float64 unless the rule itself keeps a tensor in another type; its field ``model_NP`` is the model that
+    users evaluate. In simulation a rule sees the rows of all peers that take part in a round, at a real peer one row.
+    The result for a row must therefore depend only on that row, and on the results of ``descend`` and ``mix``.
 
     Vectors travel in the model's own type, or encoded. Float buffers travel with a round's first exchange and are mixed
     as the parameters are; a rule does not see them.

@@ -38,8 +38,8 @@ class SlowMo(Aggregator):
     .. math:: D ← β D + α (x_τ - x_0), \qquad x ← x_0 + D
 
     which is block momentum: :class:`fed.aggregators.bmuf.BMUF` with η = β and ζ = α. Where a schedule changes γ from
-    γ' to γ, β D becomes β (γ / γ') D: what is remembered are gradients, and old ones move the model by no more than new
-    ones do. With β = 0 and α = 1 it is FedAvg, as γ / γ is 1.
+    γ' to γ, β D becomes β (γ / γ') D: u holds gradients, so that old ones move the model by no more than new ones do.
+    With β = 0 and α = 1 it is FedAvg, as γ / γ is 1.
 
     A message is the update over γ, γ, and a 1 that tells how much it counts.
 

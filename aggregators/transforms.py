@@ -411,7 +411,7 @@ class Composed(Aggregator):
     def combine(
         self, state: State, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[State, Tensor]:
-        """The messages through the transforms that need them; the weighted mean of what is left."""
+        """The messages through the transforms that need them; the weighted mean of the remaining messages."""
         messages = Messages(messages_SM, weights_S)
         kept = []
         for transform, its_state in zip(self._transforms, state.kept, strict=True):

@@ -51,7 +51,7 @@ class Robust(Composed):
     nearest_neighbour_mixing: bool = False
 
     def __post_init__(self) -> None:
-        """Check what spans several keys."""
+        """Check keys against each other."""
         super().__post_init__()
         if self.nearest_neighbour_mixing and not self.attackers:
             raise ValueRange(
@@ -206,8 +206,9 @@ class FedCenteredClipping(Robust):
 
     .. math:: v ← v + \sum_{i ∈ S} p_i (Δ_i - v) \min(1, τ / ‖Δ_i - v‖), \qquad x ← x + v
 
-    v stays from round to round: where honest updates stay alike over time, what attackers add up does not. Bounded
-    rather than unbroken: attackers with a share α of the weight move v by no more than α τ a step.
+    v stays from round to round, so that honest updates, which are alike over time, outweigh those of attackers. The
+    rule bounds the damage rather than preventing it: attackers with a share α of the weight move v by no more than α τ
+    a step.
 
     Args:
         radius: τ > 0, about the distance of honest updates from their mean; with a smaller radius v follows slowly.

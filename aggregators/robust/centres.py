@@ -135,8 +135,8 @@ class TrimmedMean(Point):
 
     .. math:: \text{of weight } β W \text{ at either end}, \qquad β = f / n
 
-    Equal weights lose f values at either end. A value at the edge of what is cut counts with the part of its weight
-    that is left. It stays within the honest values while attackers have no more than β of the weight.
+    With equal weights f values are cut at either end. A value at the edge of the cut counts with the part of its weight
+    that is left. The mean stays within the honest values while attackers have no more than β of the weight.
 
     Args:
         attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 messages.
@@ -145,7 +145,7 @@ class TrimmedMean(Point):
     attackers: NonNegativeInt = 1
 
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
-        """The means of what is left."""
+        """The means of the remaining values."""
         share = self.attackers / len(messages_SM)
         return by_columns(lambda part_SJ: _trimmed_mean(part_SJ, weights_S, share), messages_SM)
 

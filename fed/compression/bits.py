@@ -55,7 +55,7 @@ def pack(codes_KM: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 
 def pack_into(packed_KO: NDArray[np.uint8], codes_KM: NDArray[Any], bits: int, begin: int) -> None:
-    """Write a part of what :func:`pack` returns.
+    """Write a part of the bytes that :func:`pack` returns.
 
     Args:
         packed_KO: the bytes of all numbers.

@@ -1,8 +1,8 @@
-"""Chain of codecs: each encodes the values that the one before it left, and one message holds what all of them wrote.
+"""Chain of codecs: each encodes the values that the one before it left, and one message holds the contents of all.
 
 A message is a byte with the version, for each codec but the last the length of its content (uint32, little-endian), and
-the contents. Values that no codec encodes are the last content. With :class:`fed.compression.lossless.Zstd` what
-follows the version is one frame. Shapes: see :mod:`fed.vectors.layout`.
+the contents. Values that no codec encodes are the last content. With :class:`fed.compression.lossless.Zstd` all bytes
+behind the version are one frame. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -69,7 +69,7 @@ class CodecChain:
 
     @property
     def is_contraction(self) -> bool:
-        """True if feedback can add what a message lacks without a scale."""
+        """True if feedback can add a message's error to the next one without a scale."""
         are_contractions = all(codec.is_contraction for codec in self.lossy)
         return are_contractions and all(codec.keeps_contractions for codec in self.lossy[:-1])
 
@@ -89,7 +89,7 @@ class CodecChain:
         return self.stages[1] if self.reads_sums else self.values
 
     def read(self, sums_KM: Tensor, draw: Draw) -> Tensor:
-        """Read sums, or means, of what was decoded.
+        """Read sums, or means, of decoded values.
 
         Args:
             sums_KM: sums of vectors as ``summed`` describes them, [K, ·].
@@ -140,7 +140,7 @@ class CodecChain:
 
     @cached_property
     def state_names(self) -> frozenset[str]:
-        """The names of what a client keeps for the codecs."""
+        """Names of the tensors that a client keeps for the codecs."""
         return frozenset(self.init())
 
     def encode(self, rows_KM: Tensor, state: CodecState, draw: Draw) -> Encoded:
@@ -244,7 +244,7 @@ class CodecChain:
         return [*body[begin:].split_with_sizes([*lengths, left])]
 
     def _decode(self, index: int, contents: Sequence[Rows], values: Values, draw: Draw) -> Tensor:
-        """Decode what a codec and those behind it wrote."""
+        """Decode the contents of a codec and of those behind it."""
         content = contents[index]
         if index == len(self.lossy):
             _check_length(content, values.size_bytes)

@@ -1,4 +1,4 @@
-"""EDEN: a random rotation, and a few bits for each coordinate of what looks Gaussian after it.
+"""EDEN: a random rotation, after which coordinates look Gaussian, and a few bits for each coordinate.
 
 Vargaftik et al., "EDEN: communication-efficient and robust distributed mean estimation for federated learning", ICML
 2022, 2108.08842. Shapes: see :mod:`fed.vectors.layout`.

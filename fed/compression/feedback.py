@@ -167,7 +167,7 @@ class EF21(_Feedback):
         )
 
     def lacks(self) -> Sequence[Term]:
-        """Single answers, and messages that say what an update is."""
+        """Single answers, and messages from which an update can be read."""
         way_out = "set error_feedback to ef"
         why = "whose messages say how an update differs from the one before"
         return (
@@ -189,11 +189,11 @@ class EF21(_Feedback):
         return {"sent": torch.zeros(values.numbers, dtype=values.dtype)}
 
     def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
-        """The updates less what was sent."""
+        """The updates minus the sum that was sent."""
         return update_KM - state["sent"]
 
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
-        """Sum of what was sent, with the message and without it."""
+        """The sum that was sent, with the message and without it."""
         return {"sent": state["sent"] + decoded_KM}, {"sent": state["sent"]}
 
 

@@ -1,4 +1,4 @@
-"""Lossless compression of what the codecs before it wrote."""
+"""Lossless compression of the bytes that the codecs before it wrote."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

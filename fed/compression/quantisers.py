@@ -49,7 +49,7 @@ def from_bytes(content_KO: Tensor, dtype: "torch.dtype") -> Tensor:
 
 
 def _blocks(rows_KM: Tensor, size: int) -> Iterator[Tensor]:
-    """Rows in blocks, [K, ·, size], and what is left as one, [K, 1, ·]."""
+    """Rows in blocks, [K, ·, size], and the remaining columns as one block, [K, 1, ·]."""
     whole = rows_KM.shape[1] // size * size
     if whole:
         yield rows_KM[:, :whole].view(len(rows_KM), -1, size)

@@ -25,7 +25,7 @@ __all__ = ["Sketch"]
 class Sketch(Codec):
     r"""Sums of values that fall into the same bucket; the largest are read (Rothchild et al. 2020, 2007.07682).
 
-    There are several rows of buckets, and a value is the median of what its buckets hold.
+    There are several rows of buckets, and a value is the median of the sums in its buckets.
 
     .. math:: S_{r, h_r(i)} = \sum_i σ_r(i) x_i, \qquad \hat x_i = \operatorname{median}_r σ_r(i) S_{r, h_r(i)}
 

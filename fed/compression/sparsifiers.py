@@ -95,7 +95,7 @@ class TopK(Codec):
 
     gives: ClassVar = "values"
     is_contraction: ClassVar[bool] = True
-    keeps_contractions: ClassVar[bool] = True  # what it leaves out and what it sends have no place in common
+    keeps_contractions: ClassVar[bool] = True  # values that are left out and values that are sent share no place
     bound: ClassVar[str] = "δ ≥ k/d"
     selects: ClassVar[bool] = True
     has_fixed_size: ClassVar[bool] = False
@@ -266,8 +266,8 @@ class DGC(Codec):
 
     .. math:: u ← m u + g, \qquad v ← v + u, \qquad C = \text{the values of v of largest magnitude}
 
-    What is sent is set to zero in v and u (momentum factor masking); the rest waits in v for later rounds, so error
-    feedback around it is refused. g is the client's update.
+    Values that are sent are set to zero in v and u (momentum factor masking); the others wait in v for later rounds, so
+    that error feedback around this codec is refused. g is the client's update.
 
     Args:
         fraction: share of the values that are sent after the warm-up, in (0, 1].
@@ -304,7 +304,7 @@ class DGC(Codec):
         return values._replace(numbers=count, layers=())
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
-        """Add the updates to what waits, and send the largest of it."""
+        """Add the updates to the waiting values, and send the largest ones."""
         momentum_KM = self.momentum * state["momentum"] + self._clipped(rows_KM)
         residual_KM = state["residual"] + momentum_KM
         counts = [count_of(self._fraction(number), values.numbers) for number in draw.rounds]

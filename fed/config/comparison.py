@@ -275,7 +275,7 @@ class Comparison(Document):
 
 
 def _made(keys: dict[str, Any]) -> tuple[Experiment | None, list[str]]:
-    """The experiment of these keys, or what is wrong with them."""
+    """The experiment of these keys, or the sentences on their errors."""
     try:
         return Experiment(**{str(key): value for key, value in keys.items()}), []
     except InvalidExperiment as error:

@@ -272,7 +272,7 @@ class Experiment(Document):
 
     @property
     def data_streams(self) -> Streams:
-        """Streams of the data: what a source draws, who holds what, what is held out."""
+        """Streams of the data: draws of a source, its partition among clients, samples that are held out."""
         return Streams(self.seed if self.data_seed is None else self.data_seed)
 
     def override(self, values: dict[str, Any]) -> Self:

@@ -126,7 +126,7 @@ def keep(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write a roster, whole or not at all.
 
     Raises:
-        OSError: if it cannot be written; what was there is as it was.
+        OSError: if it cannot be written; the former file stays.
     """
     text = json.dumps(dict(sorted(entries.items())), indent=2, default=_plain)
     write_atomically(path, f"{text}\n".encode(), mode=0o600)

@@ -154,7 +154,7 @@ def against_bytes(
 
 
 def differ_by_way(lines: Iterable[Curve]) -> bool:
-    """True if some send so much more one way that bytes both ways do not tell what each way takes."""
+    """True if some variant sends much more in one direction, so that the sum of both hides the directions."""
     return any(_lie_apart([curve.bytes_up[-1], curve.bytes_down[-1]], 1.5) for curve in lines)
 
 

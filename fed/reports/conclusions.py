@@ -20,8 +20,8 @@ _BOUNDS = {"centralized": ("the floor", "the ceiling"), "local": ("the ceiling",
 def finding(result: ComparisonResult) -> str:
     """The best variant by the first metric, those that differ from the baseline beyond the noise, and the cheapest.
 
-    What differs is said of differences to the comparison's baseline (:mod:`fed.reports.differences`). The algorithms
-    ``centralized`` and ``local``, which bound what the others can do, stand apart. Without a metric the loss decides.
+    Differences are those to the comparison's baseline (:mod:`fed.reports.differences`). The algorithms ``centralized``
+    and ``local``, which bound the others, stand apart. Without a metric the loss decides.
     """
     metric = result.metrics()[0]
     measured = [row for row in result.rows if row.get(metric.final) is not None]

@@ -288,7 +288,7 @@ def _varies(paired: Sequence[float]) -> bool:
 
 
 def _adjusted(found: Sequence[PairedDifference], confidence: float) -> list[PairedDifference]:
-    """The differences with what Holm's adjustment over those with an interval says of each."""
+    """The differences with their p values after Holm's adjustment over those that have an interval."""
     p_of = {one.name: one.interval.p for one in found if one.interval is not None}
     p_of = dict(zip(p_of, holm([*p_of.values()]), strict=True))
     return [

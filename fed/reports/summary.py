@@ -234,7 +234,7 @@ def _last_measured(metrics: Iterable[Mapping[str, Any]], key: str) -> float | No
 
 
 def spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """The mean of what was measured and its sample standard deviation; None where too little was.
+    """Mean and sample standard deviation of the measured values; None where there are too few.
 
     Example:
         >>> spread([1.0, None, 3.0])

@@ -111,7 +111,7 @@ def seal(key: bytes, content: bytes) -> bytes:
 
 
 def open_box(key: bytes, box: bytes) -> bytes:
-    """The content of what :func:`seal` has sealed.
+    """The content of a box that :func:`seal` has sealed.
 
     Raises:
         InvalidPayload: if it was not sealed with this key, or has changed.

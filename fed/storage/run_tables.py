@@ -1,4 +1,4 @@
-"""Tables of what a run's folder holds, row by row and as columns. It does not load PyTorch."""
+"""Tables of a run's folder, row by row and as columns. It does not load PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

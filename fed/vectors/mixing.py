@@ -41,7 +41,7 @@ class Weights:
 
     @classmethod
     def of(cls, matrix_NN: Tensor) -> "Weights":
-        """The rows of a whole matrix, dense or sparse; column j weighs what j sends."""
+        """The rows of a whole matrix, dense or sparse; column j has the weights of the vector that j sends."""
         # coalesced indices ascend, which fixes the order of the sums
         matrix_NN = (matrix_NN if matrix_NN.is_sparse else matrix_NN.to_sparse()).coalesce()
         rows_X, senders_X = matrix_NN.indices()

@@ -1,7 +1,7 @@
 """Exact weighted mean of many vectors: the same bits in whatever order and grouping they are added.
 
 Floating-point addition is not associative, so sums are kept exactly: each number is cut along one fixed grid of powers
-of two, and the pieces of each cell, *lanes*, are added as integers. What lies below the grid's last line is rounded
+of two, and the pieces of each cell, *lanes*, are added as integers. Digits below the grid's last line are rounded
 away. (After Demmel & Nguyen 2015, "Parallel reproducible summation", doi 10.1109/TC.2014.2345391, with one absolute
 grid in place of one that moves, so that merging is plain addition.)
 
@@ -49,7 +49,7 @@ class WeightedMean:
 
     The product w·v is rounded once, in float64, and to a multiple of 2⁻⁹⁶; the sum of the products is exact, and is
     rounded at the end, to 2⁻⁵² of itself. Memory is O(P) however many vectors are added (two or three lanes for usual
-    magnitudes); at most 2²⁰ are. What is refused changes nothing.
+    magnitudes); at most 2²⁰ are. A vector that is refused changes nothing.
 
     Args:
         size: P, the length of the vectors.
@@ -213,7 +213,7 @@ class WeightedMean:
                 self._magnets += len(rest_KP)
 
     def _cut(self, vector_P: Tensor, factor: float = 1.0, less_P: Tensor | None = None) -> None:
-        """Cut a vector's products into lanes; what is refused leaves nothing there."""
+        """Cut a vector's products into lanes; a vector that is refused leaves nothing there."""
         self._make_room(1)
         product_J, cut_J = torch.empty(2, min(self.size, _PIECE), dtype=torch.float64, device=self.device)
 
@@ -268,8 +268,8 @@ class WeightedMean:
     def _digits(self, start: int) -> Iterator[Tensor]:
         """Piece of each lane in turn, in [−½, ½) of the next lane's unit: the same for equal sums.
 
-        Lanes may cancel each other, and a sum of them in float64 would by then have lost what stands below. So each
-        first hands to the next what is worth whole units there.
+        Lanes may cancel each other, and a sum of them in float64 would by then have lost the lower digits. So each lane
+        first hands its whole units of the next lane to that lane.
         """
         carry_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.int64, device=self.device)
         index = 0
@@ -284,7 +284,7 @@ class WeightedMean:
             index += 1
 
     def _make_room(self, pieces: int) -> None:
-        """Have all lanes hold so many pieces more: if need be each first hands its carries to the next."""
+        """Have room for more pieces in all lanes: if need be each lane first hands its carries to the next."""
         if self._pieces + pieces > _MOST_PIECES:
             for start in range(0, self.size, _PIECE):
                 for index, digits_J in enumerate(list(self._digits(start))):
@@ -334,7 +334,7 @@ def _unit(index: int) -> float:
 
 @cache
 def _constant(value: float) -> Tensor:
-    """A number as a tensor, of which operations on small tensors take less time."""
+    """A number as a tensor, with which small tensors are computed in less time than with a number."""
     return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
@@ -358,7 +358,7 @@ def _low_bits(count: int) -> int:
 
 
 def _split(units_J: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Integers as digits in [−2ᵇ⁻¹, 2ᵇ⁻¹), and as what they carry to the next digit."""
+    """Integers as digits in [−2ᵇ⁻¹, 2ᵇ⁻¹), and as their carries to the next digit."""
     carry_J = (units_J + (1 << (bits - 1))) >> bits
     return units_J - (carry_J << bits), carry_J
 

@@ -31,7 +31,7 @@ _BREAKING_S = 1.0  # gRPC ends the stream of a call that broke off a moment befo
 
 
 class TurnedAway(Exception):
-    """A call that is ended because of what its caller says or is."""
+    """A call that is ended because of its caller, or of a message of its caller."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -134,7 +134,7 @@ class Call:
 
 
 class Reception:
-    """Takes calls: finds out who makes each, holds each caller to a few at once, and counts what is refused.
+    """Takes calls: identifies each caller, holds it to a few calls at once, and counts refused calls.
 
     Args:
         admits: rule on who may call; None: there are no certificates.

@@ -85,7 +85,7 @@ class Dialler(ABC):
 
     @abstractmethod
     def open(self, channel: grpc.Channel, said: Iterator[FromNode]) -> Any:
-        """Make the call whose stream carries what is said, and yields what is heard."""
+        """Make the call whose stream carries this side's messages, and yields those of the other side."""
 
     @abstractmethod
     def greet(self, outbox: Outbox) -> None:
@@ -97,7 +97,7 @@ class Dialler(ABC):
 
     @abstractmethod
     def take(self, message: ToNode) -> None:
-        """Do what a message asks for; it must not take long."""
+        """Act on a message; this must not take long."""
 
     def dial(self, stopped: threading.Event) -> str:
         """Attend again and again, until the server's farewell, which is returned.

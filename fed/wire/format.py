@@ -54,7 +54,7 @@ class Outgoing(NamedTuple):
 
 
 class TaskSpec(NamedTuple):
-    """The tensors of tasks, by which a node holds a server to what was agreed.
+    """Tensors of tasks, as agreed; a node holds a server to them.
 
     Args:
         model: tensors of a task that brings the whole model.
@@ -171,7 +171,7 @@ class Format:
 
     @cached_property
     def encoder(self) -> Encoder | None:
-        """The codecs with what keeps their errors, for a part as long as the parameters; None where none is encoded."""
+        """The codecs with their error feedback, for a part as long as the parameters; None where none is encoded."""
         if not self.codecs or self.parameters not in self.parts:
             return None
         return Encoder(self.chain(self.codecs), self.error_feedback)
@@ -180,7 +180,7 @@ class Format:
     def downlink_encoder(self) -> Encoder | None:
         """The codecs of the differences of models that go out; None where models go out whole.
 
-        What a difference lacks is part of the next one, so that a chain is scaled as under error feedback.
+        The error of a difference is part of the next one, so that a chain is scaled as under error feedback.
         """
         return Encoder(self.chain(self.downlink_codecs), EF21()) if self.downlink_codecs else None
 
@@ -366,7 +366,7 @@ class Format:
         return sum(self.summed_sizes) * self.dtype.itemsize + self.integers * torch.int64.itemsize
 
     def read(self, mean_M: Tensor, streams: Streams, number: int) -> Tensor:
-        """Read the mean of what was decoded, [M], where codecs leave that to the end.
+        """Read the mean of decoded messages, [M], where codecs leave that to the end.
 
         Args:
             mean_M: the mean of the messages as the coordinator adds them.

@@ -118,7 +118,7 @@ class Task(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int | None]:
-        """Key of what is sent: the same tensors for all tasks that have the same one."""
+        """Key of the tensors that are sent: tasks with the same key have the same tensors."""
         return self.model.version, None if self.differences is None else len(self.differences)
 
     def size_bytes(self) -> int:

@@ -77,7 +77,7 @@ def size_of(spec: Sequence[TensorMessage]) -> int:
 
 
 def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
-    """Write tensors into a file that is sent in chunks, and say what is in it.
+    """Write tensors into a file that is sent in chunks, and describe it.
 
     Raises:
         InvalidPayload: if one has a type that does not travel.
@@ -94,7 +94,7 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
 
 
 def joined(tensors: Sequence[Tensor]) -> tuple[Payload, bytes]:
-    """Tensors in one piece, where an engine carries whole messages, and what is in it.
+    """Tensors in one piece, where an engine carries whole messages, with its description.
 
     Raises:
         InvalidPayload: if one has a type that does not travel.
@@ -117,7 +117,7 @@ def split(data: bytes, payload: Payload) -> list[Tensor]:
 
 
 def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorSpec] | None = None) -> None:
-    """Check bytes against what their sender says of them, and that against what was asked for.
+    """Check bytes against their sender's description, and the description against the tensors that were asked for.
 
     Args:
         data: bytes to check.
@@ -135,7 +135,7 @@ def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorSpec] | 
 
 
 def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
-    """Check what a sender says of a payload, before any of it is taken.
+    """Check a sender's description of a payload, before any of it is taken.
 
     Args:
         payload: the sender's description of it.
@@ -156,7 +156,7 @@ def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
 
 
 def check_tensors(said: Sequence[tuple[str, int]], spec: Sequence[TensorSpec]) -> None:
-    """Hold tensors of these types and lengths to what was asked for.
+    """Hold tensors of these types and lengths to those that were asked for.
 
     Raises:
         InvalidPayload: if they are others.
@@ -201,7 +201,7 @@ class Incoming:
         """The next chunk.
 
         Raises:
-            DamagedPayload: if it is not what was sent; what was there stays.
+            DamagedPayload: if its checksum is wrong; earlier chunks stay.
             InvalidPayload: if it is too small, or there is more than was said.
             OSError: if the disk is full.
         """
