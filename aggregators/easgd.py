@@ -79,6 +79,7 @@ class EASGD(FedAvg):
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Add the sum of the pulls, their mean times their number."""
+        # a sum, as in the paper: the fewer clients answer, the less the centre moves
         return State(state.model_P + reduced.clients * reduced.update_P)
 
     def elasticity_among(self, population: int) -> float:

@@ -63,6 +63,7 @@ class QFedAvg(FedAvg):
         """A client's terms of the numerator, −f^q w [P], and of the denominator [1], and a 1; weighted alike."""
         assert work.start_loss_K1 is not None
         lipschitz = self.lipschitz or 1 / work.lr
+        # w_i of the paper is −ascent: signs are turned here, so that the coordinator adds
         loss_K1 = work.start_loss_K1.clamp(min=_LEAST_LOSS)
         ascent_KP = lipschitz * work.update_KP
         square_K1 = (ascent_KP**2).sum(1, keepdim=True)

@@ -105,5 +105,6 @@ class Scaffold(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Take the mean update, and the mean change of the controls times the share of clients that took part."""
         update_P, change_P = reduced.mean
+        # c is a mean over all N clients; the controls of those that were not asked have not changed
         share = reduced.clients / reduced.population
         return State(state.model_P + self.server_lr * update_P, state.control_P + share * change_P)

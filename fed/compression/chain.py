@@ -160,7 +160,7 @@ class CodecChain:
         """
         if rows_KM.numel() and not all(map(math.isfinite, map(float, torch.aminmax(rows_KM)))):
             raise InvalidInput("codecs encode finite values, got NaN or infinity: lower local.lr")
-        rows_KM = rows_KM.cpu()
+        rows_KM = rows_KM.cpu()  # codecs compute with NumPy
         made = self._first_encoded(rows_KM, state, draw) if self.lossy else Encoded([], rows_KM)
         contents = [made.content] if self.lossy else []
         contents += self._encode(len(contents), made.values, self.stages[len(contents)], draw)

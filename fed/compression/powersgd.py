@@ -44,7 +44,7 @@ class PowerSGD(Codec):
     def init(self, values: Values) -> CodecState:
         """A random Q for each layer, the same for all clients."""
         sizes = [columns * self.rank for _, _, columns in self._matrices(values)]
-        drawn = np.random.default_rng(0).standard_normal(sum(sizes))
+        drawn = np.random.default_rng(0).standard_normal(sum(sizes))  # a fixed seed: nobody has to send the first Q
         return {"factors": torch.from_numpy(drawn).to(values.dtype)} if sizes else {}
 
     def size_bytes(self, values: Values) -> int:

@@ -32,7 +32,7 @@ class Schedule(Hyperparameters, ABC):
             number: number of the round, from 1.
             count: number of rounds of the run.
         """
-        if number <= self.warm_up:
+        if number <= self.warm_up:  # w + 1, so that the first round of s has the full step size, and no round has 0
             return number / (self.warm_up + 1)
         return self.decay(number - self.warm_up, count - self.warm_up)
 

@@ -203,7 +203,7 @@ def distribution(values: Mapping[str, NDArray[np.float64]], look: Mapping[str, S
         handles = []
         for name, of_clients in values.items():
             x = np.sort(of_clients)
-            if len(x) > _MOST_STEPS:
+            if len(x) > _MOST_STEPS:  # a page with a step for each of a million clients would not open
                 x = x[np.linspace(0, len(x) - 1, _MOST_STEPS).round().astype(int)]
             shares = np.arange(len(x) + 1) / len(x)
             handles += axes.plot([x[0], *x], shares, drawstyle="steps-post", linewidth=1.7, **look[name].line)

@@ -98,7 +98,7 @@ def _contraction(matrix_in: Callable[[int], Tensor], rounds: range) -> tuple[flo
     for number in rounds:
         before = left
         product_NN = matrix_in(number).to_dense() @ product_NN
-        left = float(torch.linalg.matrix_norm(product_NN, 2))
+        left = float(torch.linalg.matrix_norm(product_NN, 2))  # the largest factor by which peers still disagree
         if left < _EXACT:  # at once, or else little by little
             return (0.0, number) if before > _SHARE else (left ** (1 / number), None)
     return left ** (1 / len(rounds)), None
