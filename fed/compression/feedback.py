@@ -75,7 +75,7 @@ class NoFeedback(ErrorFeedback):
         return update_KM
 
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
-        """None."""
+        """No states: errors are lost."""
         return {}, {}
 
 

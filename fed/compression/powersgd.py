@@ -48,7 +48,7 @@ class PowerSGD(Codec):
         return {"factors": torch.from_numpy(drawn).to(values.dtype)} if sizes else {}
 
     def size_bytes(self, values: Values) -> int:
-        """Zero: all of it is values."""
+        """Zero: a message consists of values alone."""
         return 0
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:

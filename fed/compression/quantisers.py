@@ -144,7 +144,7 @@ class _Cast(Codec):
         return dtype
 
     def size_bytes(self, values: Values) -> int:
-        """Two a value."""
+        """Two bytes a value."""
         return values.numbers * self.dtype.itemsize
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
@@ -277,7 +277,7 @@ class FP4(Codec):
         return packed(head_KO, rows_KM, bits=4, code=code, multiple=self._BLOCK)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Look the magnitudes up."""
+        """Look up the magnitude of each code."""
         content_KO = stacked(content)
         taken = packed_bytes(values.numbers, 4)
         magnitudes = torch.tensor(self._MAGNITUDES, dtype=values.dtype)
@@ -583,7 +583,7 @@ class TwoLevel(Codec):
         return packed(as_bytes(means_K2), rows_KM, bits=2, code=code)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Look the magnitudes up."""
+        """Look up the magnitude of each code."""
         content_KO = stacked(content)
         taken = packed_bytes(values.numbers, 2)
         small_K1, large_K1 = from_bytes(content_KO[:, :-taken], values.dtype).numpy().T[:, :, None]

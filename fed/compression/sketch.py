@@ -51,7 +51,7 @@ class Sketch(Codec):
     read: Fraction = 0.01
 
     def size_bytes(self, values: Values) -> int:
-        """Zero: all of it is values."""
+        """Zero: a message consists of values alone."""
         return 0
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:

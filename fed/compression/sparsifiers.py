@@ -103,7 +103,7 @@ class TopK(Codec):
     fraction: Fraction = 0.01
 
     def size_bytes(self, values: Values) -> int:
-        """The positions."""
+        """Bytes of the positions."""
         return positions_bytes(count_of(self.fraction, values.numbers), values.numbers)
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:
@@ -111,13 +111,13 @@ class TopK(Codec):
         return values._replace(numbers=count_of(self.fraction, values.numbers), layers=())
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
-        """Choose the largest."""
+        """Choose the largest values."""
         positions_KJ = largest(rows_KM, count_of(self.fraction, values.numbers))
         code = [torch.from_numpy(write_positions(row.numpy(), values.numbers)) for row in positions_KJ]
         return Encoded(code, rows_KM.gather(1, positions_KJ.to(rows_KM.device)))
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         count = count_of(self.fraction, values.numbers)
         return scattered([_positions(code, count, values) for code in content], inner, values)
 
@@ -162,7 +162,7 @@ class RandomK(Codec):
         return Encoded(nothing, kept_KJ * (values.numbers / positions_KJ.shape[1]))
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         return scattered(self._positions(len(inner), values, draw), inner, values)
 
     def _positions(self, rows: int, values: Values, draw: Draw) -> list[Tensor]:
@@ -203,13 +203,13 @@ class Threshold(Codec):
         return values._replace(numbers=count, layers=())
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
-        """Choose those that are large enough."""
+        """Choose the values that are large enough."""
         chosen = [torch.from_numpy(_at_least(row_M, self.magnitude)) for row_M in rows_KM.numpy()]
         kept = [row_M[positions] for row_M, positions in zip(rows_KM, chosen, strict=True)]
         return Encoded([_with_count(positions, values) for positions in chosen], kept)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         return scattered([_counted_positions(code, values) for code in content], inner, values)
 
 
@@ -248,7 +248,7 @@ class STC(Codec):
         return Encoded([torch.cat(parts) for parts in zip(head, codes, strict=True)])
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put the magnitude where it was."""
+        """Put the magnitude, with its signs, back at the positions."""
         count = count_of(self.fraction, values.numbers)
         begin = values.dtype.itemsize
         end = begin + packed_bytes(count, 1)
@@ -291,7 +291,7 @@ class DGC(Codec):
     clip: PositiveFloat | None = None
 
     def init(self, values: Values) -> CodecState:
-        """Zeros."""
+        """A momentum and a residual of zeros."""
         return {name: torch.zeros(values.numbers, dtype=values.dtype) for name in ("momentum", "residual")}
 
     def size_bytes(self, values: Values) -> int:
@@ -319,7 +319,7 @@ class DGC(Codec):
         return Encoded(content, values=kept, counted=counted, lost=lost)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         return scattered([_counted_positions(code, values) for code in content], inner, values)
 
     def _fraction(self, number: int) -> float:

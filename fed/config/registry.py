@@ -179,7 +179,7 @@ class MetricSection(Component):
 
     @property
     def best(self) -> Literal["max", "min"]:
-        """The best of its values."""
+        """Direction of better values, "max" or "min"."""
         return "min" if getattr(self.make(), "higher_is_better", True) is False else "max"
 
 

@@ -28,7 +28,7 @@ _MOST_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class SignedIdentities:
-    """The content of the file.
+    """Content of a file of identities.
 
     Args:
         version: number that grows with every change.

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Revocations:
-    """The content of the file.
+    """Content of a file of revocations.
 
     Args:
         version: number that grows with every change; 0: no list yet.

@@ -218,7 +218,7 @@ def has_finished(run: Mapping[str, Any]) -> bool:
 
 
 def sent_through(number: int, metrics: Iterable[Mapping[str, Any]], ways: Sequence[str] = ("up", "down")) -> int:
-    """Bytes of all rounds through one.
+    """Bytes of all rounds up to one, with it.
 
     Args:
         number: number of the round, from 1.
