@@ -289,8 +289,8 @@ def test_nothing_goes_before_the_new_one_has_been_read_back(tmp_path: Path, monk
     kept = of_rounds(tmp_path, 1, keep=1)
     sealed = checkpoint_files.write_sealed
 
-    def lose_a_bit(file: Any, *parts: Any) -> None:
-        sealed(file, *parts)
+    def lose_a_bit(file: Any, number: int, **parts: Any) -> None:
+        sealed(file, number, **parts)
         file.seek(-1, os.SEEK_END)
         file.write(b"\xff")
 
