@@ -206,9 +206,9 @@ class FedCenteredClipping(Robust):
 
     .. math:: v ← v + \sum_{i ∈ S} p_i (Δ_i - v) \min(1, τ / ‖Δ_i - v‖), \qquad x ← x + v
 
-    v stays from round to round, so that honest updates, which are alike over time, outweigh those of attackers. The
-    rule bounds the damage rather than preventing it: attackers with a share α of the weight move v by no more than α τ
-    a step.
+    v stays from round to round: honest updates, which are alike over time, add up in it, and those of attackers do not.
+    The damage is bounded rather than prevented: attackers with a share α of the weight move v by no more than α τ a
+    step.
 
     Args:
         radius: τ > 0, about the distance of honest updates from their mean; with a smaller radius v follows slowly.

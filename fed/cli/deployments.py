@@ -17,7 +17,9 @@ __all__ = ["Credentials", "Insecure", "Name", "hold_to_certificates", "name_of",
 _LAST_PORT = 65535
 Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys that fed keys made.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
-Name = Annotated[str | None, typer.Option(metavar="NAME", help="Its own name, where it has no certificate.")]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name of this node or peer, where it has no certificate.")
+]
 
 
 def hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:

@@ -39,7 +39,7 @@ def show(
 
 def schema(
     document: Annotated[
-        Literal["experiment", "comparison"], typer.Argument(help="Of what the schema is wanted.")
+        Literal["experiment", "comparison"], typer.Argument(help="Document to print the schema of.")
     ] = "experiment",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a reference of both documents instead.")] = False,
 ) -> None:

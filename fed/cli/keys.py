@@ -22,7 +22,7 @@ _Hosts = Annotated[
     list[str] | None,
     typer.Option("--host", metavar="H", help="A name or an address under which nodes reach the server. Repeatable."),
 ]
-_Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="N", help="How long the certificate is valid.")]
+_Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="N", help="Days for which the certificate is valid.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -28,12 +28,16 @@ __all__ = ["client", "server"]
 
 def server(
     file: FileUnlessResumed = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes dial in.")] = "127.0.0.1:8443",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address at which nodes dial in.")
+    ] = "127.0.0.1:8443",
     credentials: Credentials = None,
     insecure: Insecure = False,
     min_nodes: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="How many nodes must be there before the first round; the cohort's."),
+        typer.Option(
+            min=1, metavar="N", help="Number of nodes to wait for before the first round; the cohort unless given."
+        ),
     ] = None,
     settings: Settings = None,
     output: Output = None,
@@ -128,8 +132,8 @@ def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
 
 
 def client(
-    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this node trains on; it stays here.")],
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = None,
+    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="File on the data of this node, which stay here.")],
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the server.")] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
     name: Name = None,
@@ -140,7 +144,7 @@ def client(
         ),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where it keeps its state; beside DATA.yaml unless given.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the node's state; beside DATA.yaml unless given.")
     ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Take part under secure aggregation alone; tell no number of samples.")

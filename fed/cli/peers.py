@@ -26,13 +26,15 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # are compared with, and nothing 
 
 
 def peer(
-    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this peer trains on; it stays here.")],
+    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="File on the data of this peer, which stay here.")],
     file: FileUnlessResumed = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where other peers dial in; without it this one only dials.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address at which other peers dial in; without it this one only dials."),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where others reach it, if that is not where it listens.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address at which others reach it, if that is not where it listens."),
     ] = None,
     join: Annotated[
         list[str] | None,
@@ -42,15 +44,15 @@ def peer(
     insecure: Insecure = False,
     name: Name = None,
     min_peers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many peers must be there before the first round.")
+        int, typer.Option(min=1, metavar="N", help="Number of peers to wait for before the first round, this one too.")
     ] = 2,
     patience: Annotated[
         float,
-        typer.Option(min=1.0, metavar="SECONDS", help="How long it waits for others without whom it cannot go on."),
+        typer.Option(min=1.0, metavar="SECONDS", help="Seconds to wait for others without whom it cannot go on."),
     ] = 3600.0,
     serve_end: Annotated[
         float,
-        typer.Option(min=0.0, metavar="SECONDS", help="How long it stays at its end for members that are still away."),
+        typer.Option(min=0.0, metavar="SECONDS", help="Seconds to stay at the end for members that are still away."),
     ] = 60.0,
     settings: Settings = None,
     output: Output = None,

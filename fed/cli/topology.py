@@ -26,7 +26,7 @@ _PICTURES = (".svg", ".png", ".pdf")
 
 def topology(
     kind: Annotated[str | None, typer.Argument(help="The kind to draw; without it all kinds are listed.")] = None,
-    peers: Annotated[int | None, typer.Argument(help="How many peers.", min=1)] = None,
+    peers: Annotated[int | None, typer.Argument(help="Number of peers.", min=1)] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(
