@@ -55,8 +55,8 @@ class QFedAvg(FedAvg):
         """
         if self.q and local.optimizer != "sgd":
             raise InvalidExperiment(
-                "qfedavg with q above 0 needs local.optimizer sgd, because it takes an update divided by η for a "
-                f"gradient, got {local.optimizer}: choose sgd, or afl, which takes any"
+                "qfedavg with q above 0 needs local.optimizer sgd, for it treats an update divided by η as a gradient, "
+                f"got {local.optimizer}: choose sgd, or afl, which takes any"
             )
 
     def report(self, work: ClientWork) -> Report:

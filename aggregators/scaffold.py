@@ -78,7 +78,7 @@ class Scaffold(Aggregator):
         """
         if local.optimizer != "sgd":
             raise InvalidExperiment(
-                "scaffold needs local.optimizer sgd, because a control is the mean gradient of a client's steps, and "
+                "scaffold needs local.optimizer sgd, for a control is the mean gradient of a client's steps, and "
                 f"steps of adam are no sum of gradients, got {local.optimizer}: choose sgd, or feddyn, which takes any"
             )
 
