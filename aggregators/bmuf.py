@@ -38,7 +38,7 @@ class BMUF(Aggregator):
         block_momentum: η in [0, 1). The paper's 1 − 1/N for a cohort of N is too much for small data; 0.9 is a
             good start.
         block_lr: ζ > 0. With η = 0 and ζ = 1 this is FedAvg, to the bit.
-        nesterov: start the next block one momentum step ahead.
+        nesterov: True if the next block starts one momentum step ahead.
     """
 
     block_momentum: DecayRate = 0.9

@@ -31,8 +31,9 @@ class DPSGD(PeerRule):
     adapt-then-combine with equal samples is FedAvg with all clients in every round.
 
     Args:
-        order: whether a round's local steps are part of what neighbours see in that round (adapt_then_combine) or only
-            in the next (combine_then_adapt, as in the paper: communication can overlap with computation).
+        order: order of local steps and exchange. adapt_then_combine: neighbours see a round's local steps in that
+            round; combine_then_adapt, as in the paper: they see them in the next round, so that communication can
+            overlap with computation.
     """
 
     order: Literal["combine_then_adapt", "adapt_then_combine"] = "adapt_then_combine"

@@ -89,6 +89,6 @@ class FedDyn(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Tilt against the sum of the updates; then go to the mean model, and against the tilt."""
         share = reduced.clients / reduced.population
-        # h is a mean over all clients: of those that are silent nothing is added
+        # h is a mean over all clients; a silent one adds nothing
         tilt_P = state.tilt_P - self.alpha * share * reduced.update_P
         return State(state.model_P + reduced.update_P - tilt_P / self.alpha, tilt_P)

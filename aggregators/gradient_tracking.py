@@ -51,7 +51,7 @@ class GradientTracking(PeerRule):
         return state._replace(tracker_NP=state.gradient_NP)
 
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
-        """One exchange, and the gradient at what comes of it."""
+        """One exchange, and the gradient at the mixed model."""
         moved_NP, tracked_NP = mix(state.model_NP - descend.lr * state.tracker_NP, state.tracker_NP)
         gradient_NP = (moved_NP - descend(moved_NP)) / descend.lr
         return State(moved_NP, tracked_NP + gradient_NP - state.gradient_NP, gradient_NP)

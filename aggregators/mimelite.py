@@ -36,7 +36,8 @@ class MimeLite(Aggregator):
     epoch. p_i = n_i / Σ n, where the paper has clients that are alike. A message is twice the model.
 
     Args:
-        beta: β in [0, 1). The momentum begins at 0, so the first steps are short, by 1 − β. With β = 0 it is FedAvg.
+        beta: β in [0, 1), the server's momentum. It begins at 0, so that the first steps are short, by 1 − β. With
+            β = 0 this is FedAvg.
     """
 
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})

@@ -38,8 +38,8 @@ class MOON(FedAvg):
     A step takes three forward passes, one client at a time.
 
     Args:
-        mu: μ ≥ 0; the paper tunes it among 0.1, 1, 5 and 10.
-        temperature: T > 0; 0.5 in the paper.
+        mu: μ ≥ 0, the weight of the contrastive term; the paper tunes it among 0.1, 1, 5 and 10.
+        temperature: T > 0, the softmax's temperature; 0.5 in the paper.
     """
 
     update_alone: ClassVar[bool] = True

@@ -41,9 +41,9 @@ class NoLoCo(PeerRule):
     an odd number of peers one is alone, and its means are its own.
 
     Args:
-        outer_momentum: α in [0, 1). The paper's code runs with 0.3.
-        outer_lr: β > 0, likewise 0.7.
-        consensus_step: γ > 0, by which partners draw together; the code has γ = β. Two peers that always meet need
+        outer_momentum: α in [0, 1), the share of δ that stays each round; 0.3 in the paper's code.
+        outer_lr: β > 0, the outer learning rate; 0.7 in the paper's code.
+        consensus_step: γ > 0, the pull between partners; the paper's code has γ = β. Two peers that always meet need
             γ < 2 + 2 α.
     """
 
@@ -62,6 +62,7 @@ class NoLoCo(PeerRule):
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """Local steps, and one exchange."""
         x_NP = state.model_NP
+        # both means in one message, since a pair meets once a round
         change_NP, mean_NP = mix(descend(x_NP) - x_NP, x_NP)
         drawn_NP = self.consensus_step * (x_NP - mean_NP)
         momentum_NP = self.outer_momentum * state.momentum_NP + self.outer_lr * change_NP - drawn_NP

@@ -20,7 +20,7 @@ class State(NamedTuple):
     """Server state."""
 
     model_P: Tensor
-    rounds_1: Tensor  # how many are done
+    rounds_1: Tensor  # number of rounds done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class PostLocalSGD(Aggregator):
     steps add the noise that generalises, and save communication. All clients count alike.
 
     Args:
-        switch: t' ≥ 0, the last round of a single step; from the next one on clients take H steps, as many as
-            the section local says. The paper switches where it first lowers the learning rate. 0: local SGD from the
-            first round.
+        switch: t' ≥ 0, the last round of a single step. From the next round on clients take H steps, as many as the
+            section local says. The paper switches where it first lowers the learning rate. 0: local SGD from the first
+            round.
     """
 
     update_alone: ClassVar[bool] = True

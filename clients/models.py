@@ -21,8 +21,8 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> "nn.Module":
     """Multinomial logistic regression: one linear layer on the flattened input.
 
     Args:
-        input_shape: of one sample.
-        classes: C.
+        input_shape: shape of one sample.
+        classes: C, the number of classes.
 
     Returns:
         A module [B, *input_shape] → [B, C].
@@ -34,10 +34,10 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), ba
     """A perceptron with ReLU between its layers, on the flattened input.
 
     Args:
-        input_shape: of one sample.
-        classes: C.
+        input_shape: shape of one sample.
+        classes: C, the number of classes.
         hidden: widths of the hidden layers.
-        batch_norm: BatchNorm before each ReLU.
+        batch_norm: True for BatchNorm before each ReLU.
 
     Returns:
         A module [B, *input_shape] → [B, C].
@@ -62,10 +62,10 @@ def cnn(
 
     Args:
         input_shape: (channels, height, width) or (height, width) of one image.
-        classes: C.
-        channels: of each block.
+        classes: C, the number of classes.
+        channels: number of channels of each block.
         hidden: width of the layer before the classes.
-        batch_norm: BatchNorm in the place of GroupNorm.
+        batch_norm: True for BatchNorm in the place of GroupNorm.
 
     Returns:
         A module [B, *input_shape] → [B, C].
@@ -97,10 +97,10 @@ def char_gru(
     """Gated recurrent units over characters: at each position, the next character.
 
     Args:
-        classes: V.
+        classes: V, the number of characters.
         embedding: width of a character's vector.
         hidden: width of the state.
-        layers: how many are stacked.
+        layers: number of stacked layers.
 
     Returns:
         A module [B, T] (int64) → [B, C, T].
@@ -121,10 +121,10 @@ def char_transformer(
 
     Args:
         input_shape: (T,), the longest sequence.
-        classes: V.
-        width: of the states.
-        heads: of attention; they divide the width.
-        layers: how many blocks.
+        classes: V, the number of characters.
+        width: width of the states.
+        heads: number of heads of attention, a divisor of the width.
+        layers: number of blocks.
 
     Returns:
         A module [B, T] (int64) → [B, C, T].

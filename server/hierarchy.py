@@ -34,9 +34,9 @@ class Hierarchy(Hyperparameters):
     to the bit where clients train one by one. Clients belong to edges in the order in which they register.
 
     Args:
-        fan_out: how many clients an edge has.
-        latency_s: of one message between an edge and the coordinator.
-        bytes_per_s: between them, each way.
+        fan_out: number of clients of an edge.
+        latency_s: seconds of latency of one message between an edge and the coordinator.
+        bytes_per_s: bandwidth between an edge and the coordinator, each way.
     """
 
     fan_out: PositiveInt = 32

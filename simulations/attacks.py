@@ -113,7 +113,8 @@ class SignFlip(Attack):
     r"""Attackers send their update backwards, and longer: :math:`Δ_i ← -s Δ_i`.
 
     Args:
-        scale: s > 0. With 4, a fifth of the clients bring the mean of alike ones to a standstill.
+        scale: s > 0, the factor of the reversed update. With 4, a fifth of the clients bring the mean of alike updates
+            to a standstill.
     """
 
     looks_at_others: ClassVar[bool] = False
@@ -130,7 +131,7 @@ class Gaussian(Attack):
     r"""Attackers send noise, each its own: :math:`Δ_i ← σ z, z ∼ N(0, I)` (Blanchard et al. 2017, 1703.02757).
 
     Args:
-        deviation: σ > 0 of each coordinate. An honest update's coordinates are more like 0.01.
+        deviation: σ > 0, the standard deviation of each coordinate. An honest update's coordinates are more like 0.01.
     """
 
     looks_at_others: ClassVar[bool] = False
@@ -153,7 +154,7 @@ class ALIE(Attack):
     replies and attackers; s is how many honest clients a majority lacks. Where the formula has z below 0, z is 0.
 
     Args:
-        z: in place of the paper's, above 0.
+        z: z > 0 in place of the paper's formula; None for the formula.
     """
 
     z: PositiveFloat | None = None

@@ -90,9 +90,9 @@ class Daily(Availability):
     """Every client is available for some hours of each day, as phones that train while they charge at night.
 
     Args:
-        hours: of a day.
-        begins_hour: when they begin, in the mean over clients; 0 is midnight.
-        spread_hours: standard deviation of that over clients.
+        hours: number of hours of each day in which a client is available.
+        begins_hour: hour at which they begin, in the mean over clients; 0 is midnight.
+        spread_hours: standard deviation of that hour over clients.
     """
 
     hours: Annotated[float, Field(gt=0, lt=24)] = 8.0
@@ -112,8 +112,8 @@ class OnOff(Availability):
     At the beginning of a run each client is available with its long-run probability.
 
     Args:
-        on_s: mean length of a spell in which it is there.
-        off_s: and of one in which it is not.
+        on_s: mean length in seconds of a spell in which a client is available.
+        off_s: mean length in seconds of a spell in which it is not.
     """
 
     on_s: PositiveFloat = 1800.0
@@ -130,8 +130,8 @@ class TraceAvailability(Availability):
     A client that the file names has its own spells; any other draws those of one that it names.
 
     Args:
-        path: of the CSV file.
-        period_s: after which everything begins anew; never unless given.
+        path: path of the CSV file.
+        period_s: seconds after which all spells begin anew; never unless given.
 
     Raises:
         InvalidData: if there is no such table, or a spell does not end after it begins, before the next, within the

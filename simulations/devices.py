@@ -35,10 +35,10 @@ class Device:
     The connection is a common one of a home unless given: 40 Mbit/s down and 10 Mbit/s up.
 
     Args:
-        samples_per_s: forward and backward passes over one sample in a second.
-        down_bytes_per_s: towards the client.
-        up_bytes_per_s: from the client.
-        latency_s: of one message.
+        samples_per_s: number of forward and backward passes over one sample in a second.
+        down_bytes_per_s: bandwidth towards the client.
+        up_bytes_per_s: bandwidth from the client.
+        latency_s: seconds of latency of one message.
 
     Example:
         >>> round(Device().task_s(bytes_down=5_000_000, samples=1000, bytes_up=1_250_000), 9)
@@ -90,12 +90,13 @@ class Devices(Hyperparameters, ABC):
     """Devices of all clients.
 
     Args:
-        availability: when clients are available; one that becomes unavailable during a task has failed it.
-        failure: the chance that a task fails, at a time that is uniform over its length.
-        interruption: the chance that a client is cut off in its local steps, after a part of them that is uniform.
-        joining_s: over how long a time clients register, each at an instant that is uniform; 0: all at the beginning.
-        staying_s: how long a client stays in the mean of an exponential distribution, before it leaves for good; for
-            ever unless given.
+        availability: rule on the times at which clients are available; a client that becomes unavailable during a task
+            has failed it.
+        failure: probability that a task fails, at a time that is uniform over its length.
+        interruption: probability that a client is cut off in its local steps, after a part of them that is uniform.
+        joining_s: seconds over which clients register, each at a uniformly drawn time; 0: all at the beginning.
+        staying_s: mean of the exponentially distributed seconds that a client stays before it leaves for good; for ever
+            unless given.
     """
 
     availability: Annotated[Component, AVAILABILITIES] = field(default_factory=lambda: AVAILABILITIES.validate({}))
@@ -168,9 +169,9 @@ class Lognormal(UniformDevices):
     .. math:: speed_i = speed \cdot e^{σ z_i}, \qquad down_i / down = up_i / up = e^{σ_b w_i}, \qquad z_i, w_i ∼ N(0, 1)
 
     Args:
-        sigma: σ ≥ 0, of speeds. With 1 the fastest tenth is 13 times as fast as the slowest tenth or more, with 1.5 it
-            is 47 times.
-        bandwidth_sigma: σ_b ≥ 0, of both bandwidths alike.
+        sigma: σ ≥ 0, the spread of speeds. With 1 the fastest tenth is 13 times as fast as the slowest tenth or more,
+            with 1.5 it is 47 times.
+        bandwidth_sigma: σ_b ≥ 0, the spread of both bandwidths alike.
     """
 
     sigma: NonNegativeFloat = 1.0
@@ -215,7 +216,7 @@ class TraceDevices(Devices):
     A client that the file names has its own device; any other draws one of those that it has.
 
     Args:
-        path: of the CSV file.
+        path: path of the CSV file.
 
     Raises:
         InvalidData: if there is no such table, a number is out of range, or a client has two rows.

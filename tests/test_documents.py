@@ -64,6 +64,8 @@ def test_the_reference_is_what_the_command_prints(capsys: pytest.CaptureFixture[
     assert main(["schema", "--markdown"]) == 0
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert page == capsys.readouterr().out, "run: make docs"
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert all(row.endswith("|") for row in rows), "a row of a table is one line"
     for family in (value for value in vars(registry).values() if isinstance(value, Family)):
         for kind in family.builtin:
             assert f"| **`{kind}`** |" in page

@@ -42,8 +42,8 @@ def by_range(samples: Samples, clients: int, by: str = "index") -> NDArray[np.in
     Args:
         samples: what is dealt.
         clients: how many ranges.
-        by: what to sort by, ties in their order: a column; ``index``, the order of the source; ``label``; ``mean``,
-            that of a sample's inputs.
+        by: key to sort by, ties in their order: a column; ``index``, the order of the source; ``label``; ``mean``, the
+            mean of a sample's inputs.
 
     Raises:
         InvalidData: if there is no such column.
@@ -58,7 +58,7 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     Args:
         samples: what is dealt.
         clients: the modulus.
-        by: the key: a column, so that equal values stay together; ``content``, the sample itself; ``index``;
+        by: key to hash: a column, so that equal values stay together; ``content``, the sample itself; ``index``;
             ``label``; ``mean``.
 
     Raises:
@@ -81,7 +81,7 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
     Args:
         samples: what is dealt.
         clients: how many hands.
-        by: the score: a column of numbers; ``mean``, that of a sample's inputs; ``label``; ``index``.
+        by: score to sort by: a column of numbers; ``mean``, the mean of a sample's inputs; ``label``; ``index``.
 
     Raises:
         InvalidData: if there is no such column, or it holds anything but numbers.
@@ -134,8 +134,9 @@ def dirichlet(
         samples: what is dealt.
         clients: K.
         generator: the stream to draw from.
-        alpha: α > 0. Small: a client holds few classes, and clients differ in size; large: all hold the same.
-        min_samples: the fewest samples that a client may have.
+        alpha: α > 0, the evenness of the proportions. Small: a client holds few classes, and clients differ in size;
+            large: all hold the same.
+        min_samples: smallest number of samples of a client.
 
     Raises:
         InvalidData: if targets are not one integer label a sample, or 1,000 draws leave some client too few samples.
@@ -170,7 +171,7 @@ def shards(
         samples: what is dealt.
         clients: K.
         generator: the stream to draw from.
-        classes_per_client: how many classes a client sees, at most C and at least C/K.
+        classes_per_client: number of classes that a client sees, from C/K to C.
 
     Raises:
         InvalidData: if targets are not one integer label a sample, or the classes cannot be cut into enough shards.
@@ -219,7 +220,8 @@ def similarity(
         samples: what is dealt.
         clients: K.
         generator: the stream to draw from.
-        percent: s in [0, 100]. 100: independent and identically distributed; 0: a client holds few labels.
+        percent: s in [0, 100], the share that is dealt at random. 100: independent and identically distributed; 0: a
+            client holds few labels.
 
     Raises:
         InvalidData: if targets are not one integer label a sample.
@@ -248,8 +250,8 @@ def quantity(
         samples: what is dealt.
         clients: K.
         generator: the stream to draw from.
-        alpha: α > 0. Small: few clients hold most samples; large: all hold as many.
-        min_samples: the fewest samples that a client has.
+        alpha: α > 0, the evenness of the sizes. Small: few clients hold most samples; large: all hold as many.
+        min_samples: smallest number of samples of a client.
 
     Raises:
         InvalidData: if there are fewer samples.

@@ -182,7 +182,7 @@ def calibration_error(output: Tensor, target: Tensor, bins: PositiveInt = 15) ->
     Args:
         output: [B, C, ...] of C classes, or in the shape of the targets, before softmax or sigmoid.
         target: [B, ...].
-        bins: how many bins of equal width.
+        bins: number of bins of equal width.
     """
     scored = _one_label("calibration_error", output, target)
     scores_N = scored.scores.double()

@@ -14,7 +14,9 @@ from fed.config.docstrings import summary
 
 __all__ = ["algorithms"]
 
-_PARAMETERS, _POPULATION = 1009, 13  # two primes: the sizes of what is sent show what they are made of
+# two primes: the size of a message shows what it is made of
+_PARAMETERS = 1009
+_POPULATION = 13
 
 
 def algorithms(
@@ -66,7 +68,8 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         return
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"
-    message = format_of(algorithm, Layout(_PARAMETERS, _PARAMETERS, torch.float32, (), (), ()), _POPULATION)
+    layout = Layout(parameters=_PARAMETERS, size=_PARAMETERS, dtype=torch.float32, trained=(), averaged=(), integers=())
+    message = format_of(algorithm, layout, _POPULATION)
     encoded = f", encoded by {' and '.join(algorithm.uplink)}" if algorithm.uplink else ""
     yield "moves up", f"{_sizes(message.parts, model)} from each client{encoded}"
     asks = {"loss": "the loss", "gradient": "the full gradient", "place": "its number"}
@@ -113,5 +116,6 @@ def _sizes(sizes: Sequence[int], model: str) -> str:
     numbers = sum(size for size in sizes if size not in (_PARAMETERS, _POPULATION))
     parts = [f"{models} × {model}"] if models != 1 else [model]
     parts += [f"{populations} × one number for each client of the population"] if populations else []
-    parts += [f"{numbers} number{'s' if numbers > 1 else ''}"] if numbers else []
+    if numbers:
+        parts.append(f"{numbers} number{'s' if numbers > 1 else ''}")
     return " and ".join(parts)

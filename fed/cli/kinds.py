@@ -35,7 +35,7 @@ def show_all(
 
     Args:
         family: the kinds.
-        headings: of the columns behind the kind's name, :data:`WHAT` among them.
+        headings: headings of the columns behind the kind's name, :data:`WHAT` among them.
         cells: texts of these columns, from a kind, what it does and its paper.
         notes: lines below the table.
         order: key by which the kinds are sorted; None: as the registry has them.
@@ -52,9 +52,9 @@ def tell(family: "Family[Any]", kind: str, facts: Callable[[Any], Iterable[tuple
     """Print all about one kind: what it does, its equation, its hyper-parameters, and facts.
 
     Args:
-        family: that it belongs to.
-        kind: its name.
-        facts: names and texts, from the kind as it is made with its defaults.
+        family: family that the kind belongs to.
+        kind: name of the kind.
+        facts: function from the kind, made with its defaults, to names and texts.
 
     Raises:
         InvalidInput: if there is no such kind, or it cannot be made.
@@ -105,7 +105,8 @@ def _hyperparameters(section: type["Component"]) -> "Table":
     """A table of a kind's keys: default, range and meaning."""
     from fed.config.reference import values_of, written
 
-    properties, rows = section.model_json_schema()["properties"], []
+    properties = section.model_json_schema()["properties"]
+    rows = []
     for name, field in section.model_fields.items():
         if name != "kind":
             default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["console", "data", "listed"]
 
 _WIDE = 160
-"""Columns where standard output is no terminal: a line of a table stays a line."""
+"""Width in columns where standard output is no terminal: a line of a table stays a line."""
 
 
 def console() -> "Console":
@@ -35,7 +35,7 @@ def listed(headings: Iterable[str], rows: Iterable[Iterable[str]], whole: int = 
     """Table of texts as they stand: a name may look like markup.
 
     Args:
-        headings: of the columns.
+        headings: headings of the columns.
         rows: texts of each row.
         whole: number of columns, from the first, whose texts are never broken.
     """
@@ -61,9 +61,9 @@ def data(
     """Print and draw who holds what, class by client.
 
     Args:
-        file: of an experiment, or of a comparison, whose base is meant.
+        file: file of an experiment, or of a comparison, of which the base is taken.
         settings: values in place of the file's.
-        picture: the file to draw into.
+        picture: file to draw into, or None.
     """
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map

@@ -26,7 +26,7 @@ _PICTURES = (".svg", ".png", ".pdf")
 
 def topology(
     kind: Annotated[str | None, typer.Argument(help="The kind to draw; without it all kinds are listed.")] = None,
-    peers: Annotated[int | None, typer.Argument(help="How many peers.", min=1)] = None,
+    peers: Annotated[int | None, typer.Argument(help="Number of peers.", min=1)] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -41,10 +41,10 @@ def topology(
     """List the graphs of peers, or draw one, with degree, diameter, spectral gap and rounds to consensus.
 
     Args:
-        kind: of the topology.
-        peers: N.
-        settings: its keys, and the seed.
-        picture: the file to draw into.
+        kind: kind of the topology.
+        peers: N, the number of peers.
+        settings: keys of that kind, and the seed.
+        picture: file to draw into, or None.
     """
     if kind is None:
         return _list()
@@ -103,7 +103,14 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
         raise InvalidInput(f"seed must be a whole number from 0, got {seed!r}")
     section = section_of(TOPOLOGIES, {**keys, "kind": kind})
     try:
-        made = Topology(section.make, section.target, peers, Streams(seed), section.weights, section.lazy)
+        made = Topology(
+            make=section.make,
+            kind=section.target,
+            peers=peers,
+            streams=Streams(seed),
+            weights=section.weights,
+            lazy=section.lazy,
+        )
     except FedError:
         raise
     except Exception as error:  # whatever a user's function raises
@@ -131,7 +138,9 @@ def _sketch(made: "Topology", peers: int) -> Iterator[str]:
 
 
 def _mark(first: int | None, changes: bool) -> str:
-    return "·" if first is None else str(first) if changes else "●"
+    if first is None:
+        return "·"
+    return str(first) if changes else "●"
 
 
 def _facts_of(made: "Topology") -> "Facts":
@@ -141,7 +150,8 @@ def _facts_of(made: "Topology") -> "Facts":
 
 
 def _figures(found: "Facts") -> list[str]:
-    least, most = found.least_degree, found.most_degree
+    least = found.least_degree
+    most = found.most_degree
     rounds = found.rounds_to_consensus
     return [
         str(least) if least == most else f"{least} to {most}",

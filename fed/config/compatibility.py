@@ -104,9 +104,9 @@ class Term(NamedTuple):
 
     Args:
         feature: the feature.
-        way_out: what the user can change about this part, as an imperative clause; {section} stands for its key.
+        way_out: imperative clause on how the user can change this part; {section} stands for its key.
         why: the reason, as a clause to follow a comma; empty where the name of the feature says it.
-        subject: the key and value that decide, as ``devices.failure 0.1``; the section and its kind unless given.
+        subject: the key and value that decide, such as ``devices.failure 0.1``; the section and its kind unless given.
     """
 
     feature: Feature
@@ -188,7 +188,7 @@ def _parts(experiment: Sections) -> Iterator[tuple[str, Combinable]]:
 
 
 _Terms: TypeAlias = dict[str, tuple[Sequence[Term], Sequence[Term]]]
-"""Part of an experiment → what it needs and what it lacks."""
+"""Part of an experiment → the terms that it needs, and those that it lacks."""
 
 
 def _terms(experiment: Sections) -> _Terms:
@@ -208,9 +208,10 @@ def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:
     for term in terms:
         if section == "downlink" and term.feature is Feature.COMMON_ENCODING:
             continue
-        # what goes out is encoded by a coordinator, whatever the algorithm
-        feature = Feature.REPORTS if section == "downlink" and term.feature is Feature.ENCODED else term.feature
-        yield Term(feature, term.way_out.replace("{section}", section), term.why, term.subject)
+        feature = term.feature
+        if section == "downlink" and feature is Feature.ENCODED:
+            feature = Feature.REPORTS  # a coordinator encodes messages to clients, whatever the algorithm
+        yield term._replace(feature=feature, way_out=term.way_out.replace("{section}", section))
 
 
 def _refuse(terms: _Terms) -> None:

@@ -60,7 +60,7 @@ class PartitionSection(Component):
     """Partition: deals samples to clients."""
 
     overlap: NonNegativeFloat = 0.0
-    """Copies: number of additional holders of a sample, on average. 0: none; 1: each sample has two holders."""
+    """Number of additional holders of a sample, on average. 0: none; 1: each sample has two holders."""
 
 
 PARTITIONS = Family(
@@ -92,11 +92,11 @@ class DataSection(Component):
     """Data source, its test set, and its partition among clients."""
 
     clients: PositiveInt | None = None
-    """How many clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
+    """Number of clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
     partition: Annotated[PartitionSection, PARTITIONS] | None = None
-    """Who holds what: natural where the source names clients, iid elsewhere, unless given."""
+    """Rule that deals samples to clients; unless given, natural where the source names clients, and iid elsewhere."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The share of samples held out to evaluate on, where the source brings no test set of its own; 0 with a fold."""
+    """Share of samples held out to evaluate on, where the source brings no test set of its own; 0 with a fold."""
     fold: FoldSection | None = None
     """Fold of each client's samples to test on, in place of any other test set; null for none."""
 
@@ -171,7 +171,7 @@ class MetricSection(Component):
     """Metric: a number that evaluation computes from outputs and targets."""
 
     name: Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]*$")] | None = None
-    """Name: how results call it, by letters, digits and _; that of the kind unless given."""
+    """Name of the metric in results: letters, digits and _; the kind's name unless given."""
 
     @property
     def called(self) -> str:
@@ -180,7 +180,7 @@ class MetricSection(Component):
 
     @property
     def best(self) -> Literal["max", "min"]:
-        """The best of its values."""
+        """Direction of better values, "max" or "min"."""
         return "min" if getattr(self.make(), "higher_is_better", True) is False else "max"
 
 
@@ -229,9 +229,10 @@ class TopologySection(Component):
     """Topology: each peer's neighbours."""
 
     weights: Literal["metropolis", "uniform", "laplacian", "column_stochastic"] | None = None
-    """How neighbours are weighed; null: metropolis, on directed graphs uniform or column_stochastic, as it must be."""
+    """Rule of the neighbours' weights; null: metropolis, and on directed graphs uniform or column_stochastic, whichever
+    the algorithm needs."""
     lazy: bool = False
-    """Whether a peer keeps half of what it has, (I + W)/2, so that no eigenvalue is below 0."""
+    """True if a peer keeps half of its own vector, (I + W)/2, so that no eigenvalue is below 0."""
 
 
 TOPOLOGIES = Family(
@@ -250,13 +251,13 @@ class AdversariesSection(Component):
     """Clients that attack."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of all clients that attack, to the nearest whole client: the same ones in every round."""
+    """Share of all clients that attack, rounded to whole clients; the same ones in every round."""
 
     def attackers_among(self, clients: int) -> int:
         """Number of attackers among this many clients.
 
         Raises:
-            InvalidExperiment: if none or all clients do.
+            InvalidExperiment: if none or all clients attack.
         """
         count = round(self.fraction * clients)
         if not 0 < count < clients:
@@ -302,7 +303,7 @@ ERROR_FEEDBACKS = Family(
     _in("compression.feedback", none="NoFeedback", ef="EF", ef21="EF21"),
     default="none",
 )
-"""What keeps the errors of codecs."""
+"""Kinds that keep the errors of codecs."""
 
 SAMPLINGS = Family(
     "sampling",

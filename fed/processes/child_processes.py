@@ -20,9 +20,9 @@ def spawned(target: Callable[..., None], *arguments: Any, **named: Any) -> tuple
     """Start a process that ignores Ctrl-C and is given its end of a pipe; the process, and this process's end.
 
     Args:
-        target: called in the process with its end of the pipe, then the arguments.
-        arguments: more of them.
-        named: what :class:`multiprocessing.Process` takes beside.
+        target: function that is called in the process, with its end of the pipe and then the arguments.
+        arguments: positional arguments of ``target`` behind the pipe's end.
+        named: further arguments of :class:`multiprocessing.Process`.
     """
     # a fork copies locks that other threads hold, gRPC's among them, and CUDA cannot be used in it
     spawning = multiprocessing.get_context("spawn")

@@ -6,7 +6,10 @@ import sys
 
 __all__ = ["keep_freed_memory", "pool_freed_memory", "usable_cores"]
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of GNU's malloc.h
+# constants of GNU's malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 
 
 def usable_cores() -> int:

@@ -7,22 +7,22 @@ from fed.protocol.protocol_pb2 import TaskId
 __all__ = ["MOST_CLASSES", "MOST_HELD", "MOST_MESSAGE_BYTES", "NODE_NAME", "PROTOCOL", "TIMES_DAMAGED", "name_of"]
 
 PROTOCOL = 1
-"""The version of the protocol; both sides must speak the same."""
+"""Version of the protocol; both sides must speak the same."""
 
 MOST_MESSAGE_BYTES = 4 << 20
-"""Of a message that gRPC hands on; it cuts the stream of a larger one off, and does not say so."""
+"""Largest message that gRPC delivers. It ends the stream of a larger one without saying why."""
 
 TIMES_DAMAGED = 3
-"""How often a payload may come damaged: after the last time it is asked for no more."""
+"""Number of times that a payload may arrive damaged; after the last one it is not asked for again."""
 
 MOST_CLASSES = 1 << 24
-"""That a model may be made for."""
+"""Largest number of classes that a model may be made for."""
 
 MOST_HELD = 1000
-"""Tasks that a node may hold."""
+"""Largest number of tasks that a node may hold."""
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""How a node may be called: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit."""
+"""Pattern of a node's name: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit."""
 
 
 def name_of(task: TaskId) -> str:

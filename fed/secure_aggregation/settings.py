@@ -41,21 +41,23 @@ class SecureAggregation(Hyperparameters):
     Bell et al. 2020. Numbers travel in fixed point, modulo 2^bits.
 
     Args:
-        threshold: Shares t that recover a secret: t clients must stay to a round's end; auto: from the cohort and
-            corrupt.
-        clip: Bound on each number's absolute value: of all, or of each part of a message, the float buffers' last.
-        bits: Bits R of each number on the wire; fewer bits leave fewer levels.
-        max_weight: Largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients
+        threshold: number t of shares that recover a secret: t clients must stay to a round's end; auto: from the cohort
+            and corrupt.
+        clip: bound on each number's absolute value: one for all, or one for each part of a message, the float buffers
+            last.
+        bits: number R of bits of each number on the wire; fewer bits leave fewer levels.
+        max_weight: largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients
             alike.
-        minimum_cohort: Smallest number of clients in a sum: each client refuses to reveal a sum of fewer.
-        max_drop_out: Share δ of a cohort that may drop out of a round.
-        corrupt: Share γ of a cohort, in whole clients rounded up, that may collude with the coordinator to learn
-            nothing more.
-        graph: Who agrees on masks with whom; auto: all up to 100 clients, a random sparse graph above.
-        randomness: Source of what a real client draws for itself, such as the order of its batches and the rounding:
-            the seed, which the coordinator knows, for the bits of the simulation; or the client's system, which nobody
-            else can follow.
-        mode: In simulations, whether the protocol runs (real), or its arithmetic alone, to the same bits (emulated).
+        minimum_cohort: smallest number of clients in a sum; each client refuses to reveal a sum of fewer.
+        max_drop_out: share δ of a cohort that may drop out of a round, in [0, 1).
+        corrupt: share γ of a cohort, in [0, 1) and rounded up to whole clients, that may collude with the coordinator
+            and learn nothing more.
+        graph: graph of the clients that agree on masks; auto: complete up to 100 clients, a random sparse one above.
+        randomness: source of a real client's own draws, such as the order of its batches and the rounding: the seed,
+            which the coordinator knows, for the bits of the simulation; or the client's system, which nobody else can
+            follow.
+        mode: way in which simulations compute it: the protocol itself (real), or its arithmetic alone, to the same bits
+            (emulated).
     """
 
     threshold: PositiveInt | Literal["auto"] = "auto"
@@ -95,7 +97,7 @@ class SecureAggregation(Hyperparameters):
         """A = ⌈γn⌉, the clients of a session that may collude with the coordinator.
 
         Args:
-            clients: n, those of the session.
+            clients: n, number of clients of the session.
         """
         # 0.07 · 100 is 7.000000000000001 in float64, and tolerates 7
         return math.ceil(round(self.corrupt * clients, 9))
@@ -104,9 +106,9 @@ class SecureAggregation(Hyperparameters):
         """The graph's degree and threshold in a session of this many clients.
 
         Args:
-            clients: n, those that are asked, or that have sent keys.
-            is_begun: some of the clients that were asked may have dropped out: the others need not tolerate the loss of
-                ``max_drop_out`` once more.
+            clients: n, number of clients that are asked, or that have sent keys.
+            is_begun: True if some of the clients that were asked may have dropped out already, so that the others need
+                not tolerate the loss of ``max_drop_out`` once more.
 
         Raises:
             InvalidExperiment: if no degree is safe, or too few clients would be left once ``max_drop_out`` have dropped
@@ -153,7 +155,7 @@ class SecureAggregation(Hyperparameters):
         """Smallest number of clients that can hold a session, if none of them drops out.
 
         Args:
-            most: the largest number of clients that a round asks, which can hold one.
+            most: largest number of clients that a round asks, which can hold a session.
         """
         for clients in range(self.minimum_cohort, most):
             with contextlib.suppress(InvalidExperiment):
@@ -168,7 +170,7 @@ class SecureAggregation(Hyperparameters):
         coordinator would learn the sum of each.
 
         Args:
-            clients: n, those of the session.
+            clients: n, number of clients of the session.
         """
         degree = self.degree(clients, is_begun=True)
         least = degree.threshold if degree.is_complete else clients - math.floor(self.max_drop_out * clients)
@@ -178,7 +180,7 @@ class SecureAggregation(Hyperparameters):
         """Figures of the largest sessions of a run, for its log and its summary.
 
         Args:
-            fixed: of the run's messages.
+            fixed: fixed point of the run's messages.
         """
         degree = self.degree(fixed.most_clients, is_begun=True)
         return {
@@ -195,10 +197,10 @@ class SecureAggregation(Hyperparameters):
         """Largest weight of a client, w_max.
 
         Args:
-            weighs_samples: the algorithm weighs clients by their samples, else alike.
+            weighs_samples: True if the algorithm weighs clients by their samples, False if it weighs them alike.
 
         Raises:
-            InvalidExperiment: if it depends on samples and is not given.
+            InvalidExperiment: if the weight depends on samples and is not given.
         """
         if self.max_weight != "auto":
             return self.max_weight
@@ -214,11 +216,11 @@ class SecureAggregation(Hyperparameters):
         """Refuse rounds in which no session could succeed, or only a second one.
 
         Args:
-            asked: clients that a round asks.
-            cohort: clients whose answers end it.
+            asked: number of clients that a round asks.
+            cohort: number of clients whose answers end the round.
 
         Raises:
-            InvalidExperiment: if these are such rounds.
+            InvalidExperiment: if no session could succeed.
         """
         self.degree(asked)
         left = asked - math.floor(self.max_drop_out * asked)
@@ -230,15 +232,16 @@ class SecureAggregation(Hyperparameters):
             )
         if cohort < (least := self.least_survivors(asked)):
             raise InvalidExperiment(
-                f"rounds.over_selection asks {asked} clients for {cohort}, who are too few for a sum of a session of "
-                f"{asked}, which needs {least}: lower over_selection"
+                f"rounds.over_selection asks {asked} clients for {cohort} answers, too few for the sum of a session of "
+                f"{asked} clients, which needs {least}: lower over_selection"
             )
         weight = 1 if self.max_weight == "auto" else self.max_weight
-        FixedPoint(self.bits, (1,), (1.0,), asked, weight)
+        # refused where so many clients with such weights leave no level
+        FixedPoint(bits=self.bits, parts=(1,), clips=(1.0,), most_clients=asked, max_weight=weight)
 
 
 def _term(feature: Feature, why: str = "") -> Term:
-    return Term(feature, "set secure_aggregation to null", why, "secure_aggregation")
+    return Term(feature, way_out="set secure_aggregation to null", why=why, subject="secure_aggregation")
 
 
 class _Hidden(Protocol):

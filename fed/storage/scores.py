@@ -25,8 +25,8 @@ class NamedMetric:
     """Metric of a run: its name and its direction.
 
     Args:
-        name: as the keys of lines and summaries have it.
-        higher_is_better: False for errors and losses.
+        name: name in the keys of lines and summaries.
+        higher_is_better: True if a higher value is better; False for errors and losses.
 
     Example:
         >>> mae = NamedMetric("mae", higher_is_better=False)
@@ -69,11 +69,13 @@ class NamedMetric:
 
     def rank(self, value: float) -> float:
         """Number that is higher for a better value; the lowest for NaN."""
-        return -math.inf if math.isnan(value) else value if self.higher_is_better else -value
+        if math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
 
 
 LOSS = NamedMetric("loss", higher_is_better=False)
-"""What stands for the first metric where a run has none."""
+"""Metric that stands for the first one where a run has none."""
 _SAMPLES = "test_samples"  # how many there were, which is no score
 
 
@@ -81,7 +83,7 @@ def metrics_of(summary: Mapping[str, Any]) -> list[NamedMetric]:
     """The metrics of a run, the first one first; the loss alone where it has none.
 
     Args:
-        summary: of the run. One that does not name its metrics has the accuracy, if it was measured.
+        summary: summary of the run. One that does not name its metrics has the accuracy, if it was measured.
 
     Example:
         >>> [metric.name for metric in metrics_of({"metrics": {"auroc": "max", "accuracy": "max"}})]

@@ -88,11 +88,11 @@ class Layout:
     Args:
         parameters: P, the number of trainable parameters.
         size: V = P + R, the length of the vector.
-        dtype: the vector's type: the widest of all floating types of the state.
-        trained: the trainable parameters' places.
-        averaged: the places of all other floating-point state.
-        integers: the places of integer and boolean buffers, in an int64 vector of their own.
-        private: the names of those tensors that never leave a client.
+        dtype: type of the vector, the widest of all floating types of the state.
+        trained: places of the trainable parameters.
+        averaged: places of all other floating-point state.
+        integers: places of integer and boolean buffers, in an int64 vector of their own.
+        private: names of the tensors that never leave a client.
 
     Example:
         >>> layout = Layout.of(nn.BatchNorm1d(3))
@@ -122,11 +122,11 @@ class Layout:
 
         Args:
             module: the model.
-            private: the names of parameters and buffers that never leave a client.
+            private: names of parameters and buffers that never leave a client.
 
         Raises:
-            InvalidModel: if it has no trainable parameters, they are of several types, or the state is complex; if
-                something private is none of its state, or nothing trainable is shared.
+            InvalidModel: if the model has no trainable parameters, they are of several types, or the state is complex;
+                if a private name is no part of its state, or nothing trainable is shared.
         """
         saved = set(module.state_dict().keys())
         buffers = {name: tensor for name, tensor in module.named_buffers() if name in saved}
@@ -143,7 +143,7 @@ class Layout:
             raise InvalidModel("a model's state must be real, got complex numbers: keep real and imaginary parts apart")
         if unknown := sorted(set(private) - state.keys()):
             raise InvalidModel(
-                f"what is private must be parameters or saved buffers of the model, got {unknown[0]!r}; known: "
+                f"private names must be parameters or saved buffers of the model, got {unknown[0]!r}; known: "
                 f"{', '.join(state)}"
             )
         if trained.keys() <= set(private):
@@ -169,7 +169,7 @@ class Layout:
         Args:
             trained: name → shape and type of each trainable parameter, at least one.
             others: name → shape and type of all other state: floating types are averaged, integers are not.
-            private: names of those that never leave a client.
+            private: names of the tensors that never leave a client.
 
         Example:
             >>> layout = Layout.of_specs({"weight": Spec((1, 3), torch.float32), "bias": Spec((1,), torch.float32)})
@@ -182,27 +182,44 @@ class Layout:
         averaged_parts, size = _places(averaged, private, parameters)
         integer_parts, _ = _places(whole, private, 0)
         dtype = reduce(torch.promote_types, [spec.dtype for spec in (*trained.values(), *averaged.values())])
-        return cls(parameters, size, dtype, trained_parts, averaged_parts, integer_parts, frozenset(private))
+        return cls(
+            parameters=parameters,
+            size=size,
+            dtype=dtype,
+            trained=trained_parts,
+            averaged=averaged_parts,
+            integers=integer_parts,
+            private=frozenset(private),
+        )
 
     @cached_property
     def shared(self) -> "Layout":
         """Layout of the part that leaves a client."""
         if not self.private:
             return self
-        kinds = self.trained, self.averaged, self.integers
-        trained, averaged, integers = ([part for part in kind if part.name not in self.private] for kind in kinds)
+        kinds = (self.trained, self.averaged, self.integers)
+        trained, averaged, integers = (tuple(part for part in kind if part.name not in self.private) for kind in kinds)
         parameters = sum(part.size for part in trained)
-        moved = [replace(part, offset=part.offset - self.parameters + parameters) for part in averaged]
-        size = parameters + sum(part.size for part in moved)
-        return Layout(parameters, size, self.dtype, tuple(trained), tuple(moved), tuple(integers))
+        # private parts come last in each kind, so that only the averaged ones move: behind fewer parameters
+        moved = tuple(replace(part, offset=part.offset - self.parameters + parameters) for part in averaged)
+        return Layout(
+            parameters=parameters,
+            size=parameters + sum(part.size for part in moved),
+            dtype=self.dtype,
+            trained=trained,
+            averaged=moved,
+            integers=integers,
+        )
 
     def split(self, vectors: Tensor, integers: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The shared part and the private part of one state or of K: vectors [..., ·] and integers [..., ·] each."""
         if not self.private:
             return (vectors, integers), (vectors[..., :0], integers[..., :0])
-        shared, count = self.shared, self.shared.integer_count
-        of_trained, of_averaged = vectors[..., : self.parameters], vectors[..., self.parameters :]
-        cuts = (of_trained, shared.parameters), (of_averaged, shared.size - shared.parameters)
+        shared = self.shared
+        count = shared.integer_count
+        of_trained = vectors[..., : self.parameters]
+        of_averaged = vectors[..., self.parameters :]
+        cuts = ((of_trained, shared.parameters), (of_averaged, shared.size - shared.parameters))
         vector = torch.cat([part[..., :cut] for part, cut in cuts], -1)
         own = torch.cat([part[..., cut:] for part, cut in cuts], -1)
         return (vector, integers[..., :count]), (own, integers[..., count:])
@@ -211,11 +228,14 @@ class Layout:
         """Reverse of :meth:`split`; K private parts and one shared part give K states."""
         if not self.private:
             return shared
-        (vectors, integers), (own, own_integers) = shared, private
+        vectors, integers = shared
+        own, own_integers = private
         rows = own.shape[:-1]
-        vectors, integers = vectors.expand(*rows, -1), integers.expand(*rows, -1)
-        cut, own_cut = self.shared.parameters, self.parameters - self.shared.parameters
-        parts = vectors[..., :cut], own[..., :own_cut], vectors[..., cut:], own[..., own_cut:]
+        vectors = vectors.expand(*rows, -1)
+        integers = integers.expand(*rows, -1)
+        cut = self.shared.parameters
+        own_cut = self.parameters - cut
+        parts = (vectors[..., :cut], own[..., :own_cut], vectors[..., cut:], own[..., own_cut:])
         return torch.cat(parts, -1), torch.cat([integers, own_integers], -1)
 
     def pack(self, module: "nn.Module") -> tuple[Tensor, Tensor]:
@@ -232,9 +252,9 @@ class Layout:
         """Write a state into a module, in place.
 
         Args:
-            vector_V: the floating-point state.
-            integers_I: the integers.
-            module: the module that takes them.
+            vector_V: floating-point state.
+            integers_I: integers of the state.
+            module: module that the state is written into.
         """
         state = _state(module)
         for part, view in self._views(vector_V, integers_I):
@@ -277,7 +297,7 @@ def _places(specs: Mapping[str, Spec], private: Collection[str], offset: int) ->
     parts = []
     # sorted is stable: the module's order stays otherwise
     for name, spec in sorted(specs.items(), key=lambda item: item[0] in private):
-        parts.append(Part(name, torch.Size(spec.shape), offset, spec.dtype))
+        parts.append(Part(name=name, shape=torch.Size(spec.shape), offset=offset, dtype=spec.dtype))
         offset += math.prod(spec.shape)
     return tuple(parts), offset
 

@@ -22,10 +22,10 @@ class Weights:
     """The rows of a mixing matrix W that are here: all simulated peers', or a single peer's.
 
     Args:
-        own_N1: W_ii, what a row keeps of itself.
-        degrees_N: how many neighbours each row has.
-        senders_X: each neighbour's place among the vectors that were sent, ascending within a row.
-        weights_X: W_ij of each of them.
+        own_N1: W_ii, the weight of each row's own vector.
+        degrees_N: number of neighbours of each row.
+        senders_X: place of each neighbour among the vectors that were sent, ascending within a row.
+        weights_X: W_ij, the weight of each neighbour.
 
     Example:
         >>> weights = Weights.of(torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25], [0.0, 0.25, 0.75]]))
@@ -41,15 +41,21 @@ class Weights:
 
     @classmethod
     def of(cls, matrix_NN: Tensor) -> "Weights":
-        """The rows of a whole matrix, dense or sparse; column j weighs what j sends."""
+        """The rows of a whole matrix, dense or sparse; column j has the weights of the vector that j sends."""
         # coalesced indices ascend, which fixes the order of the sums
         matrix_NN = (matrix_NN if matrix_NN.is_sparse else matrix_NN.to_sparse()).coalesce()
-        (rows_X, senders_X), weights_X = matrix_NN.indices(), matrix_NN.values().double()
+        rows_X, senders_X = matrix_NN.indices()
+        weights_X = matrix_NN.values().double()
         is_own = rows_X == senders_X
         own_N1 = torch.zeros(len(matrix_NN), 1, dtype=torch.float64)
         own_N1[rows_X[is_own], 0] = weights_X[is_own]
         degrees_N = torch.bincount(rows_X[~is_own], minlength=len(matrix_NN))
-        return cls(own_N1, degrees_N, senders_X[~is_own], weights_X[~is_own])
+        return cls(
+            own_N1=own_N1,
+            degrees_N=degrees_N,
+            senders_X=senders_X[~is_own],
+            weights_X=weights_X[~is_own],
+        )
 
     @cached_property
     def rows_X(self) -> Tensor:  # noqa: N802  # a shape suffix
@@ -57,22 +63,34 @@ class Weights:
         return torch.repeat_interleave(torch.arange(len(self.degrees_N)), self.degrees_N)
 
     def among(self, present_N: Tensor) -> "Weights":
-        """The rows of those that are present, of a whole matrix: what they would send to others they keep.
+        """The rows of the present peers, from a whole matrix; weight that they would send to absent ones they keep.
 
         Columns keep their sums, and a symmetric matrix its rows' too: doubly stochastic weights stay so.
         """
-        is_sent, is_received = present_N[self.senders_X], present_N[self.rows_X]
-        kept, stays = is_sent & ~is_received, is_sent & is_received
+        is_sent = present_N[self.senders_X]
+        is_received = present_N[self.rows_X]
+        kept = is_sent & ~is_received
+        stays = is_sent & is_received
         own_N1 = self.own_N1.index_add(0, self.senders_X[kept], self.weights_X[kept, None])
         degrees_N = torch.bincount(self.rows_X[stays], minlength=len(present_N))
         places_N = present_N.cumsum(0) - 1
-        return Weights(own_N1[present_N], degrees_N[present_N], places_N[self.senders_X[stays]], self.weights_X[stays])
+        return Weights(
+            own_N1=own_N1[present_N],
+            degrees_N=degrees_N[present_N],
+            senders_X=places_N[self.senders_X[stays]],
+            weights_X=self.weights_X[stays],
+        )
 
     def without(self, left_out_X: Tensor) -> "Weights":
-        """The same rows without some pairs, of a whole matrix: what their senders would send they keep."""
+        """The same rows without some pairs, from a whole matrix; the senders of these pairs keep their weight."""
         own_N1 = self.own_N1.index_add(0, self.senders_X[left_out_X], self.weights_X[left_out_X, None])
         degrees_N = torch.bincount(self.rows_X[~left_out_X], minlength=len(self.degrees_N))
-        return Weights(own_N1, degrees_N, self.senders_X[~left_out_X], self.weights_X[~left_out_X])
+        return Weights(
+            own_N1=own_N1,
+            degrees_N=degrees_N,
+            senders_X=self.senders_X[~left_out_X],
+            weights_X=self.weights_X[~left_out_X],
+        )
 
     def mixed(self, own_NM: Tensor, sent_SM: Tensor) -> Tensor:
         r"""W x in float64, whose rows have the same bits whichever others are computed with them.
@@ -83,8 +101,8 @@ class Weights:
         once with it, and whether it is fused depends on the place in memory: so do the last bits of a sparse product.
 
         Args:
-            own_NM: the rows' own vectors.
-            sent_SM: what the neighbours sent, of any floating type.
+            own_NM: own vectors of the rows.
+            sent_SM: vectors that the neighbours sent, in any floating type.
         """
         width = max(8, _NUMBERS_AT_ONCE // max(1, len(self._products[0])))  # 8 numbers of float64 are a cache line
         if own_NM.shape[1] <= width:

@@ -24,7 +24,7 @@ class Streams:
     that results depend neither on the order of the work nor on how many processes do it.
 
     Args:
-        seed: the experiment's seed, at least 0.
+        seed: seed of the experiment, ≥ 0.
 
     Example:
         >>> streams = Streams(0)
@@ -57,7 +57,8 @@ class Streams:
         """Two independent numbers of the standard normal distribution (Box & Muller 1958)."""
         # a radius of 0 is possible and 1 is not: log1p(-radius) is finite
         radius, turn, *_ = self.uniforms(purpose, *key)
-        length, angle = math.sqrt(-2 * math.log1p(-radius)), 2 * math.pi * turn
+        length = math.sqrt(-2 * math.log1p(-radius))
+        angle = 2 * math.pi * turn
         return length * math.cos(angle), length * math.sin(angle)
 
     def torch_seed(self, purpose: str, *key: object) -> int:
@@ -87,8 +88,8 @@ def seeded_torch(seed: int, device: "torch.device") -> Iterator[None]:
     """Run a user's code, which may draw from PyTorch's global generators, as if it had a stream of its own.
 
     Args:
-        seed: where the global generators of the CPU and of ``device`` begin inside the block.
-        device: the device that the code computes on. Its generator and the CPU's are restored afterwards.
+        seed: seed of the global generators of the CPU and of ``device`` inside the block.
+        device: device that the code computes on. Its generator and the CPU's are restored afterwards.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):

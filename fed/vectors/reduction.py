@@ -1,7 +1,7 @@
 """Exact weighted mean of many vectors: the same bits in whatever order and grouping they are added.
 
 Floating-point addition is not associative, so sums are kept exactly: each number is cut along one fixed grid of powers
-of two, and the pieces of each cell, *lanes*, are added as integers. What lies below the grid's last line is rounded
+of two, and the pieces of each cell, *lanes*, are added as integers. Digits below the grid's last line are rounded
 away. (After Demmel & Nguyen 2015, "Parallel reproducible summation", doi 10.1109/TC.2014.2345391, with one absolute
 grid in place of one that moves, so that merging is plain addition.)
 
@@ -36,7 +36,7 @@ _TOGETHER = 1 << 14  # numbers of small vectors that are cut together
 _LONGEST_PRODUCT = 1 << 21  # a longer one is cut at once, since a copy of it in float64 takes much memory
 
 MOST_LANES = 30
-"""Lanes that a packed sum can have: up to 2⁸²⁰, of 2²⁰ of the largest products."""
+"""Largest number of lanes of a packed sum: they hold up to 2⁸²⁰, the sum of 2²⁰ of the largest products."""
 
 PACKED_BYTES = 4 * _USUAL_WORDS
 """Bytes of each number of a packed sum, unless one of them is 2³¹ or more."""
@@ -49,11 +49,11 @@ class WeightedMean:
 
     The product w·v is rounded once, in float64, and to a multiple of 2⁻⁹⁶; the sum of the products is exact, and is
     rounded at the end, to 2⁻⁵² of itself. Memory is O(P) however many vectors are added (two or three lanes for usual
-    magnitudes); at most 2²⁰ are. What is refused changes nothing.
+    magnitudes); at most 2²⁰ are. A vector that is refused changes nothing.
 
     Args:
-        size: P.
-        device: where the vectors are.
+        size: P, the length of the vectors.
+        device: device of the vectors; None: the CPU.
 
     Example:
         >>> mean = WeightedMean(1)
@@ -77,10 +77,10 @@ class WeightedMean:
         """Count a vector with a weight.
 
         Args:
-            vector_P: [P], finite.
-            weight: positive and finite.
-            factor: multiplies the vector, and not the weight.
-            less_P: what counts is the vector less this one, [P], in float64, piece by piece where it is long.
+            vector_P: vector of finite numbers, [P].
+            weight: weight of the vector, finite and > 0.
+            factor: number that multiplies the vector, and not the weight.
+            less_P: vector [P] to subtract first, in float64, piece by piece where it is long; None for none.
 
         Raises:
             FedError: if the shape is another, a product is not finite and below 2⁸⁰⁰, or 2²⁰ vectors are counted.
@@ -143,10 +143,10 @@ class WeightedMean:
         """Sum that :meth:`packed` has packed.
 
         Args:
-            packed: its lanes, from anyone.
-            size: P.
-            atoms: the number of vectors that it counts.
-            weight: of all of them, above 0.
+            packed: lanes of the sum; they may come from anyone.
+            size: P, the length of the vectors.
+            atoms: number of vectors that the sum counts.
+            weight: sum of their weights, > 0.
 
         Raises:
             FedError: if its length is no whole number of lanes, or there are too many.
@@ -167,7 +167,7 @@ class WeightedMean:
         """The mean [P], in float64.
 
         Args:
-            is_last: nothing else is asked of this sum, whose memory the mean takes.
+            is_last: True if the sum is not used again, so that the mean may take its memory.
 
         Raises:
             FedError: if nothing was added.
@@ -200,7 +200,8 @@ class WeightedMean:
 
     def _cut_products(self) -> None:
         """Cut the products that are not yet cut into lanes."""
-        products, self._products = self._products, []
+        products = self._products
+        self._products = []
         if len(products) == 1:
             self._cut(products[0])
         elif products and self.size:
@@ -212,7 +213,7 @@ class WeightedMean:
                 self._magnets += len(rest_KP)
 
     def _cut(self, vector_P: Tensor, factor: float = 1.0, less_P: Tensor | None = None) -> None:
-        """Cut a vector's products into lanes; what is refused leaves nothing there."""
+        """Cut a vector's products into lanes; a vector that is refused leaves nothing there."""
         self._make_room(1)
         product_J, cut_J = torch.empty(2, min(self.size, _PIECE), dtype=torch.float64, device=self.device)
 
@@ -235,10 +236,10 @@ class WeightedMean:
         """Cut a piece, or several [K, J], into lanes, from the highest to the lowest.
 
         Args:
-            rest_J: the piece; overwritten.
-            cut_J: overwritten.
-            start: where the piece begins.
-            sign: 1 to add it, -1 to take it off again.
+            rest_J: numbers of the piece; overwritten.
+            cut_J: memory of the same shape; overwritten.
+            start: place of the piece's first number in the vector.
+            sign: 1 to add the piece, -1 to take it off again.
 
         Raises:
             FedError: if a number is not below 2⁸⁰⁰; then nothing is added.
@@ -267,8 +268,8 @@ class WeightedMean:
     def _digits(self, start: int) -> Iterator[Tensor]:
         """Piece of each lane in turn, in [−½, ½) of the next lane's unit: the same for equal sums.
 
-        Lanes may cancel each other, and a sum of them in float64 would by then have lost what stands below. So each
-        first hands to the next what is worth whole units there.
+        Lanes may cancel each other, and a sum of them in float64 would by then have lost the lower digits. So each lane
+        first hands its whole units of the next lane to that lane.
         """
         carry_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.int64, device=self.device)
         index = 0
@@ -283,12 +284,13 @@ class WeightedMean:
             index += 1
 
     def _make_room(self, pieces: int) -> None:
-        """Have all lanes hold so many pieces more: if need be each first hands its carries to the next."""
+        """Have room for more pieces in all lanes: if need be each lane first hands its carries to the next."""
         if self._pieces + pieces > _MOST_PIECES:
             for start in range(0, self.size, _PIECE):
                 for index, digits_J in enumerate(list(self._digits(start))):
                     self._lane(index)[start : start + _PIECE] = digits_J
-            self._pieces, self._magnets = 1, 0
+            self._pieces = 1
+            self._magnets = 0
         self._pieces += pieces
 
     @property
@@ -332,7 +334,7 @@ def _unit(index: int) -> float:
 
 @cache
 def _constant(value: float) -> Tensor:
-    """A number as a tensor, of which operations on small tensors take less time."""
+    """A number as a tensor, with which small tensors are computed in less time than with a number."""
     return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
@@ -356,21 +358,23 @@ def _low_bits(count: int) -> int:
 
 
 def _split(units_J: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Integers as digits in [−2ᵇ⁻¹, 2ᵇ⁻¹), and as what they carry to the next digit."""
+    """Integers as digits in [−2ᵇ⁻¹, 2ᵇ⁻¹), and as their carries to the next digit."""
     carry_J = (units_J + (1 << (bits - 1))) >> bits
     return units_J - (carry_J << bits), carry_J
 
 
 def _words(digits: Iterator[Tensor]) -> Iterator[Tensor]:
     """Digits of lanes as digits of 32 bits, in [−2³¹, 2³¹)."""
-    carry_J, place = torch.zeros((), dtype=torch.int64), 0
+    carry_J = torch.zeros((), dtype=torch.int64)
+    place = 0
     for index, digits_J in enumerate(digits):
         if _LANE_BITS * index >= _WORD_BITS * (place + 1):  # no lane begins in this word
             word_J, carry_J = _split(carry_J, _WORD_BITS)
             yield word_J
             place += 1
         shift = _LANE_BITS * index - _WORD_BITS * place
-        low_J, high_J = (digits_J & _low_bits(_WORD_BITS - shift)) << shift, digits_J >> (_WORD_BITS - shift)
+        low_J = (digits_J & _low_bits(_WORD_BITS - shift)) << shift
+        high_J = digits_J >> (_WORD_BITS - shift)
         word_J, carry_J = _split(low_J + carry_J, _WORD_BITS)
         yield word_J
         carry_J = carry_J + high_J

@@ -22,7 +22,8 @@ else:
             self.__dict__.update(vars(module))
             return getattr(module, name)
 
-    torch, nn = _Later("torch"), _Later("torch.nn")
+    torch = _Later("torch")
+    nn = _Later("torch.nn")
 
     class _Tensors(type):
         """Class of PyTorch's tensors."""

@@ -39,10 +39,11 @@ class DialPatience:
     """Time limits of the dialling side.
 
     Args:
-        silence_s: without a message from the other side, after which the connection counts as lost.
-        call_s: for one transfer; a longer one is continued by the next.
-        backoff_s: before it dials again, doubled up to ``most_backoff_s``, times a random factor.
-        most_backoff_s: the longest pause.
+        silence_s: seconds without a message from the other side, after which the connection counts as lost.
+        call_s: seconds for one transfer; the next transfer continues a longer one.
+        backoff_s: seconds before it dials again, doubled with each failure up to ``most_backoff_s``, times a random
+            factor.
+        most_backoff_s: seconds of the longest pause.
     """
 
     silence_s: float = 20.0
@@ -62,16 +63,16 @@ class Dialler(ABC):
     """Keeps a stream to a server open until that says farewell for good.
 
     Attributes:
-        connected: whether the stream is there and the server has taken it; set by :meth:`take`.
-        heartbeat_s: between two heartbeats.
-        farewell: the server's reason to end for good; it ends the dialler.
-        problem: what no patience mends; it ends the dialler.
-        parting: a problem that the server is told before it ends the stream, which is then not opened again.
+        connected: event that is set while the stream is open and the server has accepted it; :meth:`take` sets it.
+        heartbeat_s: seconds from one heartbeat to the next.
+        farewell: reason of the server to end for good; it ends the dialler.
+        problem: error that another attempt does not mend; it ends the dialler.
+        parting: error that the server is told before it ends the stream, which is then not opened again.
 
     Args:
-        server: HOST:PORT.
-        credentials: for the channel; None: without any, on loopback.
-        patience: how long it waits.
+        server: address of the server, HOST:PORT.
+        credentials: credentials of the channel; None: no encryption, on loopback only.
+        patience: time limits.
     """
 
     server: str
@@ -88,7 +89,7 @@ class Dialler(ABC):
 
     @abstractmethod
     def open(self, channel: grpc.Channel, said: Iterator[FromNode]) -> Any:
-        """Make the call whose stream carries what is said, and yields what is heard."""
+        """Make the call whose stream carries this side's messages, and yields those of the other side."""
 
     @abstractmethod
     def greet(self, outbox: Outbox) -> None:
@@ -100,21 +101,22 @@ class Dialler(ABC):
 
     @abstractmethod
     def take(self, message: ToNode) -> None:
-        """Do what a message asks for; it must not take long."""
+        """Act on a message; this must not take long."""
 
     def dial(self, stopped: threading.Event) -> str:
-        """Attend again and again; returns the server's farewell.
+        """Attend again and again, until the server's farewell, which is returned.
 
         Args:
-            stopped: ends it from another thread.
+            stopped: event by which another thread ends the dialler.
 
         Raises:
-            InvalidInput: if it goes without credentials to another machine.
+            InvalidInput: if another machine would be dialled without credentials.
             RunFailed: if the server refuses this side for good, or is not the one that was meant.
         """
         failures = 0
         while not self._is_over(stopped):
-            began_s, words = time.monotonic(), "it has ended the connection"
+            began_s = time.monotonic()
+            words = "it has ended the connection"
             try:
                 self.attend(stopped)
             except grpc.RpcError as error:
@@ -177,8 +179,9 @@ class Dialler(ABC):
                 said_s = now_s
 
     def _hold_to_authority(self, error: grpc.RpcError) -> None:
-        """End with what no patience mends."""
-        code, words = error.code(), one_line(error.details() or "")
+        """End the dialler for an error that another attempt does not mend."""
+        code = error.code()
+        words = one_line(error.details() or "")
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
             self.problem = RunFailed(f"{self.server} refuses this node: {words}")
         elif any(part in words for part in WRONG_NAME):

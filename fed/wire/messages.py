@@ -29,20 +29,20 @@ _MOST_WORDS = 500
 _NOTHING = torch.empty(0)
 
 LARGEST = 1e200
-"""Of a number that a client says: far above what any holds, and so low that a weighted mean of them can be found."""
+"""Largest magnitude of a number that is accepted from a client; a weighted mean of such numbers stays finite."""
 
 MOST_SAMPLES = 2**53
-"""That a client may hold: beyond it float64 does not count one by one."""
+"""Largest number of samples of a client; beyond it float64 does not count one by one."""
 
 
 class Difference(NamedTuple):
     """Encoded difference of two versions of :class:`fed.wire.reference.Reference`.
 
     Args:
-        number: the model's version after it, which names the random streams.
-        before: the name of the reference that it is added to.
-        after: the name of what comes of it.
-        messages: one for each of K vectors.
+        number: version of the model after the difference; it names the random streams.
+        before: name of the reference that the difference is added to.
+        after: name of the reference that results.
+        messages: one encoded message for each of K vectors.
     """
 
     number: int
@@ -60,12 +60,12 @@ class GlobalModel(NamedTuple):
     """The global model of one version, as it goes out with every task of that version.
 
     Args:
-        version: the number of times that the model had moved.
-        params_V: where training starts: parameters and float buffers, in the model's type.
-        integers_I: the integer buffers.
+        version: number of times that the model had moved.
+        params_V: parameters and float buffers at which training starts, in the model's type.
+        integers_I: integer buffers.
         broadcast: tensors that the algorithm gives to every client beside the model.
-        reference: the name of the reference that it is, where differences are encoded; else empty.
-        beside: the tensors that go with differences, which nothing encodes.
+        reference: name of the reference that the model is, where differences are encoded; else empty.
+        beside: tensors that go with differences, which nothing encodes.
     """
 
     version: int
@@ -85,16 +85,17 @@ class Task(NamedTuple):
     """Task: train this model on your data.
 
     Args:
-        id: unique within the run.
-        round: the round it belongs to, from 1.
-        client: the client that trains.
-        model: the global model, of which tasks of one version share the tensors.
-        lr: the step size of local steps; None: the experiment's.
-        steps: optimizer steps; None: the experiment's.
-        repeats: earlier tasks of the client in this round: with client and round it names the random streams.
+        id: number of the task, unique within the run.
+        round: number of the round that it belongs to, from 1.
+        client: client that trains.
+        model: global model; tasks of one version share its tensors.
+        lr: step size of local steps, > 0; None: as the experiment says.
+        steps: number of optimizer steps; None: as the experiment says.
+        repeats: number of earlier tasks of the client in this round; with client and round it names the random streams.
         deadline_s: seconds from dispatch in which the answer must arrive; None: no deadline.
-        takes_parts: the client may answer with fewer steps, if that is all it can do in time.
-        differences: what is sent in place of the model, to a client that has an earlier version; None: all of it.
+        takes_parts: True if the client may answer with fewer steps, where it cannot do more in time.
+        differences: differences that are sent in place of the model, to a client that has an earlier version; None: the
+            whole model is sent.
     """
 
     id: int
@@ -117,7 +118,7 @@ class Task(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int | None]:
-        """Key of what is sent: the same tensors for all tasks that have the same one."""
+        """Key of the tensors that are sent: tasks with the same key have the same tensors."""
         return self.model.version, None if self.differences is None else len(self.differences)
 
     def size_bytes(self) -> int:
@@ -140,22 +141,22 @@ class Answer(NamedTuple):
     A message m holds the parts that the algorithm reports, then the update of the float buffers.
 
     Args:
-        tasks: their ids.
-        round: the tasks' round.
-        clients: the clients that trained, in the order of the tasks.
-        mean_update_M: the weighted mean of the messages; float64 but for a single client's.
-        weight: the sum of the clients' weights.
-        integers_I: the largest of the trained integer buffers.
-        samples: the number of samples of each client.
-        train_losses: each client's mean loss over the samples trained on.
-        size_bytes: what travelled from the clients.
-        start_V: the model that training started from, where ``mean_update_M`` is a trained model: their difference is
-            the update, found piece by piece, so that no copy of the model is made.
-        partial: an exact sum of messages, from an edge coordinator, in place of ``mean_update_M``.
-        hidden: the sum of a round under secure aggregation, in place of all that is of one client.
-        more_bytes_down: what travelled to clients beside their tasks, or to an edge coordinator to send on.
-        problem: the reason why there is no update, as a sentence for the user; empty where there is one.
-        diverged: the loss or the model is no longer finite.
+        tasks: ids of the tasks.
+        round: number of the tasks' round.
+        clients: clients that trained, in the order of the tasks.
+        mean_update_M: weighted mean of the messages; float64 but for a single client's.
+        weight: sum of the clients' weights.
+        integers_I: largest of the trained integer buffers.
+        samples: number of samples of each client.
+        train_losses: mean loss of each client over the samples trained on.
+        size_bytes: bytes that travelled from the clients.
+        start_V: model that training started from, where ``mean_update_M`` is a trained model: their difference is the
+            update, found piece by piece, so that no copy of the model is made.
+        partial: exact sum of messages, from an edge coordinator, in place of ``mean_update_M``.
+        hidden: sum of a round under secure aggregation, in place of all that is of one client.
+        more_bytes_down: bytes that travelled to clients beside their tasks, or to an edge coordinator to send on.
+        problem: reason why there is no update, as a sentence for the user; empty where there is one.
+        diverged: True if the loss or the model is no longer finite.
     """
 
     tasks: tuple[int, ...]
@@ -179,9 +180,9 @@ class Answer(NamedTuple):
         """The answer of a client that has no update.
 
         Args:
-            task: the task that failed.
-            problem: the reason, as a sentence.
-            diverged: the loss or the model is no longer finite.
+            task: task that failed.
+            problem: reason of the failure, as a sentence.
+            diverged: True if the loss or the model is no longer finite.
         """
         return cls((task.id,), task.round, (task.client,), problem=problem, diverged=diverged)
 
@@ -190,9 +191,9 @@ def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | 
     """Reason why an update must not count, from the numbers beside its tensors; None if it may.
 
     Args:
-        samples: how many the client holds.
-        weight: of it in the mean.
-        train_loss: mean over the samples trained on.
+        samples: number of samples that the client holds.
+        weight: weight of the client in the mean.
+        train_loss: mean loss over the samples trained on.
     """
     if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:  # True is an int, and no count
         return f"samples must be a whole number from 1 to 2^53, got {samples!r}"

@@ -1,4 +1,4 @@
-"""Refusals, all counted but few of one sender logged, and limits of how often something may be done."""
+"""Refusals, all counted but few of one sender logged, and limits on the rate of an action."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ _MOST_SENDERS = 1000  # that are told apart in that
 
 
 class Allowance:
-    """Limit of how often something may be done: a number of times at once, and again as time passes."""
+    """Limit on the rate of an action: a number of times at once, and again as time passes."""
 
     def __init__(self, most: float, per_s: float) -> None:
         self._most = self._left = most
@@ -44,13 +44,13 @@ class Unnamed(str):
 
 
 class Refusals:
-    """Refusals of what others say.
+    """Refusals of messages and calls.
 
     Attributes:
-        count: how often.
+        count: number of refusals.
 
     Args:
-        on_refusal: is told each sender and reason.
+        on_refusal: function that is called with the sender and the reason of each refusal.
     """
 
     def __init__(self, on_refusal: Callable[[int | str, str], object] = lambda sender, reason: None) -> None:
@@ -66,5 +66,6 @@ class Refusals:
         known = sender if sender in self._lines or len(self._lines) < _MOST_SENDERS else None
         lines = self._lines.setdefault(known, Allowance(_LINES, 0.1))
         if lines.spend():
-            more, lines.denied = lines.denied, 0
+            more = lines.denied
+            lines.denied = 0
             _log.warning("refused %r: %s%s", sender, reason, f" ({more} more were not logged)" if more else "")

@@ -32,9 +32,9 @@ class _Unsynchronised(WithoutCohorts):
     All that happens in one instant is handled before the next dispatch.
 
     Args:
-        concurrency: how many clients have tasks at any time; all, where there are fewer.
-        staleness: s, the weight of an update by its age: polynomial, constant or hinge.
-        most_stale: the age beyond which an update is dropped; never unless given.
+        concurrency: number of clients that have tasks at any time; all, where there are fewer.
+        staleness: weight s of an update by its age: polynomial, constant or hinge.
+        most_stale: age beyond which an update is dropped, in versions of the model; never unless given.
     """
 
     mixes: ClassVar[bool] = False
@@ -114,7 +114,7 @@ class Buffered(_Unsynchronised):
     that arrive in one instant count together, even if they are more than the buffer's.
 
     Args:
-        buffer: K, how many updates move the model.
+        buffer: K, number of updates that move the model.
     """
 
     buffer: PositiveInt = 10

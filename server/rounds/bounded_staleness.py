@@ -38,7 +38,7 @@ class BoundedStaleness(WithoutCohorts):
     to be drawn.
 
     Args:
-        bound: s; ``none``: no client ever waits.
+        bound: s ≥ 0, number of tasks by which a client may be ahead of the slowest; ``none``: no client ever waits.
     """
 
     bound: NonNegativeInt | Literal["none"] = 3

@@ -170,7 +170,7 @@ class PowerOfChoice(Sampling):
     looks at every client's size.
 
     Args:
-        candidates: d, how many are drawn, at least the cohort; twice the cohort unless given.
+        candidates: d, number of candidates that are drawn, at least the cohort; twice the cohort unless given.
     """
 
     candidates: PositiveInt | None = None

@@ -40,12 +40,12 @@ class Rounds(Hyperparameters, ABC):
     """Base of all policies of rounds.
 
     Args:
-        count: how many rounds: how often the model moves.
-        sampling: who takes part: uniform, weighted, round_robin, poisson or power_of_choice.
+        count: number of rounds, each of which moves the model once.
+        sampling: rule that draws the clients of a round: uniform, weighted, round_robin, poisson or power_of_choice.
         evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
-        diverged: what a simulated client whose loss or update is not finite does: ``stop`` the run, or ``drop`` out of
-            its round as one that fails, counted as ``diverged`` and named in the log. A real node that reports it fails
-            its task in either case.
+        diverged: effect of a simulated client whose loss or update is not finite: ``stop`` ends the run; with ``drop``
+            the client fails its task, is counted as ``diverged`` and named in the log. A real node that reports it
+            fails its task in either case.
     """
 
     keeps_late: ClassVar[bool] = False
@@ -140,19 +140,20 @@ class Synchronous(Rounds):
     all members where they are fewer, for at most a day.
 
     Args:
-        cohort: how many clients a round, or ``all``. Algorithms over mix take all alone; for the baselines, whose
-            clients always take part, it has no effect.
-        over_selection: how many times the cohort is asked; a round ends with the cohort's number of replies. Google's
-            system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
-        deadline_s: how long after its beginning a round ends with the replies that are there; never unless given.
-        quorum: the share of the cohort without whose replies the model does not move, deadline or not; for clients that
-            fail others are asked. A round that for a day can ask nobody else ends, and the model stays as it was.
-        partial_work: whether a client that cannot finish by the deadline, or is cut off, answers with the steps that it
-            has taken, or not at all.
-        backup_after_s: how long after its beginning a round asks another client in place of each that has not answered;
-            who answers first counts. Never unless given.
-        alone: a peer that all others have left, in rounds of an algorithm over mix: ``wait`` until another is there, or
-            ``go_on`` alone.
+        cohort: number of clients of a round, or ``all``. Algorithms over mix take only ``all``; for the baselines,
+            whose clients always take part, it has no effect.
+        over_selection: number of clients that are asked, as a multiple of the cohort, ≥ 1; a round ends with the
+            cohort's number of replies. Google's system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
+        deadline_s: seconds after its beginning at which a round ends with the replies that are there; never unless
+            given.
+        quorum: smallest share of the cohort whose replies move the model, deadline or not; other clients are asked in
+            place of those that fail. A round that can ask nobody else for a day ends, and the model stays as it was.
+        partial_work: answer of a client that cannot finish by the deadline, or is cut off: with ``accept`` the steps
+            that it has taken, with ``drop`` none.
+        backup_after_s: seconds after its beginning at which a round asks another client in place of each that has not
+            answered; the first answer counts. Never unless given.
+        alone: behaviour of a peer that all others have left, in rounds of an algorithm over mix: ``wait`` until another
+            is there, or ``go_on`` alone.
     """
 
     cohort: PositiveInt | Literal["all"] = "all"

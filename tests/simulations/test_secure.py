@@ -299,7 +299,7 @@ def test_updates_of_a_round_without_a_sum_go_back(
         ({"rounds__cohort": 2}, "minimum_cohort"),
         (
             {"rounds__over_selection": 1.5},
-            "over_selection asks 9 clients for 6, .* which needs 7: lower over_selection",
+            "over_selection asks 9 clients for 6 answers, .* which needs 7: lower over_selection",
         ),
         ({"secure_aggregation": {**SECTION, "clip": 0.0}}, "^secure_aggregation.clip must be a number .* got 0.0$"),
         (

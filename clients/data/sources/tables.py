@@ -40,13 +40,13 @@ def csv(
         path: a file, or a folder of .csv files with one header, each a client of the partition ``file``; relative to
             the working directory.
         label: the column of class labels, integers from 0; ``label`` unless ``targets`` are given.
-        targets: in place of labels, a column of real targets, [E] in float32, or a list of columns, [E, T] in their
-            order, such as a survival's time and event.
-        client: a column that names each row's client, for the partition ``natural``.
+        targets: column of real targets in place of labels, [E] in float32, or list of columns, [E, T] in their order,
+            such as a survival's time and event.
+        client: column with the name of each row's client, for the partition ``natural``.
         split: a column that says ``train`` or ``test``. Rows that say ``test`` are the test set, and where the
             partition names clients also each client's own.
         metadata: columns that are no features; they may hold text.
-        classes: how many classes there are; one more than the largest label unless given.
+        classes: number of classes; one more than the largest label unless given.
 
     Raises:
         InvalidData: if a column is missing, or a cell empty or no number; the message names row and column.
@@ -95,12 +95,12 @@ def npz(
         path: a file, or a folder of .npz files with the same arrays, each a client of the partition ``file``; relative
             to the working directory.
         label: the array of class labels, integers from 0; ``label`` unless ``targets`` are given.
-        targets: in place of labels, the array of real targets, [E] or [E, T], which become float32.
-        client: an array that names each sample's client, for the partition ``natural``.
+        targets: array of real targets in place of labels, [E] or [E, T], which become float32.
+        client: array with the name of each sample's client, for the partition ``natural``.
         split: an array of texts that say ``train`` or ``test``. Samples that say ``test`` are the test set, and where
             the partition names clients also each client's own.
         inputs: the array of inputs; unless given, the one that is left.
-        classes: how many classes there are; one more than the largest label unless given.
+        classes: number of classes; one more than the largest label unless given.
 
     Raises:
         InvalidData: if a file is no such archive, or an array is missing, of another type, or of another length.

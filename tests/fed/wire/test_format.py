@@ -283,7 +283,7 @@ class CommonCounting(Counting):
             "uplink: a codec that keeps a state must be the first of its chain, got sent",
         ),
         ({"codecs": (Forgetful(),)}, r"uplink: Forgetful's lost must name what its init does, \[sent\], got \[\]"),
-        ({"codecs": (CommonCounting(),)}, "uplink: a codec that is the same for all clients must keep no state of one"),
+        ({"codecs": (CommonCounting(),)}, "uplink: a codec that is the same for all clients must keep no client's"),
         (
             {"downlink_codecs": (Counting(),)},
             "Counting must keep its state under other names than EF21, got sent twice",
