@@ -25,9 +25,11 @@ from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, m
 from fed.clients.training.client_states import ClientStates
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.work_items import Recipe
+from fed.clients.way_out import UpdateStages, WayOut
 from fed.compression.codec import Codec
 from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
 from fed.compression.lossless import Zstd
+from fed.compression.stage import Stage, check_stage
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
@@ -58,10 +60,11 @@ class Preparation:
         algorithm: the experiment's.
         phases: what local training consists of.
         layout: the model's, with what is private last.
+        stages: the changes of clients' updates before they are encoded, and of their mean.
         codecs: the chain that encodes clients' updates.
         error_feedback: what keeps their errors.
         secure_aggregation: settings of the experiment, or None.
-        recipe: what a process needs to train these clients one by one; the format of their messages is not known yet.
+        recipe: what a process needs to train these clients one by one, but for their way out.
 
     Args:
         experiment: what is to be run.
@@ -97,6 +100,7 @@ class Preparation:
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
+        self.stages: tuple[Stage, ...] = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
@@ -127,7 +131,9 @@ class Preparation:
             InvalidExperiment: if a codec breaks its contract, or messages cannot be added under secure aggregation.
         """
         shared, secure = self.layout.shared, self.secure_aggregation
-        message = format_of(self.algorithm, shared, population, bool(self.codecs or secure), clients)
+        changes = bool(self.update_stages())
+        # a changed update travels as it is: as a trained model it would be rounded once more
+        message = format_of(self.algorithm, shared, population, bool(self.codecs or secure or changes), clients)
         layers = tuple(part.shape for part in shared.trained)
         message = replace(
             message,
@@ -137,7 +143,27 @@ class Preparation:
             downlink_codecs=self.downlink_codecs,
         )
         message.check_codecs()
+        for stage in self.stages:
+            check_stage(stage, message.numbers)
         return message.secured(secure, most or clients) if secure else message
+
+    def update_stages(self, own_streams: Streams | None = None) -> UpdateStages:
+        """The stages that change updates; the others cost nothing at clients.
+
+        Args:
+            own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
+        """
+        changing = tuple(stage for stage in self.stages if stage.changes_updates)
+        return UpdateStages(changing, self.streams, own_streams)
+
+    def way_out(self, message: Format, own_streams: Streams | None = None) -> WayOut:
+        """The way out of clients that report to a coordinator.
+
+        Args:
+            message: the format of their messages.
+            own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
+        """
+        return WayOut(self.algorithm, self.layout.shared, message, self.update_stages(own_streams))
 
     def peer_encoder(self) -> Encoder:
         """The chain that encodes peers' vectors, of the model's length; of no codecs it leaves them as they are.

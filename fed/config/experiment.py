@@ -211,6 +211,8 @@ class Experiment(Document):
         default_factory=lambda values: registry.ROUNDS.make(**_rounds_of_the_algorithm(values))
     )
     """Who trains when, and how often; synchronous rounds of all clients, unless given or of the algorithm."""
+    stages: Annotated[tuple[Annotated[Component, registry.STAGES], ...], Field(strict=False)] | None = None
+    """Changes of clients' updates before they are encoded, and of their mean, first to last; null for none."""
     uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
         default_factory=partial(_codecs_of_the_algorithm, "uplink")
     )

@@ -17,7 +17,7 @@ from fed.aggregators.robust.algorithms import FedTrimmedMean
 from fed.errors import Diverged, InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as Header
 from fed.server.coordinator import Coordinator
-from fed.server.incoming import received
+from fed.server.way_in import received
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Task
