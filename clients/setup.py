@@ -100,7 +100,7 @@ class Preparation:
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
-        self.stages: tuple[Stage, ...] = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())
+        self.stages = self._stages(experiment)
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
@@ -143,8 +143,6 @@ class Preparation:
             downlink_codecs=self.downlink_codecs,
         )
         message.check_codecs()
-        for stage in self.stages:
-            check_stage(stage, message.numbers)
         return message.secured(secure, most or clients) if secure else message
 
     def update_stages(self, own_streams: Streams | None = None) -> UpdateStages:
@@ -222,6 +220,12 @@ class Preparation:
         outputs = outputs_for(self.loss, targets, self.data.number_of_classes)
         self.inputs = ModelInputs(tuple(inputs.shape[1:]), outputs, str(inputs.dtype).removeprefix("torch."))
         return self.inputs.make(section)
+
+    def _stages(self, experiment: Experiment) -> tuple[Stage, ...]:
+        stages = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())
+        for stage in stages:
+            check_stage(stage, self.layout.shared.size)
+        return stages
 
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
         """Phases of a client's training, and the layout with the parts that it does not share."""
