@@ -17,6 +17,7 @@ from fed.clients.way_out import Rows, WayOut
 from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
+from tests.trial_stages import Halves
 
 CLIENTS = ("c0", "c1", "c2", "c3")
 
@@ -97,3 +98,14 @@ def test_known_reports_are_those_of_the_algorithm() -> None:
         known, asked = left(way, wants), left(replace(way, is_fused=False), wants)
         assert known.weights == asked.weights == (1.0, 1.0, 2.0, 4.0)
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(known.tensors, asked.tensors, strict=True))
+
+
+@pytest.mark.parametrize("wants", ["mean", "updates"])
+def test_stages_change_models_that_are_sent_too(wants: str) -> None:
+    """Half of an eighth is exact, in float32 too."""
+    way = way_out()
+    halving = replace(way, stages=replace(way.stages, stages=(Halves(),)))
+    assert halving.message.sends_models
+    start_V, params_KV = drawn(way, 4, is_dyadic=True)
+    whole, half = (one(result(one, wants, start_V, params_KV)).tensors[0] for one in (way, halving))
+    assert torch.equal(2 * half, whole)
