@@ -26,7 +26,7 @@ from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import reported
 from fed.clients.data import ClientId
 from fed.clients.training.group_trainer import rows_not_finite
-from fed.clients.training.work_items import Left, LocalResult
+from fed.clients.training.work_items import Left, TrainedClients
 from fed.compression.codec import CodecState, Draw
 from fed.compression.stage import Stage
 from fed.secure_aggregation.fixed_point import ClientNumbers
@@ -107,50 +107,50 @@ class WayOut:
     stages: UpdateStages
     is_fused: bool = True
 
-    def __call__(self, result: LocalResult) -> Left:
-        """Make of a group's result what its task wants: all steps, one after another."""
-        averages_models = self._averages_models(result)
+    def __call__(self, trained: TrainedClients) -> Left:
+        """Make of trained clients what their task wants: all steps, one after another."""
+        averages_models = self._averages_models(trained)
         if averages_models and self._reports_updates:
-            weights = _by_samples(result)
-            mean = self._mean_of_models(result, weights)
-            return Left(mean, weights, result.client_state, result.kept, result.kept)
-        rows, client_state = self.report(result)
+            weights = _by_samples(trained)
+            mean = self._mean_of_models(trained, weights)
+            return Left(mean, weights, trained.client_state, trained.kept, trained.kept)
+        rows, client_state = self.report(trained)
         weights = tuple(rows.numbers.weights)
-        left = Left((rows.update_KM, result.integers_KI), weights, client_state, result.kept, result.kept)
+        left = Left((rows.update_KM, trained.integers_KI), weights, client_state, trained.kept, trained.kept)
         is_update = rows.params_KV is not None
         if averages_models and is_update:
-            return left._replace(tensors=self._mean_of_models(result, weights))
+            return left._replace(tensors=self._mean_of_models(trained, weights))
         if not is_update and (overflown := self._overflown(rows.update_KM, "what it reports")):
             return left._replace(overflown=overflown)
-        if result.task.wants == "reported":
+        if trained.task.wants == "reported":
             return left
-        outgoing = self.leave(rows, result.kept, result.task.rounds, result.task.clients)
+        outgoing = self.leave(rows, trained.kept, trained.task.rounds, trained.task.clients)
         return left._replace(
-            tensors=self._wanted(result, outgoing, weights),
+            tensors=self._wanted(trained, outgoing, weights),
             counted=outgoing.counted,
             lost=outgoing.lost,
             sizes=outgoing.sizes,
             overflown=outgoing.overflown,
         )
 
-    def report(self, result: LocalResult) -> tuple[Rows, Any]:
+    def report(self, trained: TrainedClients) -> tuple[Rows, Any]:
         """Messages as the algorithm reports them, and its new state of the clients."""
-        numbers = ClientNumbers(_by_samples(result), result.samples, result.train_losses)
+        numbers = ClientNumbers(_by_samples(trained), trained.samples, trained.train_losses)
         if self._reports_updates:
             # A copy in any case: where the model is float64, it is what a client sends.
-            update_KV = result.params_KV.to(torch.float64, copy=True).sub_(result.begin)
-            return Rows(update_KV, numbers, result.params_KV, result.start), result.client_state
+            update_KV = trained.params_KV.to(torch.float64, copy=True).sub_(trained.begin)
+            return Rows(update_KV, numbers, trained.params_KV, trained.start), trained.client_state
         update_KM, weights_K, client_state, is_update = reported(
             self.aggregator,
             self.layout,
-            result.start,
-            result.begin,
-            result.params_KV,
-            client_state=result.client_state,
-            **result.facts(),
+            trained.start,
+            trained.begin,
+            trained.params_KV,
+            client_state=trained.client_state,
+            **trained.facts(),
         )
         numbers = numbers._replace(weights=tuple(weights_K.tolist()))
-        return Rows(update_KM, numbers, result.params_KV if is_update else None, result.start), client_state
+        return Rows(update_KM, numbers, trained.params_KV if is_update else None, trained.start), client_state
 
     def leave(self, rows: Rows, kept: CodecState, rounds: Sequence[int], clients: Sequence[ClientId]) -> Outgoing:
         """Stages, then the residual and the encoding: messages as they leave clients, and as they are received.
@@ -181,17 +181,17 @@ class WayOut:
         """True if clients report their updates, weighted by samples: fused, it takes a tenth of the time."""
         return self.is_fused and self.aggregator.plain_report
 
-    def _averages_models(self, result: LocalResult) -> bool:
+    def _averages_models(self, trained: TrainedClients) -> bool:
         """True if the mean of a group's updates is found from its models, which takes half the time.
 
         It is the mean of the models less the one that was sent: the mean of the updates, but for the rounding of sums.
         """
         is_plain = self.message.sends_models and self.message.fixed is None and not self.stages
-        return is_plain and result.task.wants == "mean" and result.begin.ndim == 1
+        return is_plain and trained.task.wants == "mean" and trained.begin.ndim == 1
 
-    def _mean_of_models(self, result: LocalResult, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-        mean_V = _mean(result.params_KV.to(torch.float64, copy=True), weights).sub_(result.begin)
-        return mean_V, _largest(result)
+    def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+        mean_V = _mean(trained.params_KV.to(torch.float64, copy=True), weights).sub_(trained.begin)
+        return mean_V, _largest(trained)
 
     def _as_models(self, rows: Rows) -> Outgoing:
         """Trained models, whose updates the coordinator finds."""
@@ -203,18 +203,18 @@ class WayOut:
             update_KM = params_KV.double() - rows.start
         return Outgoing([(params_V,) for params_V in params_KV], update_KM)
 
-    def _wanted(self, result: LocalResult, outgoing: Outgoing, weights: Sequence[float]) -> tuple[Tensor, ...]:
+    def _wanted(self, trained: TrainedClients, outgoing: Outgoing, weights: Sequence[float]) -> tuple[Tensor, ...]:
         """Tensors that a task wants of messages; none where one of them cannot be sent."""
         if outgoing.overflown:
             return ()
         received_KM = outgoing.received_KM
-        if result.task.wants == "payload":
-            return (*(tensor[None] for tensor in outgoing.payloads[0]), result.integers_KI)
-        if result.task.wants != "mean":
-            return received_KM, result.integers_KI
+        if trained.task.wants == "payload":
+            return (*(tensor[None] for tensor in outgoing.payloads[0]), trained.integers_KI)
+        if trained.task.wants != "mean":
+            return received_KM, trained.integers_KI
         if self.message.fixed is not None:
-            return received_KM.sum(0, dtype=received_KM.dtype), _largest(result)  # which wraps
-        return _mean(received_KM, weights), _largest(result)
+            return received_KM.sum(0, dtype=received_KM.dtype), _largest(trained)  # which wraps
+        return _mean(received_KM, weights), _largest(trained)
 
     def _overflown(self, update_KM: Tensor, what: str) -> dict[int, str]:
         """Row → why its message cannot be sent: it is not finite on the wire, as where a power of a loss overflows.
@@ -226,8 +226,8 @@ class WayOut:
         return dict.fromkeys(rows_not_finite(update_KM.to(self.message.dtype)), f"{what} is not finite")
 
 
-def _by_samples(result: LocalResult) -> tuple[float, ...]:
-    return tuple(map(float, result.samples))
+def _by_samples(trained: TrainedClients) -> tuple[float, ...]:
+    return tuple(map(float, trained.samples))
 
 
 def _mean(vectors_KV: Tensor, weights: Sequence[float]) -> Tensor:
@@ -237,6 +237,6 @@ def _mean(vectors_KV: Tensor, weights: Sequence[float]) -> Tensor:
     return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ vectors_KV
 
 
-def _largest(result: LocalResult) -> Tensor:
+def _largest(trained: TrainedClients) -> Tensor:
     """The largest of the trained integers, [I]."""
-    return result.integers_KI.amax(0) if result.integers_KI.numel() else result.integers_I
+    return trained.integers_KI.amax(0) if trained.integers_KI.numel() else trained.integers_I

@@ -21,7 +21,7 @@ from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
-from fed.clients.training.work_items import Left, LocalResult, Recipe, Train, Trained, label_of
+from fed.clients.training.work_items import Left, Recipe, Train, Trained, TrainedClients, label_of
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["GroupTraining", "rows_not_finite"]
@@ -110,7 +110,7 @@ class GroupTraining:
         return trained, (*left.tensors, *kept, *lost)
 
     def _left(self, sent: _Sent, begin: Tensor, group: TrainedGroup) -> Left:
-        """What leaves the clients: their models as they are, or what the way out makes of them."""
+        """Tensors that leave the clients: their models as they are, or what the way out makes of them."""
         kept = codec_state(sent.state)
         samples = sent.samples()
         way_out = self._recipe.way_out
@@ -118,7 +118,7 @@ class GroupTraining:
             weights = tuple(map(float, samples))
             return Left((group.params_KV, group.integers_KI), weights, sent.context.client_state, kept, kept)
         return way_out(
-            LocalResult(
+            TrainedClients(
                 task=sent.task,
                 start=sent.start,
                 integers_I=sent.integers,
@@ -154,7 +154,7 @@ class GroupTraining:
         return TrainedGroup(*reported, losses), kept, _diverged(sent.task, groups)
 
     def _facts(self, sent: _Sent, group: TrainedGroup) -> dict[str, Any]:
-        """What a report needs beside models and states, as :class:`fed.aggregators.base.ClientWork` names it."""
+        """Numbers that a report needs beside models and states, by :class:`fed.aggregators.base.ClientWork`'s names."""
         task, local, samples = sent.task, self._recipe.local, sent.samples()
         assert self._recipe.aggregator is not None
         said = task.steps or (None,) * len(samples)

@@ -1,4 +1,7 @@
-"""Work items of processes that work for clients, and their results."""
+"""Work items of processes that work for clients, and their results.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +24,10 @@ __all__ = [
     "Evaluated",
     "Leaving",
     "Left",
-    "LocalResult",
     "Recipe",
     "Train",
     "Trained",
+    "TrainedClients",
     "label_of",
 ]
 
@@ -102,8 +105,8 @@ class Trained:
     diverged: tuple[tuple[ClientId, str], ...] = ()
 
 
-class LocalResult(NamedTuple):
-    """Result of K clients' local training, none of which has diverged, before anything of it leaves them.
+class TrainedClients(NamedTuple):
+    """K clients after local training in which none has diverged, before anything leaves them.
 
     Args:
         task: the group's.
@@ -157,8 +160,8 @@ class Left(NamedTuple):
 class Leaving(Protocol):
     """The way out of clients that report to a coordinator: :class:`fed.clients.way_out.WayOut`."""
 
-    def __call__(self, result: LocalResult) -> Left:
-        """Make of a group's result what its task wants."""
+    def __call__(self, trained: TrainedClients) -> Left:
+        """Make of trained clients what their task wants."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fed
-from fed.clients.training.work_items import Left, LocalResult, Train
+from fed.clients.training.work_items import Left, Train, TrainedClients
 from fed.clients.way_out import Rows, WayOut
 from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.simulations.simulation import Simulation
@@ -30,10 +30,10 @@ def way_out(algorithm: str = "fedavg", **keys: Any) -> WayOut:
 
 def result(
     way: WayOut, wants: Any, start_V: Tensor, params_KV: Tensor, samples: Sequence[int] = (1, 1, 2, 4)
-) -> LocalResult:
+) -> TrainedClients:
     """What clients have trained, in groups of up to four."""
     clients = len(params_KV)
-    return LocalResult(
+    return TrainedClients(
         task=Train(CLIENTS[:clients], 1, wants),
         start=start_V,
         integers_I=torch.zeros(0, dtype=torch.int64),
