@@ -20,9 +20,12 @@ from fed.config import registry
 from fed.errors import Diverged, InvalidExperiment
 from fed.server.flower.app import server_app, write_app
 from fed.server.grpc.deploy import serve
+from fed.server.peer.real_peer import _hash
+from fed.server.resume import run_fingerprint
 from fed.simulations.attacks import Attack, Knowledge
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from fed.storage.checkpoints import Checkpoints
 from fed.vectors.randomness import Streams
 from tests.flower_stand_ins import Federation, install, partitions
 from tests.server.flower.test_app import assert_same
@@ -255,3 +258,33 @@ def test_a_node_takes_stages_that_it_knows_alone() -> None:
     with pytest.raises(InvalidExperiment, match=r"runs no code that it does not know, got python:tests\.trial_stages"):
         as_experiment(plan, [])
     assert as_experiment(plan, AT_PEERS).stages == fed.Experiment(stages=AT_PEERS).stages
+
+
+def test_runs_from_before_stages_go_on(tmp_path: Path) -> None:
+    """Neither their checkpoints nor their files have the key."""
+    given = experiment(stages=None, rounds={"count": 3}, checkpoints={"every": 2})
+    whole = simulate(given, output=tmp_path / "run")
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", 1)
+    found = checkpoints.newest()
+    assert found is not None
+    number, state = found
+    del state["fingerprint"]["experiment"]["stages"]
+    checkpoints.write(number, state)
+    file = tmp_path / "run" / "experiment.yaml"
+    file.write_text(file.read_text().replace("stages: null\n", ""))
+    resumed = simulate(given, output=tmp_path / "run", resume=True)
+    assert number == 2
+    assert "stages" not in file.read_text()
+    assert parts.outcome(whole) == parts.outcome(resumed)
+    with pytest.raises(InvalidExperiment, match="a run is resumed as it began, but stages is None"):
+        simulate(given.override({"stages": ["halves"]}), output=tmp_path / "run", resume=True)
+
+
+def test_peers_agree_on_stages() -> None:
+    """Peers of other stages, or of none, do not meet."""
+    layout = Simulation(experiment(algorithm="dpsgd", stages=None)).prepared.layout
+    hashes = {
+        _hash(run_fingerprint(experiment(algorithm="dpsgd", stages=stages), layout, None))
+        for stages in (None, ["halves"], ["shakes"], ["halves", "shakes"])
+    }
+    assert len(hashes) == 4
