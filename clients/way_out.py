@@ -20,6 +20,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from fed.aggregators.base import Aggregator
@@ -109,7 +110,7 @@ class WayOut:
 
     def __call__(self, trained: TrainedClients) -> Left:
         """Make of trained clients what their task wants: all steps, one after another."""
-        averages_models = self._averages_models(trained)
+        averages_models = self._averages_models and trained.task.wants == "mean" and trained.begin.ndim == 1
         if averages_models and self._reports_updates:
             weights = _by_samples(trained)
             mean = self._mean_of_models(trained, weights)
@@ -176,18 +177,18 @@ class WayOut:
         what = "what the codecs of uplink make of its update"
         return outgoing._replace(overflown=self._overflown(outgoing.received_KM, what))
 
-    @property
+    @cached_property
     def _reports_updates(self) -> bool:
         """True if clients report their updates, weighted by samples: fused, it takes a tenth of the time."""
         return self.is_fused and self.aggregator.plain_report
 
-    def _averages_models(self, trained: TrainedClients) -> bool:
+    @cached_property
+    def _averages_models(self) -> bool:
         """True if the mean of a group's updates is found from its models, which takes half the time.
 
         It is the mean of the models less the one that was sent: the mean of the updates, but for the rounding of sums.
         """
-        is_plain = self.message.sends_models and self.message.fixed is None and not self.stages
-        return is_plain and trained.task.wants == "mean" and trained.begin.ndim == 1
+        return self.message.sends_models and self.message.fixed is None and not self.stages
 
     def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
         mean_V = _mean(trained.params_KV.to(torch.float64, copy=True), weights).sub_(trained.begin)

@@ -6,7 +6,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 import copy
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -96,37 +95,39 @@ class GroupTraining:
             begin = starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.context.client_state)
         group, own, diverged = self._train(sent, begin)
         samples = sent.samples()
-        trained = Trained(samples, tuple(group.train_losses), tuple(map(float, samples)), diverged=diverged)
+        losses = tuple(group.train_losses)
         if diverged:
-            return trained, ()
-        left = self._left(sent, begin, group)
-        overflown = tuple((sent.task.clients[row], left.overflown[row]) for row in sorted(left.overflown))
-        trained = replace(trained, weights=left.weights, sizes=left.sizes, diverged=overflown)
-        if overflown:
-            return trained, ()
+            return Trained(samples, losses, tuple(map(float, samples)), diverged=diverged), ()
+        left = self._left(sent, begin, group, samples, losses)
+        if left.overflown:
+            diverged = tuple((sent.task.clients[row], left.overflown[row]) for row in sorted(left.overflown))
+            return Trained(samples, losses, left.weights, left.sizes, diverged), ()
+        trained = Trained(samples, losses, left.weights, left.sizes)
+        if not sent.task.state_names:
+            return trained, left.tensors
         state = client_state(left.client_state, own or (), left.counted)
         kept = [state[name] for name in sent.task.state_names]
         lost = [left.lost[name] for name in codec_state(sent.state)]
         return trained, (*left.tensors, *kept, *lost)
 
-    def _left(self, sent: _Sent, begin: Tensor, group: TrainedGroup) -> Left:
+    def _left(
+        self, sent: _Sent, begin: Tensor, group: TrainedGroup, samples: tuple[int, ...], losses: tuple[float, ...]
+    ) -> Left:
         """Tensors that leave the clients: their models as they are, or what the way out makes of them."""
-        kept = codec_state(sent.state)
-        samples = sent.samples()
-        way_out = self._recipe.way_out
-        if way_out is None or sent.task.wants == "models":
+        task, kept = sent.task, codec_state(sent.state)
+        if self._recipe.way_out is None or task.wants == "models":
             weights = tuple(map(float, samples))
             return Left((group.params_KV, group.integers_KI), weights, sent.context.client_state, kept, kept)
-        return way_out(
+        return self._recipe.way_out(
             TrainedClients(
-                task=sent.task,
+                task=task,
                 start=sent.start,
                 integers_I=sent.integers,
                 begin=begin,
                 params_KV=group.params_KV,
                 integers_KI=group.integers_KI,
                 samples=samples,
-                train_losses=tuple(group.train_losses),
+                train_losses=losses,
                 client_state=sent.context.client_state,
                 kept=kept,
                 facts=partial(self._facts, sent, group),
