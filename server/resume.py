@@ -15,7 +15,7 @@ from fed.vectors.layout import Layout
 
 __all__ = ["check_given_parts", "kept_parts", "newest_checkpoint", "run_fingerprint"]
 
-_MAY_DIFFER = {"name", "checkpoints", "simulation.workers"}
+_MAY_DIFFER = {"name", "checkpoints", "simulation.workers", "simulation.executor"}
 _log = logging.getLogger(__name__)
 
 

@@ -21,12 +21,13 @@ from fed.clients.scoring.losses import cross_entropy, of_each_sample
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
+from fed.clients.training.devices import device_of
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
-from fed.clients.training.worker import device_of, on_device
+from fed.clients.training.worker import on_device
 from fed.config.experiment import Execution
 from fed.errors import InvalidExperiment, first_line
 from fed.simulations.side_effects import changed_by_forward
@@ -94,7 +95,7 @@ def choose(
     """
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
-    group, limit, device = execution.group, f"as simulation.group={execution.group} says", device_of(0)
+    group, limit, device = execution.group, f"as simulation.group={execution.group} says", device_of()
     model_bytes = sum(part.nbytes for part in recipe.module.parameters() if part.requires_grad)
     work = _Counter.of_a_step(recipe, samples) if device.type == "cpu" else None
     if work is not None and group > (room := work.room(model_bytes)):
@@ -135,7 +136,7 @@ def _obstacle(recipe: Recipe, context: LocalContext, samples: Pair) -> tuple[str
     """Reason why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
     if any(phase.rule is not None and phase.rule.contrasts for phase in recipe.phases):
         return "its algorithm compares three models' representations", 0.0
-    with seeded_torch(0, device_of(0)):  # whose generators are the user's
+    with seeded_torch(0, device_of()):  # whose generators are the user's
         tried = [_tried(recipe, phase, context, samples) for phase in recipe.phases]
     problem = next((problem for problem, _ in tried if problem is not None), None)
     return problem, max(client_bytes for _, client_bytes in tried)
@@ -201,7 +202,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
 
 def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
     """Reason why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
-    module, local, device = recipe.module, recipe.local, device_of(0)
+    module, local, device = recipe.module, recipe.local, device_of()
     loss = on_device(recipe.loss, device)
     if local.precision == "float16":
         return "float16 scales each client's loss by its own gradients", 0
@@ -239,7 +240,7 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
 
 def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     """Reason why models cannot be evaluated together; None where they can."""
-    module, device = recipe.module, device_of(0)
+    module, device = recipe.module, device_of()
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device)
         rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private).pack(module)]
@@ -265,7 +266,7 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
         return False
     if getattr(loss, "mean_over_samples", None) is False:  # targets tried may not show it, such as those without events
         return True
-    device = device_of(0)
+    device = device_of()
     inputs, targets = (part.clone().to(device) for part in samples)
     with torch.no_grad(), contextlib.suppress(Exception):  # what a loss does not take shows nothing
         output = copy.deepcopy(module).to(device).eval()(inputs)

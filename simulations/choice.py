@@ -1,4 +1,4 @@
-"""Choice of executor: the number of worker processes of a simulation, and the data that they share.
+"""Choice of executor: its kind, the number and devices of its workers, and the data that they share.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -12,14 +12,16 @@ from functools import partial
 from typing import Any
 
 from fed.clients.data import ClientId, Pair
-from fed.clients.training.executor import Executor, InProcess
+from fed.clients.training.devices import devices_of
+from fed.clients.training.executor import Executor
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import Work
+from fed.config.components import Component
+from fed.config.registry import EXECUTORS
 from fed.errors import InvalidExperiment, InvalidInput, RunFailed, first_line
 from fed.processes.machine import usable_cores
 from fed.server.evaluation import MODELS_AT_ONCE
 from fed.simulations.estimate import Expectation, expect
-from fed.simulations.executors.pool import Workers
 from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
 from fed.vectors.tensors import Tensor, torch
@@ -48,14 +50,21 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Exe
         InvalidExperiment: if workers are asked for and the user's parts cannot go to another process.
         RunFailed: if there is no room for workers that are asked for.
     """
-    asked = simulation.experiment.simulation.workers
-    if asked != "auto" and asked > (most := max(_MOST_WORKERS, 4 * usable_cores())):
-        raise InvalidExperiment(
-            f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {asked}: more "
-            "processes would only wait for each other"
-        )
+    execution = simulation.experiment.simulation
+    asked = execution.workers
+    if execution.executor is not None:
+        return _started(simulation, execution.executor, _count_for(execution.executor, simulation))
+    is_free = asked == "auto"
     count = _worthwhile(simulation, expectation) if asked == "auto" else asked
-    return _workers_if_possible(simulation, count) if count else InProcess(partial(Work, simulation.recipe))
+    if count:
+        try:
+            # waited for where this process may do the work instead: only then is it known whether processes can start
+            return _started(simulation, EXECUTORS.make("workers"), count, awaits=is_free)
+        except (InvalidInput, RunFailed) as error:
+            if not is_free:
+                raise
+            _log.warning("training in this process alone: %s", error)
+    return _started(simulation, EXECUTORS.make("in_process"), 1)
 
 
 def leave_rerun() -> None:
@@ -68,12 +77,17 @@ def leave_rerun() -> None:
         raise SystemExit(1)
 
 
+def _count_for(section: Component, simulation: Simulation) -> int:
+    """Number of workers of an executor that the experiment names."""
+    asked = simulation.experiment.simulation.workers
+    if not _class_of(section).is_parallel:
+        return 1
+    return _useful(simulation) if asked == "auto" else asked
+
+
 def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
     """Number of workers that a round has work for, if the run is long."""
-    if multiprocessing.parent_process() is not None:  # one of several runs side by side
-        return 0
-    processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
-    count = min(processors, -(-simulation.trainees // simulation.groups.size))
+    count = _useful(simulation)
     if count < 2:
         return 0
     try:
@@ -83,8 +97,58 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
     return count if expectation.wall_s >= _WORTH_WORKERS_S else 0
 
 
-def _workers_if_possible(simulation: Simulation, count: int) -> Executor:
-    """Pool of ``count`` workers; or this process, where none can be started and none was asked for."""
+def _useful(simulation: Simulation) -> int:
+    """Number of workers that a round has work for on this machine; one where several runs share it."""
+    if multiprocessing.parent_process() is not None:  # one of several runs side by side
+        return 1
+    processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
+    return min(processors, -(-simulation.trainees // simulation.groups.size))
+
+
+def _started(simulation: Simulation, section: Component, workers: int, *, awaits: bool = False) -> Executor:
+    """Executor of a kind, with each worker on its device.
+
+    Args:
+        simulation: what is to be done.
+        section: the executor's.
+        workers: how many.
+        awaits: True if a kind with workers waits until one has begun.
+
+    Raises:
+        InvalidExperiment: if this machine is too small for so many, or the user's parts cannot go to another process.
+    """
+    kind = _class_of(section)
+    if kind.shares_memory and workers > (most := max(_MOST_WORKERS, 4 * usable_cores())):
+        raise InvalidExperiment(
+            f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {workers}: more "
+            "processes would only wait for each other"
+        )
+    given: dict[str, Any] = {"small_bytes": _SMALL_BYTES, "awaits": awaits}
+    recipe = simulation.recipe
+    if kind.pickles_work:
+        given["capacity_bytes"] = _capacity_bytes(simulation)
+        _check_portable(simulation)
+        recipe = _shared(simulation) if kind.shares_memory else recipe
+    executor: Executor = section.make(make=partial(Work, recipe), devices=devices_of(workers), **given)
+    return executor
+
+
+def _class_of(section: Component) -> type[Executor]:
+    """Class that an executor's kind names.
+
+    Raises:
+        InvalidExperiment: if it is no executor.
+    """
+    target = section.target
+    if not (isinstance(target, type) and issubclass(target, Executor)):
+        raise InvalidExperiment(
+            f"simulation.executor {section.kind} must be a {Executor.__module__}.Executor: derive it from that"
+        )
+    return target
+
+
+def _capacity_bytes(simulation: Simulation) -> int:
+    """Bytes that the tensors of an item, or of its result, take at most."""
     reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
     # clients' whole models, of which some travel together to be scored
     scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
@@ -95,17 +159,7 @@ def _workers_if_possible(simulation: Simulation, count: int) -> Executor:
     # 4096 for what rounding each tensor up to 64 bytes adds
     codec = simulation.message.codec_state() if simulation.message else {}
     lost = simulation.groups.size * sum(part.numel() for part in codec.values())
-    item_bytes = 8 * (sum(part.numel() for part in tensors) + lost + travelling * model_size) + 4096
-    is_free = simulation.experiment.simulation.workers == "auto"
-    try:
-        _check_portable(simulation)
-        # waited for where this process may do the work instead: only then is it known whether processes can start
-        return Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES, awaits=is_free)
-    except (InvalidInput, RunFailed) as error:
-        if not is_free:
-            raise
-        _log.warning("training in this process alone: %s", error)
-    return InProcess(partial(Work, simulation.recipe))
+    return 8 * (sum(part.numel() for part in tensors) + lost + travelling * model_size) + 4096
 
 
 def _check_portable(simulation: Simulation) -> None:

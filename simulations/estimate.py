@@ -10,6 +10,7 @@ from functools import partial
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.describe import looked_at
+from fed.clients.training.devices import device_of, devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
@@ -121,7 +122,7 @@ def _task_s(simulation: Simulation) -> float:
     local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
     held = {client: simulation.data.read(client) for client in set(largest)}
     phases = tuple(replace(phase, epochs=None) for phase in simulation.recipe.phases)
-    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), worker=0)
+    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), device_of())
     task, tensors = simulation.first_task(largest)
     times_s = []
     for _ in range(2):  # the first also pays for what happens once
@@ -148,7 +149,7 @@ def _evaluation_s(simulation: Simulation) -> tuple[float, float]:
         by_clients_s = _evaluation_by_clients_s(simulation, simulation.held_out)
         if simulation.recipe.test is None:
             return by_clients_s, by_clients_s
-    executor = InProcess(partial(Work, simulation.recipe))
+    executor = InProcess(partial(Work, simulation.recipe), devices_of(1))
     federation = simulation.federation(executor)
     began = time.perf_counter()
     scores = begin_scoring_by_coordinator(simulation, federation, executor)()
@@ -168,7 +169,7 @@ def _times_longer(scores: Scores, simulation: Simulation) -> float:
 def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:
     """Seconds of evaluation by clients: that of some, times the number of all; on demand of the first."""
     some = tuple(itertools.islice(held_out, CLIENTS_AT_ONCE if isinstance(held_out, dict) else 1))
-    work = Work(simulation.recipe, worker=0)
+    work = Work(simulation.recipe, device_of())
     began = time.perf_counter()
     work(EvaluateByClients(some), simulation.layout.pack(simulation.recipe.module))
     return (time.perf_counter() - began) * len(held_out) / len(some)

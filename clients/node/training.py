@@ -18,6 +18,7 @@ from fed.clients.node.pace import Pace
 from fed.clients.node.reference import KeptReference
 from fed.clients.setup import Preparation
 from fed.clients.training.client_states import ClientStates
+from fed.clients.training.devices import device_of
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -86,7 +87,7 @@ class NodeTraining:
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
         way_out = self._prepared.way_out(self._message, secret_streams)
         self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
-        self._work = Work(self._recipe, 0)
+        self._work = Work(self._recipe, device_of())
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._pace = Pace(self._recipe, self._prepared.data.size_of(self._client))
         self._states = KeptStates(

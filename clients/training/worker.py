@@ -17,14 +17,7 @@ from fed.processes.machine import keep_freed_memory
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["Work", "device_of", "on_device"]
-
-
-def device_of(worker: int) -> "torch.device":
-    """Device of a worker: GPUs are dealt to workers in turn."""
-    return (
-        torch.device("cuda", worker % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
-    )
+__all__ = ["Work", "on_device"]
 
 
 def on_device(measure: Any, device: "torch.device") -> Any:
@@ -34,17 +27,16 @@ def on_device(measure: Any, device: "torch.device") -> Any:
 
 
 class Work:
-    """Work of a process: one item after another, on its share of the GPUs.
+    """Work of a process: one item after another, on one device.
 
     Args:
         recipe: what there is to work with.
-        worker: which of the processes this is, from 0.
+        device: the device that it computes on.
     """
 
-    def __init__(self, recipe: Recipe, worker: int) -> None:
+    def __init__(self, recipe: Recipe, device: "torch.device") -> None:
         if multiprocessing.parent_process() is not None:  # in the first process fed.simulate has done so
             keep_freed_memory()
-        device = device_of(worker)
         self._loss = on_device(recipe.loss, device)
         self._metrics = {name: on_device(metric, device) for name, metric in recipe.metrics.items()}
         self._recipe = recipe

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fed.cli.kinds import cited, tell
-from fed.cli.tables import console, listed
+from fed.cli.kinds import WHAT, show_all, tell
 from fed.config.docstrings import summary
 
 __all__ = ["algorithms"]
@@ -27,12 +26,11 @@ def algorithms(
     if name is not None:
         tell(ALGORITHMS, name, _facts)
         return
-    rows = []
-    for kind in ALGORITHMS.builtin:
-        what, paper = cited(summary(ALGORITHMS.section(kind).target))
-        rows.append((kind, ALGORITHMS.make(kind).make().primitive or "–", what, paper or "–"))
-    console().print(listed(("kind", "over", "what it does", "paper"), rows))
-    console().print("fed algorithms NAME tells all about one of them", markup=False)
+
+    def cells(kind: str, what: str, paper: str) -> tuple[str, ...]:
+        return ALGORITHMS.make(kind).make().primitive or "–", what, paper or "–"
+
+    show_all(ALGORITHMS, ("over", WHAT, "paper"), cells, ["fed algorithms NAME tells all about one of them"])
 
 
 def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:

@@ -31,8 +31,14 @@ def console() -> "Console":
     return Console(highlight=False, width=_WIDE if is_file else None)
 
 
-def listed(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
-    """Table of texts as they stand: a name may look like markup."""
+def listed(headings: Iterable[str], rows: Iterable[Iterable[str]], whole: int = 0) -> "Table":
+    """Table of texts as they stand: a name may look like markup.
+
+    Args:
+        headings: of the columns.
+        rows: texts of each row.
+        whole: number of columns, from the first, whose texts are never broken.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -40,6 +46,8 @@ def listed(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
     shown = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         shown.add_row(*map(Text, row))
+    for column in shown.columns[:whole]:
+        column.no_wrap = True
     return shown
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fed.cli.documents import changes
-from fed.cli.kinds import cited
-from fed.cli.tables import console, listed
+from fed.cli.kinds import WHAT, cited, section_of, show_all, show_facts
+from fed.cli.tables import console
 from fed.config.docstrings import summary
-from fed.errors import FedError, InvalidInput, located, os_errors_as
+from fed.errors import FedError, InvalidInput, os_errors_as
 
 if TYPE_CHECKING:
     from fed.config.registry import TopologySection
@@ -60,8 +60,7 @@ def topology(
         for line in _sketch(made, peers):
             out.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
     out.print()
-    for name, text in _told(_facts_of(made), made):
-        out.print(f"[bold]{name:<20}[/] {text}")
+    show_facts(_told(_facts_of(made), made))
     if picture is not None:
         from fed.reports.graphs import write
 
@@ -73,22 +72,19 @@ def topology(
 def _list() -> None:
     from fed.config.registry import TOPOLOGIES
 
-    rows = []
-    for kind in TOPOLOGIES.builtin:
-        what, _ = cited(summary(TOPOLOGIES.section(kind).target))
+    def cells(kind: str, what: str, paper: str) -> list[str]:
         try:
             figures = _figures(_facts_of(_made(kind, _LISTED, [])[1]))
         except InvalidInput:  # it needs keys
             figures = ["–"] * 4
-        rows.append((kind, *figures, what))
-    shown = listed(("kind", "degree", "diameter", "ρ", "rounds", "what it is"), rows)
-    for column in shown.columns[:5]:
-        column.no_wrap = True
-    out = console()
-    out.print(shown)
-    out.print(f"degree to rounds: of {_LISTED} peers, at the defaults", markup=False)
-    out.print("rounds: until the disagreement is a thousandth of what it was", markup=False)
-    out.print("fed topology KIND PEERS draws one of them", markup=False)
+        return [*figures, what]
+
+    notes = (
+        f"degree to rounds: of {_LISTED} peers, at the defaults",
+        "rounds: until the disagreement is a thousandth of what it was",
+        "fed topology KIND PEERS draws one of them",
+    )
+    show_all(TOPOLOGIES, ("degree", "diameter", "ρ", "rounds", WHAT), cells, notes)
 
 
 def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection, Topology]":
@@ -97,10 +93,7 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
     Raises:
         InvalidInput: if there is no such kind, a key is wrong, or it makes no graph for these peers.
     """
-    from pydantic import ValidationError
-
     from fed.config.registry import TOPOLOGIES
-    from fed.config.validation import sentences
     from fed.topology import Topology
     from fed.vectors.randomness import Streams
 
@@ -108,12 +101,7 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
     seed = keys.pop("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InvalidInput(f"seed must be a whole number from 0, got {seed!r}")
-    try:
-        with located(kind):
-            TOPOLOGIES.section(kind)
-        section = TOPOLOGIES.validate({**keys, "kind": kind})
-    except ValidationError as error:
-        raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
+    section = section_of(TOPOLOGIES, {**keys, "kind": kind})
     try:
         made = Topology(section.make, section.target, peers, Streams(seed), section.weights, section.lazy)
     except FedError:

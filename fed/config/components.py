@@ -309,7 +309,7 @@ def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, 
     """Annotations of the parameters of these names; all others may be for type checkers alone."""
     if inspect.isclass(target):
         # a dataclass has annotations of its own, another class those of __init__
-        return get_type_hints(target, include_extras=True) | get_type_hints(target.__init__, include_extras=True)
+        return get_type_hints(target, include_extras=True) | _annotations(target.__init__, names)
     function = inspect.unwrap(target)
     wanted = {name: text for name, text in getattr(function, "__annotations__", {}).items() if name in names}
     holder = SimpleNamespace(__annotations__=wanted)

@@ -120,6 +120,26 @@ class Execution(Section):
     """The most clients of a group; fewer where their models would not fit into the cache, or the GPU's memory."""
     workers: NonNegativeInt | Literal["auto"] = "auto"
     """Processes that train, one thread each; 0: this one; auto: as many as cores or GPUs, where a run takes long."""
+    executor: Annotated[Component, registry.EXECUTORS] | None = None
+    """Executor of the clients' work; null: in_process without workers, and workers with some. Where one is named,
+    workers: auto means as many as cores or GPUs, however long a run takes."""
+
+    @model_validator(mode="after")
+    def _hold_workers_to_the_executor(self) -> Self:
+        if self.executor is None or self.workers == "auto":
+            return self
+        is_parallel = getattr(self.executor.target, "is_parallel", True)
+        if is_parallel and not self.workers:
+            raise ValueError(
+                f"workers must be at least 1 with executor {self.executor.kind}, got 0: raise it, or set executor to "
+                "in_process"
+            )
+        if self.workers and not is_parallel:
+            raise ValueError(
+                f"workers must be 0 with executor {self.executor.kind}, which works in one process alone, got "
+                f"{self.workers}: lower it, or set executor to workers"
+            )
+        return self
 
 
 class Checkpointing(Section):

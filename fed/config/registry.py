@@ -18,6 +18,7 @@ __all__ = [
     "DEVICES",
     "ERROR_FEEDBACKS",
     "EVALUATIONS",
+    "EXECUTORS",
     "HIERARCHIES",
     "LOSSES",
     "METRICS",
@@ -357,6 +358,13 @@ DEVICES = Family(
     Component,
     _in("simulations.devices", uniform="UniformDevices", lognormal="Lognormal", mobile="Mobile", trace="TraceDevices"),
     default="uniform",
+)
+
+EXECUTORS = Family(
+    "executor",
+    Component,
+    {"in_process": "fed.clients.training.executor:InProcess", "workers": "fed.simulations.executors.pool:Workers"},
+    given=("make", "devices", "capacity_bytes", "small_bytes", "awaits"),
 )
 
 HIERARCHIES = Family("hierarchy", Component, {"edges": "fed.server.hierarchy:Hierarchy"}, default="edges")

@@ -11,6 +11,10 @@ people can read, and a server that runs rereads it when it changes::
         "revoked": null
       }
     }
+
+It is a list apart from :mod:`fed.identity.identities`, and unsigned: a node is revoked where the authority's key is
+not, and whoever steals that key still admits nobody without writing to the server's folder. Nodes get the identities,
+which name neither dates nor revocations.
 """
 
 import json

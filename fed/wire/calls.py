@@ -11,12 +11,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fed.identity.credentials import peer_of
-from fed.protocol.protocol_pb2 import Chunk, FromNode, Part, ToNode, Wanted
+from fed.protocol.protocol_pb2 import Chunk, FromNode, Part, PeerMessage, ToNode, Wanted
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
 from fed.wire.rate_limits import Refusals, Unnamed
 
-__all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file"]
+__all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file", "within"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +24,12 @@ Admission: TypeAlias = Callable[[str, bytes], str | None]
 """(name, certificate in PEM) → why a node is refused, or None."""
 
 _Result = TypeVar("_Result")
-_Message = TypeVar("_Message", FromNode, Part)
-_MOST_BYTES = {FromNode: 1 << 16, Part: CHUNK_BYTES + (1 << 16)}  # a part has room for a chunk and its header
+_Message = TypeVar("_Message", FromNode, Part, PeerMessage)
+_MOST_BYTES = {
+    FromNode: 1 << 16,
+    Part: CHUNK_BYTES + (1 << 16),  # a chunk and its header
+    PeerMessage: 2 << 20,  # a chunk, or the table of many members
+}
 _CALLS_AT_ONCE = 8
 _BREAKING_S = 1.0  # gRPC ends the stream of a call that broke off a moment before it says that it did
 
@@ -111,7 +115,7 @@ class Call:
             TurnedAway: if it may not be taken, or does not come in time.
         """
         try:
-            message = await _within(limit_s, self._context.read())
+            message = await within(limit_s, self._context.read())
         except DecodeError:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
         self.hold_to_roster()
@@ -125,7 +129,7 @@ class Call:
         """
         self.hold_to_roster()
         # a caller that reads nothing must not hold the call for ever
-        await _within(limit_s, self._context.write(message))
+        await within(limit_s, self._context.write(message))
 
     async def abort(self, code: grpc.StatusCode, reason: str) -> NoReturn:
         """End it."""
@@ -233,7 +237,16 @@ def parsed(kind: type[_Message], data: bytes) -> _Message:
     return kind.FromString(data)
 
 
-async def _within(limit_s: float, step: Awaitable[_Result]) -> _Result:
+async def within(limit_s: float, step: Awaitable[_Result]) -> _Result:
+    """Result of one step of a stream.
+
+    Args:
+        limit_s: seconds that the step may take.
+        step: what is waited for.
+
+    Raises:
+        TurnedAway: if the step takes longer.
+    """
     try:
         async with asyncio.timeout(limit_s):  # Python 3.11's wait_for swallows a cancellation as the step ends
             return await step

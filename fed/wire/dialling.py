@@ -18,14 +18,18 @@ from fed.protocol.limits import MOST_MESSAGE_BYTES
 from fed.protocol.protocol_pb2 import FromNode, ToNode
 from fed.wire.messages import one_line
 
-__all__ = ["DialPatience", "Dialler", "Outbox", "words_of"]
+__all__ = ["WRONG_AUTHORITY", "WRONG_NAME", "DialPatience", "Dialler", "Outbox", "words_of"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
 _OPTIONS = (("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.initial_reconnect_backoff_ms", 200))
 _NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
-_WRONG_NAME = ("Hostname Verification Check failed", "not match")
-_WRONG_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
+
+WRONG_NAME = ("Hostname Verification Check failed", "not match")
+"""Words of gRPC about a certificate that does not name the host that was dialled."""
+
+WRONG_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
+"""Word of gRPC about a certificate of another authority."""
 
 Outbox: TypeAlias = queue.Queue[FromNode | None]
 
@@ -177,13 +181,13 @@ class Dialler(ABC):
         code, words = error.code(), one_line(error.details() or "")
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
             self.problem = RunFailed(f"{self.server} refuses this node: {words}")
-        elif any(part in words for part in _WRONG_NAME):
+        elif any(part in words for part in WRONG_NAME):
             host = self.server.rpartition(":")[0].strip("[]")
             self.problem = RunFailed(
                 f"{self.server} shows a certificate that does not name {host}: {words}; dial the server by a name "
                 f"that its certificate has, or give it one that names this one too (fed keys server DIR --host {host})"
             )
-        elif _WRONG_AUTHORITY in words:
+        elif WRONG_AUTHORITY in words:
             self.problem = RunFailed(
                 f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
                 "address, and are the credentials of the same authority?"

@@ -15,6 +15,7 @@ from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.scoring.measures import Metrics, directions, loss_in_force
 from fed.clients.setup import Preparation
+from fed.clients.training.devices import devices_of
 from fed.clients.training.evaluation import Score
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -323,7 +324,7 @@ class Deployment:
         after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
         recipe = prepared.recipe
-        executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
+        executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work, devices_of(1))
 
         def by_nodes() -> Scoring:
             policy = federation.policy
@@ -386,7 +387,7 @@ def _scored_by_nodes(scores: Mapping[ClientId, NodeScores], metrics: Metrics) ->
     return scores_over_clients(found, metrics)
 
 
-def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
+def _no_work(_: object) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
     """A worker without a copy of the model, for runs that score nothing."""
     return lambda content, tensors: (None, ())
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from fed.clients.data import ClientId, Pair
 from fed.clients.scoring.measures import directions
 from fed.clients.setup import Preparation
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -118,7 +119,7 @@ class RealPeer(ABC, Generic[_Service]):
         given_s = self.policy.deadline_s if isinstance(self.policy, Synchronous) else None
         self.deadline_s = given_s or _DEADLINE_S
         self.size = prepared.data.size_of(client)
-        self.executor = InProcess(partial(Work, prepared.recipe))
+        self.executor = InProcess(partial(Work, prepared.recipe), devices_of(1))
 
     @property
     def service(self) -> _Service:

@@ -7,6 +7,7 @@ from pathlib import Path
 from fed.aggregators.base import Aggregator
 from fed.clients.data import ClientId
 from fed.clients.setup import Preparation
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -46,7 +47,8 @@ class ReplicaPeer(RealPeer[ReplicaService]):
                 f"{type(prepared.algorithm).__name__}: choose a rule such as fedavg, or simulate the experiment"
             )
         message = prepared.message_format(setup.min_peers)
-        self.executor = InProcess(partial(Work, replace(prepared.recipe, way_out=prepared.way_out(message))))
+        recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
+        self.executor = InProcess(partial(Work, recipe), devices_of(1))
         numbers = sum(message.summed_sizes)
         takeover_s = min(1.0, self.deadline_s / 2)
         ballots = BallotTiming(

@@ -9,11 +9,11 @@ import heapq
 import logging
 import selectors
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
@@ -30,6 +30,9 @@ from fed.simulations.executors.worker import (
     current_settings,
     serve,
 )
+
+if TYPE_CHECKING:
+    from fed.vectors.tensors import torch
 
 __all__ = ["Workers"]
 
@@ -59,6 +62,7 @@ class _Worker:
     """The parent's side of a worker."""
 
     number: int
+    device: "torch.device"
     memory: SharedMemory
     slots: list[Slot]
     process: BaseProcess
@@ -85,7 +89,7 @@ class _Worker:
 
 
 class Workers(Executor):
-    """Executor of items in processes, one thread each.
+    """Worker processes of this machine, one thread each.
 
     A worker that dies, is killed or runs out of memory is replaced, and so is one whose work raised anything but a
     :class:`fed.errors.FedError`; its items come first in the queue. Results are the same bits, for work is pure. A
@@ -96,7 +100,7 @@ class Workers(Executor):
         make: makes what does the work, in each worker; picklable, with a
             :class:`fed.simulations.executors.shared_memory.SharedTensor` for what need not be copied. It is
             pickled whenever a worker begins, and not to be changed meanwhile.
-        count: how many processes, at least 1.
+        devices: the device of each worker, at least one.
         capacity_bytes: what the tensors of one item take at most, either way, each rounded up to 64 bytes. A worker
             has twice this memory for them, beside its own.
         small_bytes: an item whose tensors take less, and whose result alone is waited for, is done in this process:
@@ -112,13 +116,23 @@ class Workers(Executor):
     """
 
     is_parallel = True
+    pickles_work = True
+    shares_memory = True
 
-    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int = 0, awaits: bool = False) -> None:
-        if count < 1:
-            raise InvalidInput(f"there must be at least 1 worker, got {count}")
+    def __init__(
+        self,
+        make: Make,
+        devices: "Sequence[torch.device]",
+        capacity_bytes: int,
+        small_bytes: int = 0,
+        awaits: bool = False,
+    ) -> None:
+        if not devices:
+            raise InvalidInput("there must be at least 1 worker, got 0")
         self._make = make
         self._capacity_bytes = capacity_bytes
         self._small_bytes = small_bytes
+        self._first_device = devices[0]
         self._small: dict[int, Item] = {}
         self._work_here: Work | None = None
         self._settings = current_settings()
@@ -129,9 +143,9 @@ class Workers(Executor):
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
         try:
-            for number in range(count):
+            for number, device in enumerate(devices):
                 size = SLOTS * Slot.size_bytes(capacity_bytes) + FAULT_BYTES
-                self._workers.append(self._started(number, SharedMemory(size)))
+                self._workers.append(self._started(number, device, SharedMemory(size)))
             while awaits and not any(worker.is_ready for worker in self._workers):
                 self._listen(None)
         except BaseException:
@@ -158,7 +172,7 @@ class Workers(Executor):
         """Result of a small item that is alone; None if it is one for workers, which may die of it."""
         item = self._small.pop(ticket)
         try:
-            self._work_here = self._work_here or self._make(0)
+            self._work_here = self._work_here or self._make(self._first_device)
             content, tensors = self._work_here(item.content, item.tensors)
         except FedError:
             raise
@@ -255,14 +269,14 @@ class Workers(Executor):
                     worker.slots[slot].is_recalled = True
                     idle.pop().give(task)
 
-    def _started(self, number: int, memory: SharedMemory) -> _Worker:
+    def _started(self, number: int, device: "torch.device", memory: SharedMemory) -> _Worker:
         memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
-        arguments = memory, self._capacity_bytes, self._settings, Maker(self._make), number
+        arguments = memory, self._capacity_bytes, self._settings, Maker(self._make), device
         with os_errors_as(RunFailed, "a worker process cannot be started", "use fewer workers"), one_thread_each():
             # a daemon, or an interpreter that ends without close() would wait for it
             process, ours = spawned(serve, *arguments, name=f"worker {number}", daemon=True)
         slots = [Slot(memory, index, self._capacity_bytes) for index in range(SLOTS)]
-        worker = _Worker(number, memory, slots, process, ours)
+        worker = _Worker(number, device, memory, slots, process, ours)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return worker
 
@@ -333,7 +347,7 @@ class Workers(Executor):
         index = self._workers.index(worker)
         false_starts = 0 if worker.is_ready else worker.false_starts + 1
         if false_starts < _DEATHS:
-            self._workers[index] = self._started(worker.number, worker.memory)
+            self._workers[index] = self._started(worker.number, worker.device, worker.memory)
             self._workers[index].false_starts = false_starts
             return
         del self._workers[index]

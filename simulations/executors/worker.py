@@ -70,20 +70,21 @@ def _flag(holder: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], No
     return lambda: getattr(holder, name), lambda value: setattr(holder, name, value)
 
 
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    _flag(torch.backends.mkldnn, "enabled"),
-    *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
-    *(_flag(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
-)
-"""Settings of PyTorch that change the bits of results: how each is read, and how it is set."""
+def _settings() -> tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...]:
+    """Settings of PyTorch that change the bits of results: how each is read, and how it is set."""
+    return (
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        _flag(torch.backends.mkldnn, "enabled"),
+        *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        *(_flag(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
+    )
 
 
 def current_settings() -> list[Any]:
     """Settings of this process that change the bits of results, for a worker to take over."""
-    return [current() for current, _ in _SETTINGS]
+    return [current() for current, _ in _settings()]
 
 
 class Maker:
@@ -106,11 +107,11 @@ class Maker:
     def __setstate__(self, state: tuple[SharedMemory, int]) -> None:
         self._memory, self._size = state
 
-    def make(self, number: int) -> Work:
-        """Make the work of the worker with this number; to be called in its process, and once."""
+    def make(self, device: "torch.device") -> Work:
+        """Make the work of a worker on its device; to be called in its process, and once."""
         make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
         del self._memory  # it may be large
-        return make(number)
+        return make(device)
 
 
 def serve(
@@ -119,7 +120,7 @@ def serve(
     capacity_bytes: int,
     settings: Sequence[Any],
     maker: Maker,
-    number: int,
+    device: "torch.device",
 ) -> None:
     """The main function of a worker: do items until there is nothing more to come.
 
@@ -129,13 +130,13 @@ def serve(
         capacity_bytes: what the tensors in a slot may take.
         settings: the parent's :func:`current_settings`.
         maker: makes the work.
-        number: the worker's, from 0.
+        device: the device that the work computes on.
     """
     _prepare_process(connection, memory, settings)
     slots = [Slot(memory, index, capacity_bytes) for index in range(SLOTS)]
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            work = maker.make(number)
+            work = maker.make(device)
         except BaseException as error:
             content = _portable(error) if isinstance(error, FedError) else words_of_error(error)[0]
             size = slots[0].write(Parcel.of(content), ())
@@ -164,7 +165,7 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
     torch.set_num_threads(1)  # the last bits of a sum depend on how many threads share it
     with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
         torch.set_num_interop_threads(1)
-    for (_, set_to), value in zip(_SETTINGS, settings, strict=True):
+    for (_, set_to), value in zip(_settings(), settings, strict=True):
         set_to(value)
 
 

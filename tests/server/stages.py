@@ -15,6 +15,7 @@ from torch import Tensor
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import samples_of
 from fed.clients.node.training import Hidden
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -127,7 +128,7 @@ class Simulated(Stage):
     def __init__(self, experiment: Experiment, folder: Path, *, visits: bool = False) -> None:
         super().__init__(experiment, folder)
         made, devices = self._simulation, _Written(visits=visits)
-        executor = InProcess(partial(Work, made.recipe))
+        executor = InProcess(partial(Work, made.recipe), devices_of(1))
         clients = SimulatedClients(made.data, made.groups, executor, devices, made.streams)
         assert made.way_out is not None
         self.fleet = SimulatedFleet(clients, states=self._prepared.client_states(), way_out=made.way_out, reduces=True)

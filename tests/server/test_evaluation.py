@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 import fed
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.devices import devices_of
 from fed.clients.training.evaluation import evaluate
 from fed.clients.training.executor import InProcess, Item, Make, Result
 from fed.clients.training.work_items import Evaluate
@@ -33,8 +34,8 @@ class Late(InProcess):
 
     is_parallel = True
 
-    def __init__(self, make: Make) -> None:
-        super().__init__(make)
+    def __init__(self, make: Make, devices: Sequence[torch.device]) -> None:
+        super().__init__(make, devices)
         self.lease: list[str] = []
         self.asked: list[Item] = []
 
@@ -55,7 +56,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
 
     @contextmanager
     def hired(simulation: Simulation, expectation: object) -> Iterator[Late]:
-        executors.append(Late(partial(Work, simulation.recipe)))
+        executors.append(Late(partial(Work, simulation.recipe), devices_of(1)))
         yield executors[-1]
 
     monkeypatch.setattr("fed.simulations.simulate.hired", hired)
@@ -213,7 +214,7 @@ def test_an_observer_that_fails_is_told_nothing_twice(late: list[Late], tmp_path
 def test_a_federation_may_go_on_while_its_models_are_scored(algorithm: str, evaluation: str) -> None:
     """What is scored is what was there when it was asked for."""
     simulation = Simulation(experiment(algorithm, evaluation=evaluation), parts.unequal(), parts.small)
-    executor = Late(partial(Work, simulation.recipe))
+    executor = Late(partial(Work, simulation.recipe), devices_of(1))
     federation = simulation.federation(executor)
     federation.round(1)
     begun = simulation, federation, executor

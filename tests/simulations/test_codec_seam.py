@@ -19,6 +19,7 @@ from torch import Tensor
 import fed
 from fed.clients.data import load
 from fed.clients.node.reference import KeptReference
+from fed.clients.training.devices import device_of
 from fed.clients.training.work_items import Trained
 from fed.clients.training.worker import Work
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
@@ -126,7 +127,7 @@ def test_a_group_answers_what_its_clients_do(algorithm: str, wants: Literal["rep
         parts.unequal(torch.float64),
         parts.double,
     )
-    work, clients = Work(simulation.recipe, 0), ("c1", "c3", "c4")
+    work, clients = Work(simulation.recipe, device_of()), ("c1", "c3", "c4")
 
     def trained(of: Sequence[str], wanted: Any = wants) -> tuple[Trained, Sequence[Tensor]]:
         task, tensors = simulation.first_task(of)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fed
 from fed.aggregators.dpsgd import DPSGD, State
 from fed.aggregators.peer_rule import Descend, Mix
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, RunFailed
@@ -68,7 +69,7 @@ def model() -> nn.Module:
 def ready_s(one: fed.Experiment) -> tuple[list[float], list[float]]:
     """Every peer's clock after all rounds, and the run's after each."""
     simulation = Simulation(one, data(), model, mean_output)
-    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
     assert isinstance(peers, Peers)
     clocks = []
     for number in range(1, ROUNDS + 1):
@@ -104,7 +105,7 @@ def test_a_slow_peer_delays_others_by_one_hop_a_round(tmp_path: Path) -> None:
     )
     one = experiment({"kind": "trace", **traced}, topology="path", rounds={"count": rounds})
     simulation = Simulation(one, data([1] * clients), model, mean_output)
-    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
     for number in range(1, rounds + 1):
         peers.round(number)
         ready_s = peers.state()["neighbourhood"]["ready_s"]
@@ -274,7 +275,7 @@ def test_local_steps_in_float32_move_a_state_of_float64() -> None:
     keys: dict[str, Any] = {"rounds": {"count": 1}, "local": {"batch_size": 4}}
     simulation = Simulation(fed.Experiment(algorithm="dpsgd", **keys))
     simulation.algorithm = Watching()
-    simulation.federation(InProcess(partial(Work, simulation.recipe))).round(1)
+    simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1))).round(1)
     left = state["x"] - state["x"].float().double()
     torch.testing.assert_close(state["y"], state["rounded"] + left, rtol=0, atol=1e-15)
     assert float(left.abs().max()) > 0
@@ -297,7 +298,7 @@ def test_peers_that_were_away_are_sent_what_they_missed(devices: dict[str, Any],
     one = experiment({**equal, "availability": there}, local={"steps": 1})
     for message_bytes, of_missed in ((5, 2 * 4 * 5), (20, 2 * 48)):
         simulation = Simulation(one, data(), model, mean_output)
-        peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+        peers = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
         assert isinstance(peers, Peers)
         neighbourhood, sent = peers.neighbourhood, []
         for number in range(1, ROUNDS + 1):

@@ -19,6 +19,7 @@ from fed.aggregators.fedbn import FedBN
 from fed.aggregators.fedper import FedPer
 from fed.aggregators.fedrep import FedRep
 from fed.clients.data import held_out
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, InvalidModel
@@ -363,7 +364,7 @@ def test_diverged_round_leaves_personal_models_unchanged(kind: str) -> None:
     described = fed.Experiment(algorithm={"kind": kind}, local={"epochs": 4}, simulation={"batching": "off"})
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     simulation = Simulation(described, spoiled, lambda: model)
-    federation = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    federation = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
     before = dict(federation.models())
     with pytest.raises(fed.errors.Diverged, match="client 3"):
         federation.round(1)

@@ -203,9 +203,13 @@ class Borrowed(Executor):
     """Workers that have been there before, and stay."""
 
     is_parallel = True
+    pickles_work = True
+    pool: ClassVar[Workers]
+    asked: ClassVar[list[int]]
 
-    def __init__(self, pool: Workers, make: Make) -> None:
-        self._pool = pool
+    def __init__(self, make: Make, devices: Sequence[torch.device]) -> None:
+        self.asked.append(len(devices))
+        self._pool = self.pool
         self._pickled = pickle.dumps(make)
 
     def submit(self, item: Item) -> int:
@@ -219,7 +223,7 @@ class Borrowed(Executor):
         """Nothing: the next run needs them."""
 
 
-def lend(number: int) -> Work:
+def lend(device: torch.device) -> Work:
     """What borrowed workers do: the work of whichever run asks for it."""
     works: dict[bytes, Work] = {}
 
@@ -227,7 +231,7 @@ def lend(number: int) -> Work:
         pickled, task = content
         if pickled not in works:
             works.clear()
-            works[pickled] = pickle.loads(pickled)(number)
+            works[pickled] = pickle.loads(pickled)(device)
         return works[pickled](task, tensors)
 
     return work

@@ -20,7 +20,8 @@ from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
 from fed.server.peer.members.link import Link, Listener, Refused, StreamPatience
-from fed.wire.calls import TurnedAway, converse
+from fed.wire.calls import TurnedAway, converse, parsed, within
+from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
 from fed.wire.messages import one_line
 from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import Incoming
@@ -31,7 +32,6 @@ __all__ = ["Links", "written"]
 _log = logging.getLogger(__name__)
 
 _METHOD = "/fed.v1.Neighbours/Meet"
-_MOST_BYTES = 2 << 20  # of a message: a chunk, or the table of many members
 _MESSAGES_AT_ONCE, _MESSAGES_PER_S = 2000, 500
 _MOST_LINKS = 10_000
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
@@ -225,7 +225,7 @@ class Links:
         is_introduction = bool(address) and name is None
 
         async def send(data: bytes) -> None:
-            await _in_time(write(data), self._patience.stall_s)
+            await within(self._patience.stall_s, write(data))
 
         own = pb.Greeting(is_introduction=is_introduction)
         own.MergeFrom(self.greeting)
@@ -356,7 +356,7 @@ class Links:
         words = one_line(error.details() or "")
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             self._refusals.note(Unnamed(address), f"it refuses this peer: {words}")
-        elif "CERTIFICATE_VERIFY_FAILED" in words or "not match" in words or "Hostname Verification" in words:
+        elif any(part in words for part in (*WRONG_NAME, WRONG_AUTHORITY)):
             self._refusals.note(
                 Unnamed(address), f"it is not the peer that was dialled, or of another authority: {words}"
             )
@@ -387,21 +387,10 @@ async def _next(read: _Read, limit_s: float) -> pb.PeerMessage | None:
     Raises:
         TurnedAway: if it may not be taken, or does not come in time.
     """
-    data = await _in_time(read(), limit_s)
+    data = await within(limit_s, read())
     if not isinstance(data, bytes):
         return None
-    if len(data) > _MOST_BYTES:
-        reason = f"a message must have at most {_MOST_BYTES} bytes, got {len(data)}"
-        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
     try:
-        return pb.PeerMessage.FromString(data)
+        return parsed(pb.PeerMessage, data)
     except DecodeError:
         raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
-
-
-async def _in_time(step: Awaitable[Any], limit_s: float) -> Any:
-    try:
-        async with asyncio.timeout(limit_s):
-            return await step
-    except TimeoutError:
-        raise TurnedAway(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing moved for {limit_s:g} s") from None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fed
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.devices import device_of
 from fed.clients.training.evaluation import evaluate
 from fed.clients.training.work_items import Evaluate, Evaluated, Train, Trained, label_of
 from fed.clients.training.worker import Work
@@ -50,7 +51,7 @@ def test_every_client_round_and_seed_has_its_own_streams(draws: bool) -> None:
     for seed in (0, 0, 1):
         data = twins()
         simulation = Simulation(keys.override({"seed": seed}), data, lambda: Watching(draws))
-        work, state = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
+        work, state = Work(simulation.recipe, device_of()), simulation.layout.pack(simulation.recipe.module)
         Watching.batches.clear()
         for number in (1, 2):
             for client in data.clients:
@@ -77,7 +78,7 @@ def test_identical_clients_differ_by_streams_alike_in_any_group() -> None:
 
 def test_work_does_what_it_is_asked_and_says_who_asked() -> None:
     simulation = Simulation(fed.Experiment(simulation={"batching": "on"}), parts.unequal(), parts.small)
-    work, (start_V, integers_I) = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
+    work, (start_V, integers_I) = Work(simulation.recipe, device_of()), simulation.layout.pack(simulation.recipe.module)
     trained, (update_V, _) = work(Train(("c3", "c4"), 1, wants="mean"), (start_V, integers_I))
     assert isinstance(trained, Trained)
     assert (trained.samples, trained.diverged, update_V.dtype) == ((1, 30), (), torch.float64)
@@ -101,7 +102,7 @@ def test_divergence_is_an_answer_that_names_the_client(batching: str, wants: Wan
     data = fed.FederatedData({"good": of_points(1.0), "bad": of_points(1e25), "worse": of_points(1e30)})
     keys = fed.Experiment(local={"steps": 3}, simulation={"batching": batching})
     simulation = Simulation(keys, data, lambda: nn.Linear(4, 3), parts.squared)
-    work, state = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
+    work, state = Work(simulation.recipe, device_of()), simulation.layout.pack(simulation.recipe.module)
     trained, tensors = work(Train(("good", "bad", "worse"), 1, wants), state)
     assert isinstance(trained, Trained)
     assert [client for client, _ in trained.diverged] == ["bad", "worse"]
@@ -121,6 +122,6 @@ def test_plain_report_has_the_same_bits_asked_or_known(batching: str, wants: Wan
     ways_out = [replace(simulation.way_out, is_fused=is_fused) for is_fused in (True, False)]
     recipes = [replace(simulation.recipe, way_out=way_out) for way_out in ways_out]
     state = simulation.layout.pack(simulation.recipe.module)
-    known, asked = (Work(recipe, 0)(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
+    known, asked = (Work(recipe, device_of())(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
     assert known[0] == asked[0]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], asked[1], strict=True))

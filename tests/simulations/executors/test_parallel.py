@@ -16,7 +16,9 @@ import torch
 from torch import nn
 
 import fed
-from fed.clients.training.executor import InProcess, Make, Result
+from fed.clients.training.devices import devices_of
+from fed.clients.training.executor import InProcess, Result
+from fed.config.registry import EXECUTORS
 from fed.errors import Diverged, InvalidData, RunFailed
 from fed.simulations import choice as hiring
 from fed.simulations.executors.pool import Workers
@@ -53,22 +55,17 @@ def in_workers(keys: fed.Experiment, workers: int = 2) -> fed.Experiment:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Workers]:
-    with Workers(parts.lend, 2, 1 << 20, hiring._SMALL_BYTES) as workers:
+    with Workers(parts.lend, devices_of(2), 1 << 20, hiring._SMALL_BYTES) as workers:
         yield workers
 
 
 @pytest.fixture
 def borrowed(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Runs borrow their workers; how many each asked for."""
-    asked: list[int] = []
-
-    def borrow(make: Make, count: int, capacity_bytes: int, small_bytes: int, *, awaits: bool) -> parts.Borrowed:
-        asked.append(count)
-        return parts.Borrowed(pool, make)
-
-    monkeypatch.setattr(hiring, "Workers", borrow)
-    monkeypatch.setattr(hiring, "_shared", lambda simulation: simulation.recipe)
-    return asked
+    monkeypatch.setattr(parts.Borrowed, "pool", pool, raising=False)
+    monkeypatch.setattr(parts.Borrowed, "asked", [], raising=False)
+    monkeypatch.setattr(EXECUTORS.section("workers"), "target", parts.Borrowed)
+    return parts.Borrowed.asked
 
 
 # The same bits.
@@ -288,7 +285,7 @@ def test_same_error_is_raised_in_any_order_of_work(algorithm: str, monkeypatch: 
 
     keys, said = experiment(algorithm, rounds={"count": 1}), []
     for executor in (InProcess, Backwards):
-        monkeypatch.setattr(hiring, "InProcess", executor)
+        monkeypatch.setattr(EXECUTORS.section("in_process"), "target", executor)
         with pytest.raises(InvalidData, match=r"client \d+ must be in 0 … 2") as caught:
             simulate(keys, data=parts.on_demand(bad=(2, 5, 9)), model=parts.small)
         said.append(str(caught.value))
