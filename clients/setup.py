@@ -25,9 +25,11 @@ from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, m
 from fed.clients.training.client_states import ClientStates
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.work_items import Recipe
+from fed.clients.way_out import UpdateStages, WayOut
 from fed.compression.codec import Codec
 from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
 from fed.compression.lossless import Zstd
+from fed.compression.stage import Stage, check_stage
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
@@ -58,10 +60,11 @@ class Preparation:
         algorithm: the experiment's.
         phases: what local training consists of.
         layout: the model's, with what is private last.
+        stages: the changes of clients' updates before they are encoded, and of their mean.
         codecs: the chain that encodes clients' updates.
         error_feedback: what keeps their errors.
         secure_aggregation: settings of the experiment, or None.
-        recipe: what a process needs to train these clients one by one; the format of their messages is not known yet.
+        recipe: what a process needs to train these clients one by one, but for their way out.
 
     Args:
         experiment: what is to be run.
@@ -97,6 +100,7 @@ class Preparation:
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
+        self.stages = self._stages(experiment)
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
@@ -127,7 +131,9 @@ class Preparation:
             InvalidExperiment: if a codec breaks its contract, or messages cannot be added under secure aggregation.
         """
         shared, secure = self.layout.shared, self.secure_aggregation
-        message = format_of(self.algorithm, shared, population, bool(self.codecs or secure), clients)
+        changes = bool(self.update_stages())
+        # a changed update travels as it is: as a trained model it would be rounded once more
+        message = format_of(self.algorithm, shared, population, bool(self.codecs or secure or changes), clients)
         layers = tuple(part.shape for part in shared.trained)
         message = replace(
             message,
@@ -138,6 +144,24 @@ class Preparation:
         )
         message.check_codecs()
         return message.secured(secure, most or clients) if secure else message
+
+    def update_stages(self, own_streams: Streams | None = None) -> UpdateStages:
+        """The stages that change updates; the others cost nothing at clients.
+
+        Args:
+            own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
+        """
+        changing = tuple(stage for stage in self.stages if stage.changes_updates)
+        return UpdateStages(changing, self.streams, own_streams)
+
+    def way_out(self, message: Format, own_streams: Streams | None = None) -> WayOut:
+        """The way out of clients that report to a coordinator.
+
+        Args:
+            message: the format of their messages.
+            own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
+        """
+        return WayOut(self.algorithm, self.layout.shared, message, self.update_stages(own_streams))
 
     def peer_encoder(self) -> Encoder:
         """The chain that encodes peers' vectors, of the model's length; of no codecs it leaves them as they are.
@@ -196,6 +220,12 @@ class Preparation:
         outputs = outputs_for(self.loss, targets, self.data.number_of_classes)
         self.inputs = ModelInputs(tuple(inputs.shape[1:]), outputs, str(inputs.dtype).removeprefix("torch."))
         return self.inputs.make(section)
+
+    def _stages(self, experiment: Experiment) -> tuple[Stage, ...]:
+        stages = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())
+        for stage in stages:
+            check_stage(stage, self.layout.shared.size)
+        return stages
 
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
         """Phases of a client's training, and the layout with the parts that it does not share."""

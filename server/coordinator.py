@@ -7,17 +7,15 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.base import Aggregator
+from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
 from fed.server.accumulator import RoundStats, Staleness, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
-from fed.server.sent_sum import SentSum
+from fed.server.way_in import WayIn
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
@@ -52,6 +50,7 @@ class Coordinator:
         streams: the run's random streams.
         lr_in: (round, clients asked) → step size of local steps; None: the clients know it.
         drops_diverged: a client that diverges has failed; else it ends the run.
+        stages: the changes of the mean update.
 
     Raises:
         InvalidExperiment: if the aggregator's state does not hold the model.
@@ -66,8 +65,9 @@ class Coordinator:
     streams: Streams
     lr_in: Callable[[int, int], float] | None = None
     drops_diverged: bool = False
+    stages: InitVar[tuple[Stage, ...]] = ()
 
-    def __post_init__(self, vector_V: Tensor, integers_I: Tensor) -> None:
+    def __post_init__(self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...]) -> None:
         """Begin with the aggregator's state of the first model."""
         self.losses: dict[int | str, float] = {}
         self.version = 0
@@ -84,7 +84,8 @@ class Coordinator:
         self._tasks = self._population = 0
         self._warned_share, self._has_capped = 0.0, False
         self._sent: tuple[GlobalModel, int | None] | None = None
-        self._sent_sum = SentSum(self.message) if self.message.error_feedback.adds_up else None
+        self._way_in = WayIn(rule, self.fleet, self.message, self.streams, stages)
+        self._sent_sum = self._way_in.sent_sum
         self._downlink = Downlink(self.message, self.streams) if self.message.downlink_codecs else None
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
@@ -211,11 +212,11 @@ class Coordinator:
             quorum: the number of updates without which the model stays as it was.
         """
         self.losses |= accumulator.loss_of
-        counted: dict[int, float] = {}
-        if accumulator.replied and self._suffice(len(accumulator.replied), quorum, number):
-            self._apply(accumulator, number, share)
+        suffice = bool(accumulator.replied) and self._suffice(len(accumulator.replied), quorum, number)
+        counted = accumulator.counted if suffice else {}
+        if suffice or self._way_in.acts_alone:
+            self._apply(accumulator if suffice else None, number, share)
             self.version += 1
-            counted = accumulator.counted
         self.fleet.settle(counted)  # after the model has moved: client states follow what counted
         for over in [earlier for earlier in self._asked if earlier < number]:
             del self._asked[over]
@@ -278,28 +279,18 @@ class Coordinator:
             return False
         return True
 
-    def _apply(self, accumulator: UpdateAccumulator, number: int, share: float | None) -> None:
-        if self.aggregator.linear:
-            state, mean_update_M = self._state, accumulator.mean()
-        else:
-            state, mean_update_M = self.aggregator.combine(self._state, *accumulator.rows(), self._stream(number))
-        members, population = len(self.fleet.registered()), self.fleet.population()
+    def _apply(self, accumulator: UpdateAccumulator | None, number: int, share: float | None) -> None:
+        """Move the model by the updates that count; None: by what stages make of none."""
+        state, population = self._state, self.fleet.population()
         if self._population not in (0, population):  # 0: no update yet, and no sums over clients
             state = self.aggregator.resized(state, self._population, population)
-        # a product with 1 would be a copy of the model
-        mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
-        if self._sent_sum is not None:
-            mean_update_M = self._sent_sum.add(mean_update_M, accumulator, self.fleet)
-        read_M, parts = self.message.read(mean_update_M, self.streams, number), len(self.message.parts)
-        is_one = parts == 1 and not self.message.buffers
-        mean = (read_M,) if is_one else read_M.split_with_sizes(self.message.sizes)
-        clients, stream = len(accumulator.replied) if share is None else members, partial(self._stream, number)
-        state = self.aggregator.apply(state, Reduced(mean[:parts], clients, population, stream))
+        state, mean_R = self._way_in.apply(state, accumulator, number, population, share)
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)
-        buffers_R = self._buffers_R + mean[-1] if self.message.buffers else self._buffers_R
+        buffers_R = self._buffers_R + mean_R if self.message.buffers else self._buffers_R
+        integers_I = self._integers_I if accumulator is None else accumulator.integers_I
         # At once, so that an interruption finds the model of one round or of the other.
-        self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
+        self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, integers_I, None
         self._population = population
 
     def _check_numbers(self, model_P: Tensor, number: int) -> None:
@@ -312,9 +303,6 @@ class Coordinator:
                 f"round {number}: the model becomes {largest:.3g}; the last good model is kept: lower the step sizes "
                 "of algorithm and local"
             )
-
-    def _stream(self, number: int) -> np.random.Generator:
-        return self.streams.generator("combine", number)
 
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:
         """The model that goes out with tasks for as long as it stays, and their number of steps."""

@@ -12,8 +12,8 @@ from typing import Any
 from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload
 from fed.protocol import protocol_pb2 as pb
-from fed.server.incoming import received
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
+from fed.server.way_in import received
 from fed.storage.checkpoints import Tree
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor

@@ -171,8 +171,8 @@ def _check_portable(simulation: Simulation) -> None:
     recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
     parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metrics}
     data = [part for part in read if not isinstance(part, dict)]
-    parts |= {"algorithm": (recipe.aggregator, recipe.phases), "section local": recipe.local, "uplink": recipe.format}
-    parts["data"] = data
+    parts |= {"algorithm": (recipe.aggregator, recipe.phases), "section local": recipe.local}
+    parts |= {"uplink": simulation.message, "stages": simulation.prepared.stages, "data": data}
     for name, part in parts.items():
         try:
             pickle.dumps(part)  # tried here, where the part can be named

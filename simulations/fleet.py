@@ -14,7 +14,8 @@ from fed.clients.data import ClientId
 from fed.clients.training.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, Wants, label_of
-from fed.compression.codec import CodecState, Draw
+from fed.clients.way_out import Rows, WayOut
+from fed.compression.codec import CodecState
 from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.simulations.attacks import Attackers
 from fed.simulations.in_flight import Flight, Occupation, depart
@@ -22,7 +23,7 @@ from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor, torch
-from fed.wire.format import Format, Outgoing
+from fed.wire.format import Outgoing
 from fed.wire.messages import Answer, Task
 
 __all__ = ["SimulatedFleet"]
@@ -41,7 +42,7 @@ class SimulatedFleet:
     Args:
         clients: who trains on what.
         states: the clients' records.
-        message: the format of clients' messages.
+        way_out: of the clients' messages.
         reduces: the mean of a group that is due is all that is wanted; else each client answers by itself.
         looks_ahead: every answer will be wanted, however late.
         places: clients are told their numbers.
@@ -52,7 +53,7 @@ class SimulatedFleet:
     clients: SimulatedClients
     _: KW_ONLY
     states: ClientStates
-    message: Format
+    way_out: WayOut
     reduces: bool
     looks_ahead: bool = False
     places: bool = False
@@ -62,6 +63,7 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         """Let the clients that are there at the beginning come."""
         self.clock, clients = 0.0, self.clients
+        self.message = self.way_out.message
         self.size_of = clients.data.size_of
         self.reduces = self.reduces and self.attackers is None
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if self.places else {}
@@ -363,12 +365,10 @@ class SimulatedFleet:
         return answer._replace(mean_update_M=outgoing.received_KM[0], size_bytes=size_bytes)
 
     def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
+        """The rest of the way out of a message that a client, or an attacker in its place, reports."""
         kept = {name: part[None] for name, part in codec_state(before).items()}
-        draw = Draw(self.clients.streams, [answer.round], answer.clients)
-        if self.message.fixed is not None:
-            numbers = ClientNumbers([answer.weight], answer.samples, answer.train_losses)
-            return self.message.hide(answer.mean_update_M[None], kept, draw, numbers)
-        return self.message.encode(answer.mean_update_M[None], kept, draw)
+        rows = Rows(answer.mean_update_M[None], ClientNumbers([answer.weight], answer.samples, answer.train_losses))
+        return self.way_out.leave(rows, kept, [answer.round], answer.clients)
 
     def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:
         """Bytes of clients' messages, of which codecs say those of the values."""

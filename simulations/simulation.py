@@ -97,7 +97,8 @@ class Simulation:
             # all peers train in every round, and their models are in memory in any case
             self.data = _held(self.data)
         self.message = None if self.has_peers else self._message(experiment)
-        recipe = replace(self.prepared.recipe, read=self.data.read, format=self.message)
+        self.way_out = None if self.message is None else self.prepared.way_out(self.message)
+        recipe = replace(self.prepared.recipe, read=self.data.read, way_out=self.way_out)
         samples, context = self.data.read(self.data.clients[0]), self.prepared.first_context()
         may_ignore = recipe.loss is not cross_entropy and self.data.may_hold_negative_labels()
         self.batching = choose(experiment.simulation, recipe, context, samples, self.trainees, may_ignore=may_ignore)
@@ -172,7 +173,7 @@ class Simulation:
         pools_data = self.algorithm.pools_data
         devices = OnSite() if pools_data else self.experiment.devices.make()
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
-        if self.message is None:
+        if self.message is None or self.way_out is None:
             first = self.layout.pack(self.recipe.module)
             message_bytes = sent_bytes(self.algorithm, self.layout, self.peer_codec) if self.topology else 0
             forges = self.attackers if self.attackers and self.attackers.attack.forges else None
@@ -190,14 +191,15 @@ class Simulation:
             honest = [row_of[client] for client in self.honest_peers] if self.attackers else None
             lr_in = step_sizes(self.experiment, self.policy)
             who = neighbourhood, clients.sizes, self.groups, executor
-            return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec, honest)
+            stages = self.prepared.update_stages()
+            return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec, honest, stages=stages)
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         secure = settings_of(self.experiment)
         simulated = SimulatedFleet(
             replace(clients, have_links=not self.is_replicated),
             states=states,
-            message=self.message,
+            way_out=self.way_out,
             # an edge sums answers of its own clients alone, and each client masks its own
             reduces=self.algorithm.linear and edges is None and not (secure and secure.mode == "real"),
             looks_ahead=self.policy.keeps_late,

@@ -85,7 +85,8 @@ class NodeTraining:
         own = self._prepared.message_format(1)
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
-        self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
+        way_out = self._prepared.way_out(self._message, secret_streams)
+        self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
         self._work = Work(self._recipe, device_of())
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._pace = Pace(self._recipe, self._prepared.data.size_of(self._client))

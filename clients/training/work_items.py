@@ -1,18 +1,21 @@
-"""Work items of processes that work for clients, and their results."""
+"""Work items of processes that work for clients, and their results.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
 from fed.clients.scoring.measures import Loss, Metrics, is_mean_over_samples
 from fed.clients.training.evaluation import Score
-from fed.compression.codec import Draw
+from fed.compression.codec import CodecState
 from fed.config.experiment import Local
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, nn
-from fed.wire.format import Format
 from fed.wire.messages import Task
 
 __all__ = [
@@ -20,9 +23,12 @@ __all__ = [
     "Evaluate",
     "EvaluateByClients",
     "Evaluated",
+    "Leaving",
+    "Left",
     "Recipe",
     "Train",
     "Trained",
+    "TrainedClients",
     "Wants",
     "label_of",
 ]
@@ -110,15 +116,10 @@ class Train:
             state_names=state_names,
         )
 
-    def draw(self, streams: Streams, own_streams: Streams | None = None) -> Draw:
-        """The random streams with which the clients encode.
-
-        Args:
-            streams: the run's streams.
-            own_streams: the streams of the clients' own draws; None: the run's.
-        """
-        rounds = [key[0] for key in self.keys] or [self.round] * len(self.clients)
-        return Draw(streams, rounds, self.clients, own_streams=own_streams)
+    @property
+    def rounds(self) -> Sequence[int]:
+        """The round of each client, which names the random streams with which it encodes."""
+        return [key[0] for key in self.keys] or [self.round] * len(self.clients)
 
     def key_of(self, row: int) -> tuple[ClientId, ...]:
         """Key of a client's random streams."""
@@ -143,6 +144,65 @@ class Trained:
     weights: tuple[float, ...] = ()
     sizes: tuple[int, ...] = ()
     diverged: tuple[tuple[ClientId, str], ...] = ()
+
+
+class TrainedClients(NamedTuple):
+    """K clients after local training in which none has diverged, before anything leaves them.
+
+    Args:
+        task: the group's.
+        start: the model that came with the task, [V], or each client's own, [K, V].
+        integers_I: the integer buffers that came with it.
+        begin: where local steps began, [V], or each client's own, [K, V].
+        params_KV: where they ended, in the model's type.
+        integers_KI: the integer buffers then.
+        samples: the number of samples of each client.
+        train_losses: each client's mean loss over the samples trained on.
+        client_state: the algorithm's state of the clients, a named tuple of [K, ·], or None.
+        kept: what the clients keep for codecs, [K, ·] each.
+        facts: gives what else :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their own.
+    """
+
+    task: Train
+    start: Tensor
+    integers_I: Tensor
+    begin: Tensor
+    params_KV: Tensor
+    integers_KI: Tensor
+    samples: tuple[int, ...]
+    train_losses: tuple[float, ...]
+    client_state: Any
+    kept: CodecState
+    facts: Callable[[], Mapping[str, Any]]
+
+
+class Left(NamedTuple):
+    """Tensors that have left K clients, with what the clients keep.
+
+    Args:
+        tensors: what the task wants; integers last.
+        weights: of each client in the mean.
+        client_state: the algorithm's new state of the clients.
+        counted: what the clients keep for codecs once their messages count, [K, ·] each.
+        lost: what they keep if the messages are lost.
+        sizes: bytes of each client's message, where codecs decide on them; else empty.
+        overflown: row → why its client's message cannot be sent; where there is one, no tensors are.
+    """
+
+    tensors: tuple[Tensor, ...]
+    weights: tuple[float, ...]
+    client_state: Any
+    counted: CodecState
+    lost: CodecState
+    sizes: tuple[int, ...] = ()
+    overflown: Mapping[int, str] = MappingProxyType({})
+
+
+class Leaving(Protocol):
+    """The way out of clients that report to a coordinator: :class:`fed.clients.way_out.WayOut`."""
+
+    def __call__(self, trained: TrainedClients) -> Left:
+        """Make of trained clients what their task wants."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +269,7 @@ class Recipe:
         secret_streams: the streams of what clients draw for themselves, where nobody else may follow it; None: the
             run's.
         held_out: the samples that a client scores models on, where clients do.
-        format: of the clients' messages; None where there is no coordinator, or nobody trains.
+        way_out: of clients' messages; None where there is no coordinator, or nobody trains.
         is_batched: whether groups train as one computation.
     """
 
@@ -225,7 +285,7 @@ class Recipe:
     streams: Streams
     secret_streams: Streams | None = None
     held_out: _Reader | None = None
-    format: Format | None = None
+    way_out: Leaving | None = None
     is_batched: bool = False
 
     @property

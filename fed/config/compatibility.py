@@ -38,6 +38,10 @@ class Sections(Protocol):
         """Section of the rounds' policy."""
 
     @property
+    def stages(self) -> Any:
+        """Sections of the changes of what clients send, or None."""
+
+    @property
     def uplink(self) -> Any:
         """Sections of the codecs of what clients send."""
 
@@ -181,8 +185,8 @@ def _parts(experiment: Sections) -> Iterator[tuple[str, Combinable]]:
         "adversaries",
     )
     sections = [(name, getattr(experiment, name)) for name in names]
-    chains = {"uplink": experiment.uplink, "downlink": experiment.downlink}
-    for name, section in [*sections, *((name, codec) for name, codecs in chains.items() for codec in codecs)]:
+    chains = {"stages": experiment.stages or (), "uplink": experiment.uplink, "downlink": experiment.downlink}
+    for name, section in [*sections, *((name, part) for name, parts in chains.items() for part in parts)]:
         if section is not None and isinstance(part := section.make(), Combinable):
             yield f"{name} {section.kind}", part
 

@@ -234,6 +234,8 @@ class Experiment(Document):
     )
     """Policy on who trains when, and how often; synchronous rounds of all clients unless the experiment or the
     algorithm says otherwise."""
+    stages: Annotated[tuple[Annotated[Component, registry.STAGES], ...], Field(strict=False)] | None = None
+    """Changes of clients' updates before they are encoded, and of their mean, first to last; null for none."""
     uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
         default_factory=partial(_codecs_of_the_algorithm, "uplink")
     )

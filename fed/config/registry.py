@@ -29,6 +29,7 @@ __all__ = [
     "SAMPLINGS",
     "SCHEDULES",
     "SECURE_AGGREGATIONS",
+    "STAGES",
     "STALENESSES",
     "TOPOLOGIES",
     "AdversariesSection",
@@ -281,6 +282,9 @@ SCHEDULES = Family(
     _in("config.lr_schedules", constant="ConstantSchedule", cosine="Cosine", step="Step"),
     default="constant",
 )
+
+STAGES = Family("stage", Component, {})
+"""Changes of clients' updates before codecs encode them, and of their mean; none is built in."""
 
 CODECS = Family(
     "codec",

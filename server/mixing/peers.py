@@ -4,15 +4,17 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Executor, Item
+from fed.clients.training.group_trainer import rows_not_finite
 from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, label_of
+from fed.clients.way_out import UpdateStages
 from fed.errors import Diverged
 from fed.server.accumulator import Participation, RoundStats, mean_loss
 from fed.server.mixing.neighbourhood import (
@@ -51,6 +53,7 @@ class Peers:
         lr_in: (round, peers) → step size of local steps.
         codec: of vectors that travel encoded, where the rule has some.
         honest: rows of the peers whose models count in the mean and in measures; None: all.
+        stages: the changes of what local steps add to models.
 
     Attributes:
         copied: of a single peer, the last round and the state after it, for one that joins.
@@ -69,6 +72,8 @@ class Peers:
     lr_in: Callable[[int, int], float]
     codec: PeerCodec | None = None
     honest: Sequence[int] | None = None
+    _: KW_ONLY
+    stages: UpdateStages
 
     def __post_init__(self, first: tuple[Tensor, Tensor]) -> None:
         """Give every peer the first model."""
@@ -225,14 +230,32 @@ class _LocalSteps:
         return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)
 
     def __call__(self, x_SP: Tensor) -> Tensor:
-        """Every peer's local steps, in the model's type; what rounding to it takes away is given back."""
+        """Every peer's local steps, in the model's type; what rounding to it takes away is given back.
+
+        Raises:
+            Diverged: naming a peer whose numbers are no longer finite.
+        """
         buffers_SR = self.exchanges.buffers_NR
         rounded_SP = x_SP.to(buffers_SR.dtype)
-        trained_SV, self.integers_SI = self._trained(torch.cat([rounded_SP, buffers_SR], 1))
-        self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
+        start_SV = torch.cat([rounded_SP, buffers_SR], 1)
+        trained_SV, self.integers_SI = self._trained(start_SV)
         self.peers.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
+        if self.peers.stages:
+            return self._changed(x_SP, start_SV, trained_SV)
+        self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
         trained_SP = trained_SV[:, : x_SP.shape[1]]
         return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
+
+    def _changed(self, x_SP: Tensor, start_SV: Tensor, trained_SV: Tensor) -> Tensor:
+        """Models after local steps whose updates stages have changed."""
+        params = x_SP.shape[1]
+        rounds = [self.number] * len(x_SP)
+        update_SV = self.peers.stages(trained_SV.double() - start_SV, rounds, self._members_S)
+        if rows := rows_not_finite(update_SV.to(start_SV.dtype)):
+            reason = "what stages make of its update is not finite"
+            raise Diverged.of(self.number, self._members_S[rows[0]], reason)
+        self.exchanges.buffers_NR = (start_SV[:, params:] + update_SV[:, params:]).to(start_SV.dtype)
+        return x_SP + update_SV[:, :params]
 
     def _trained(self, start_SV: Tensor) -> tuple[Tensor, Tensor]:
         """Models and integers after the local steps.

@@ -78,7 +78,18 @@ class GossipPeer(RealPeer[GossipService]):
         self.thread = self._neighbourhood.thread
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
         first, lr_in = layout.pack(prepared.module), step_sizes(experiment, self.policy)
-        self._peers = Peers(rule, self._neighbourhood, [self.size], groups, self.executor, layout, first, lr_in, codec)
+        self._peers = Peers(
+            rule,
+            self._neighbourhood,
+            [self.size],
+            groups,
+            self.executor,
+            layout,
+            first,
+            lr_in,
+            codec,
+            stages=prepared.update_stages(),
+        )
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
         self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # fails at once where it cannot be made
 

@@ -340,4 +340,6 @@ def _hash(fingerprint: Mapping[str, Any]) -> str:
     """Hash of what peers must agree on."""
     keys = fingerprint["experiment"]
     agreed = {**{key: keys[key] for key in _AGREED}, "shapes": fingerprint["shapes"]}
+    if keys["stages"] is not None:  # peers of an older version hash none
+        agreed["stages"] = keys["stages"]
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()

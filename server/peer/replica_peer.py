@@ -47,7 +47,8 @@ class ReplicaPeer(RealPeer[ReplicaService]):
                 f"{type(prepared.algorithm).__name__}: choose a rule such as fedavg, or simulate the experiment"
             )
         message = prepared.message_format(setup.min_peers)
-        self.executor = InProcess(partial(Work, replace(prepared.recipe, format=message)), devices_of(1))
+        recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
+        self.executor = InProcess(partial(Work, recipe), devices_of(1))
         numbers = sum(message.summed_sizes)
         takeover_s = min(1.0, self.deadline_s / 2)
         ballots = BallotTiming(

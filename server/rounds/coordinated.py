@@ -50,7 +50,7 @@ class Coordinated:
         assert isinstance(algorithm, Aggregator)
         model, lr_in = shared.pack(prepared.module), step_sizes(experiment, self.policy)
         parts = shared, message, *model, prepared.streams, lr_in, self.policy.drops_diverged
-        self.coordinator = Coordinator(algorithm, fleet, *parts)
+        self.coordinator = Coordinator(algorithm, fleet, *parts, stages=prepared.stages)
         self._policy_state = self.policy.init()
 
     @property

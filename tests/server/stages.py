@@ -130,8 +130,8 @@ class Simulated(Stage):
         made, devices = self._simulation, _Written(visits=visits)
         executor = InProcess(partial(Work, made.recipe), devices_of(1))
         clients = SimulatedClients(made.data, made.groups, executor, devices, made.streams)
-        assert made.message is not None
-        self.fleet = SimulatedFleet(clients, states=self._prepared.client_states(), message=made.message, reduces=True)
+        assert made.way_out is not None
+        self.fleet = SimulatedFleet(clients, states=self._prepared.client_states(), way_out=made.way_out, reduces=True)
 
     def restored(self, state: Tree, under_way: Iterable[Task]) -> Stage:
         """Its tasks are in the state."""

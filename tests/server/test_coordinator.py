@@ -14,14 +14,16 @@ from fed.aggregators.client_side import format_of
 from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
+from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as Header
 from fed.server.coordinator import Coordinator
-from fed.server.incoming import received
+from fed.server.way_in import received
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Task
 from tests.scripted_fleet import ScriptedFleet, one_round
+from tests.trial_stages import Drifts
 
 Script = Callable[[Task], Iterable[Answer]]
 LAYOUT = Layout.of(nn.Linear(2, 1))
@@ -56,11 +58,16 @@ class Scripted(ScriptedFleet):
             yield from self._scripts[int(task.client)](task)
 
 
-def over(fleet: Scripted, aggregator: Aggregator | None = None, module: nn.Module | None = None) -> Coordinator:
+def over(
+    fleet: Scripted,
+    aggregator: Aggregator | None = None,
+    module: nn.Module | None = None,
+    stages: tuple[Stage, ...] = (),
+) -> Coordinator:
     """Of a module's first model, or of zeros."""
     layout = COUNTING if module else LAYOUT
     start = layout.pack(module) if module else (torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64))
-    return Coordinator(aggregator or FedAvg(), fleet, layout, FORMATS[layout.size], *start, Streams(0))
+    return Coordinator(aggregator or FedAvg(), fleet, layout, FORMATS[layout.size], *start, Streams(0), stages=stages)
 
 
 def coordinator(*scripts: Script) -> Coordinator:
@@ -311,3 +318,22 @@ def test_first_diverged_client_is_named_in_any_order(step: int) -> None:
     with pytest.raises(Diverged, match="round 1, client 1: no number"):
         one_round(moves, 1, [0, 1, 2])
     assert torch.equal(moves.model()[0], torch.zeros(3))
+
+
+@pytest.mark.parametrize(("quorum", "moves_by"), [(0, 1.0), (2, 0.0)])
+def test_noise_alone_moves_a_model_that_nobody_does(quorum: int, moves_by: float) -> None:
+    """Whether nobody has answered or too few have, whose updates then do not count."""
+    fleet = Scripted([lambda task: [reply(task, 1.0)], lambda task: [Answer.failure(task, "it is away")]])
+    plain, drifting = (over(fleet, stages=stages) for stages in ((), (Drifts(),)))
+    for moves in (plain, drifting):
+        for number in (1, 2):
+            accumulator = moves.new_accumulator()
+            moves.dispatch(accumulator, number, [1] if number == 2 else [0, 1])
+            moves.collect(accumulator)
+            moves.step(accumulator, number, quorum=quorum)
+    drawn = [Streams(0).generator("stage 0 of the mean", 0, number).normal(size=3) for number in (1, 2)]
+    expected_P = moves_by + torch.from_numpy(drawn[0] + drawn[1])
+    torch.testing.assert_close(drifting.model()[0].double(), expected_P, rtol=0, atol=1e-6)
+    torch.testing.assert_close(plain.model()[0], torch.full((3,), moves_by))
+    assert (plain.version, drifting.version) == (int(moves_by), 2)
+    assert [verdict for verdict in fleet.verdicts if verdict] == ([{0: 1.0}] * 2 if moves_by else [])

@@ -87,9 +87,9 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(partial(Work, simulation.recipe), devices_of(1))
     clients = SimulatedClients(simulation.data, simulation.groups, executor, UniformDevices(), simulation.streams)
-    assert simulation.message is not None
+    assert simulation.way_out is not None
     states = simulation.prepared.client_states()
-    fleet = SimulatedFleet(clients, states=states, message=simulation.message, reduces=reduces)
+    fleet = SimulatedFleet(clients, states=states, way_out=simulation.way_out, reduces=reduces)
     model = GlobalModel(0, *simulation.layout.pack(simulation.recipe.module))
     fleet.dispatch(Task(number, 1, client, model) for number, client in enumerate(fleet.available()))
     found = []

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import fed
-from fed.aggregators.base import ClientWork, Report
-from fed.aggregators.fedavg import FedAvg
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.metrics import accuracy
 from fed.clients.training.devices import device_of
@@ -115,20 +113,15 @@ def test_divergence_is_an_answer_that_names_the_client(batching: str, wants: Wan
     assert (fine.diverged, len(tensors)) == ((), 2)
 
 
-class Told(FedAvg):
-    """FedAvg, whose report says at length what every algorithm's says unless told otherwise."""
-
-    def report(self, work: ClientWork) -> Report:
-        return Report((work.update_KP,), work.samples_K1)
-
-
 @pytest.mark.parametrize("wants", ["mean", "reported", "updates", "payload"])
 @pytest.mark.parametrize("batching", ["on", "off"])
 def test_plain_report_has_the_same_bits_asked_or_known(batching: str, wants: Wants) -> None:
     keys = fed.Experiment(simulation={"batching": batching})
     simulation = Simulation(keys, parts.unequal(), parts.small)
-    recipes = [replace(simulation.recipe, aggregator=aggregator) for aggregator in (FedAvg(), Told())]
+    assert simulation.way_out is not None
+    ways_out = [replace(simulation.way_out, is_fused=is_fused) for is_fused in (True, False)]
+    recipes = [replace(simulation.recipe, way_out=way_out) for way_out in ways_out]
     state = simulation.layout.pack(simulation.recipe.module)
-    known, told = (Work(recipe, device_of())(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
-    assert known[0] == told[0]
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], told[1], strict=True))
+    known, asked = (Work(recipe, device_of())(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
+    assert known[0] == asked[0]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], asked[1], strict=True))

@@ -39,7 +39,7 @@ from fed.protocol.protocol_pb2 import (
 )
 from fed.protocol.protocol_pb2 import Tensor as TensorMessage
 from fed.server.grpc.service import NodeService
-from fed.server.incoming import received
+from fed.server.way_in import received
 from fed.vectors.randomness import Streams
 from fed.wire.calls import TurnedAway
 from fed.wire.dialling import DialPatience

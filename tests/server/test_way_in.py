@@ -15,7 +15,7 @@ from fed.errors import InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as Header
 from fed.protocol.protocol_pb2 import Plan
 from fed.server.flower.fleet import FlowerFleet
-from fed.server.incoming import received
+from fed.server.way_in import received
 from fed.vectors.randomness import Streams
 from fed.vectors.reduction import WeightedMean
 from fed.wire.format import Format
