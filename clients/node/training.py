@@ -6,7 +6,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train,
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFailed, os_errors_as
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import name_of
 from fed.secure_aggregation.agreement import digests_of, model_digest
@@ -68,13 +68,15 @@ class NodeTraining:
         experiment: the parts that concern it.
         plan: the server's plan.
         folder: the folder of all that the client keeps between tasks.
+        clock: time, by which tasks have deadlines.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
     """
 
-    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
+    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path, clock: Clock) -> None:
+        self._clock = clock
         (self._client,) = data.clients
         self._plan = plan
         self._folder = folder
@@ -125,8 +127,7 @@ class NodeTraining:
         Args:
             assignment: the task, as the server told it.
             path: the file of its payload.
-            until_s: time by which it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no
-                limit.
+            until_s: time by which it must be done, if need be with fewer steps, by its clock; None: no limit.
         """
         own_sha256 = digests_of(self._plan, assignment).own.hex()
         if self.fixed is not None:
@@ -146,7 +147,7 @@ class NodeTraining:
         train = self._work_item(assignment, states)
         if until_s is not None:
             train = self._in_time(train, given, until_s)
-        began_s = time.monotonic()
+        began_s = self._clock.monotonic_s()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         before = states.of(self._client, model)
@@ -160,7 +161,7 @@ class NodeTraining:
         # before the answer goes, which the server may count at once
         rows = [part[0].clone() for part in tensors[count:]]
         self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
-        self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
+        self._step_s = (self._clock.monotonic_s() - began_s) / self._steps_of(train)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         return self._completed(answer, trained, tensors[:count], path=path)
 
@@ -233,14 +234,14 @@ class NodeTraining:
             return train
         if self._step_s is None:
             self._step_s = min(self._tried_step_s(train, tensors) for _ in range(2))
-        most, left_s = self._steps_of(train), until_s - time.monotonic()
+        most, left_s = self._steps_of(train), until_s - self._clock.monotonic_s()
         steps = int(max(1, min(most, _SHARE_OF_TIME * left_s / self._step_s)))
         return replace(train, steps=(steps,)) if steps < most else train
 
     def _tried_step_s(self, train: Train, tensors: Sequence[Tensor]) -> float:
-        began_s = time.monotonic()
+        began_s = self._clock.monotonic_s()
         self._work(replace(train, steps=(1,)), tensors)
-        return time.monotonic() - began_s
+        return self._clock.monotonic_s() - began_s
 
     def _steps_of(self, train: Train) -> int:
         """Optimizer steps of the first phase; several phases are not counted."""

@@ -16,6 +16,7 @@ from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.mixing.message_sizes import exchange_specs
 from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
+from fed.server.observer import Observers
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
@@ -53,8 +54,9 @@ class GossipPeer(RealPeer[GossipService]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
         rule: PeerRule = prepared.algorithm
         self._rule, layout, every = rule, prepared.layout, experiment.checkpoints.every
         self._keeps_checkpoints = every is not None
@@ -74,6 +76,7 @@ class GossipPeer(RealPeer[GossipService]):
             pushes=rule.corrects_weights,
             deadline_s=self.deadline_s,
             waits_alone=self.policy.waits_alone,
+            observers=self.observers,
         )
         self.thread = self._neighbourhood.thread
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)

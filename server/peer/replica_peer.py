@@ -11,6 +11,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment
+from fed.server.observer import Observers
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.server.peer.replica.ballots import BallotTiming
@@ -37,8 +38,9 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
         assert isinstance(prepared.algorithm, Aggregator)
         if prepared.algorithm.needs_fixed_members:
             raise InvalidExperiment(
@@ -64,8 +66,9 @@ class ReplicaPeer(RealPeer[ReplicaService]):
             snapshot=lambda: self._replicated.snapshot,
         )
         self.thread, states = ServiceThread(service), prepared.client_states(message)
-        fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers)
-        self._replicated = Replicated(experiment, prepared, self.policy, fleet, message, states)
+        fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers, self.observers)
+        parts = experiment, prepared, self.policy, fleet, message, states
+        self._replicated = Replicated(*parts, observers=self.observers)
 
     @property
     def federation(self) -> Replicated:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fed.cli.progress import Bar, ComparisonProgress, Lines, SimulationProgress
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Expectation
 
 
 class Kept(Lines):

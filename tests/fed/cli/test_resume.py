@@ -14,7 +14,7 @@ import torch
 import fed
 from fed.cli.main import main
 from fed.cli.progress import SimulationProgress
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Expectation
 from fed.storage.atomic_files import held
 from fed.storage.checkpoint_files import file_name
 from fed.storage.checkpoints import Checkpoints

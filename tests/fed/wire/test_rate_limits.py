@@ -2,11 +2,12 @@
 
 import pytest
 
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.wire.rate_limits import Refusals
 
 
 def test_one_sender_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = Refusals()
+    refusals = Refusals(SYSTEM_CLOCK)
     for _ in range(10_000):
         refusals.note("eve", "no")
     for number in range(10_000):

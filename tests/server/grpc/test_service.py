@@ -14,6 +14,7 @@ import grpc
 import pytest
 import torch
 
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
@@ -30,6 +31,7 @@ from fed.protocol.protocol_pb2 import (
 from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import NodeService, Patience
 from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
+from fed.wire.rate_limits import Refusals
 from tests.server.grpc.hostile_wire import Wire, chunk, tensors
 
 NUMBERS = 3 * CHUNK_BYTES // 4
@@ -84,7 +86,8 @@ class Server:
 
     def __init__(self, spool: Path, **changed: Any) -> None:
         self.arrivals: SimpleQueue[Any] = SimpleQueue()
-        said: dict[str, Any] = {"admits": None, "accepts": lambda _: None, **changed}
+        said: dict[str, Any] = {"admits": None, "accepts": lambda _: None, "clock": SYSTEM_CLOCK, **changed}
+        said.setdefault("refusals", Refusals(said["clock"]))
         self.service = NodeService(1, spool, self.arrivals, **said)
         self.service.make_known(Plan(), SPEC)
         self.service.assign([("ann", Assignment(task=TASK))])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fed.errors import RunFailed
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.server.peer.members.link import Refused, StreamPatience
 from fed.server.peer.members.membership import Member, Timing
@@ -41,7 +42,8 @@ def alone(folder: Path, gone_after_s: float = 3.0) -> ReplicaService:
         credentials=None,
         timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
         patience=StreamPatience(silence_s=5.0),
-        refusals=Refusals(),
+        refusals=Refusals(SYSTEM_CLOCK),
+        clock=SYSTEM_CLOCK,
         message=Format(torch.float32, (NUMBERS,), parameters=NUMBERS),
         ballots=BallotTiming(resend_s=0.1, takeover_s=0.5, deadline_s=5.0),
         min_peers=1,
