@@ -30,12 +30,12 @@ from fed.wire.flower_records import packed, unpacked
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Difference, GlobalModel, Task
 from fed.wire.payloads import hold_to_payload, split
+from tests.clocks import PatientClock
 from tests.flower_stand_ins import Array, Message, StandInGrid, install
 
 SIZE = 3
 INTEGERS = torch.zeros(0, dtype=torch.int64)
 FORMAT = Format(torch.float64, (SIZE,), parameters=SIZE)
-PATIENCE = {"pull_every_s": 0.001, "look_every_s": 0.0, "absent_s": 0.05}
 
 
 Script = Callable[[Message], Any]
@@ -94,8 +94,8 @@ class Grid(StandInGrid):
         return script(message) if script else None
 
 
-def fleet_over(grid: Grid, patience: Mapping[str, float] = PATIENCE, reason: str | None = None) -> FlowerFleet:
-    fleet = FlowerFleet(grid, accepts=lambda joining: reason)
+def fleet_over(grid: Grid, reason: str | None = None, **patience: float) -> FlowerFleet:
+    fleet = FlowerFleet(grid, accepts=lambda joining: reason, clock=PatientClock())
     vars(fleet).update(patience)
     fleet.begin(Plan(signature=SIGNATURE), FORMAT, Streams(0))
     return fleet
@@ -167,7 +167,7 @@ def test_a_task_that_never_comes_through_has_failed(code: int, sends: int) -> No
 def test_lost_nodes_task_goes_to_the_returning_node(is_listed: bool) -> None:
     """Also where Flower lists the lost one still, which gets no task until it speaks."""
     grid = Grid({5: 0})
-    fleet = fleet_over(grid, {**PATIENCE, "absent_s": 60})
+    fleet = fleet_over(grid)
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0)])
     if is_listed:
@@ -175,7 +175,7 @@ def test_lost_nodes_task_goes_to_the_returning_node(is_listed: bool) -> None:
     else:
         del grid.names[5]
     grid.answer(grid.tasks(5)[0], 5)
-    assert list(fleet.collect(until=fleet.clock + 0.02)) == []
+    assert list(fleet.collect(until=fleet.clock + 20.0)) == []
     grid.names[6], grid.scripts[6] = 0, trained
     (reply,) = fleet.collect()
     assert not reply.problem
@@ -202,9 +202,9 @@ def test_a_node_has_at_most_one_message_in_flight() -> None:
 
 def test_deadline_is_the_messages_lifetime_then_the_task_fails() -> None:
     grid = Grid({5: 0}, {5: lambda message: 3})
-    fleet = fleet_over(grid, {**PATIENCE, "absent_s": 60, "sends": 10**6})
+    fleet = fleet_over(grid, sends=10**6)
     fleet.await_nodes(1)
-    fleet.dispatch([task(0, 0, deadline_s=0.05)])
+    fleet.dispatch([task(0, 0, deadline_s=5.0)])
     (failure,) = fleet.collect()
     assert failure.problem
     assert "in time" in failure.problem
@@ -303,7 +303,7 @@ def test_a_node_whose_data_do_not_fit_takes_no_part() -> None:
 
 def test_of_two_nodes_with_one_name_the_first_counts() -> None:
     grid = Grid({5: "ann", 6: "ann"}, {5: trained, 6: trained})
-    fleet = fleet_over(grid)
+    fleet = fleet_over(grid, look_every_s=0.0)
     fleet.await_nodes(1)
     fleet.dispatch([task(0, "ann")])
     assert len(list(fleet.collect())) == 1
@@ -341,7 +341,7 @@ def test_counts_by_node_go_on_after_a_resume() -> None:
 def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     grid = Grid({5: 7, 6: "ann"}, {5: trained, 6: trained})
-    fleet = fleet_over(grid)
+    fleet = fleet_over(grid, look_every_s=0.0)
     fleet.await_nodes(2)
     kept = fleet.state()
     fleet.fix_registered()
