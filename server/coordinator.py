@@ -31,6 +31,7 @@ __all__ = ["Coordinator"]
 _log = logging.getLogger(__name__)
 _MOST_TO_SQUARE = 1e150
 _NOT_AWAITED = "the round has ended without it"
+_EVENTS: Mapping[Outcome, type[TaskAnswered | TaskLate]] = {Outcome.ANSWERED: TaskAnswered, Outcome.LATE: TaskLate}
 
 
 @dataclass(eq=False)
@@ -187,10 +188,16 @@ class Coordinator:
     def _tell(self, answer: Answer, outcome: Outcome) -> None:
         """Tell observers what has become of an answer's tasks."""
         if outcome is Outcome.FAILED:
-            reason, has_diverged = answer.problem, answer.diverged
-            self.observers.tell(TaskFailed(answer.round, answer.clients[0], answer.tasks[0], reason, has_diverged))
+            failed = TaskFailed(
+                round=answer.round,
+                client=answer.clients[0],
+                task=answer.tasks[0],
+                reason=answer.problem,
+                has_diverged=answer.diverged,
+            )
+            self.observers.tell(failed)
             return
-        kind = {Outcome.ANSWERED: TaskAnswered, Outcome.LATE: TaskLate}.get(outcome)
+        kind = _EVENTS.get(outcome)
         if kind is None or not self.observers.want(kind):
             return
         for client, task in zip(answer.clients, answer.tasks, strict=True):
@@ -223,8 +230,8 @@ class Coordinator:
         unanswered = accumulator.late if are_late else accumulator.failed
         unanswered += [task.client for task in self.open.values()]
         for task in self.open.values():
-            place = task.round, task.client, task.id
-            self.observers.tell(TaskLate(*place) if are_late else TaskFailed(*place, _NOT_AWAITED))
+            late = TaskLate(task.round, task.client, task.id)
+            self.observers.tell(late if are_late else TaskFailed(task.round, task.client, task.id, _NOT_AWAITED))
         self.open.clear()
 
     def step(

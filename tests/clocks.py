@@ -61,10 +61,14 @@ class HandClock:
         await over.wait()
 
     async def within(self, limit_s: float | None, step: Awaitable[_Result]) -> _Result:
+        awaits = True
         async with asyncio.timeout(None) as scope:
             if limit_s is not None:
-                self._call_after(limit_s, lambda: scope.expired() or scope.reschedule(0.0))
-            return await step
+                self._call_after(limit_s, lambda: scope.reschedule(0.0) if awaits else None)
+            try:
+                return await step
+            finally:
+                awaits = False
 
     def _call_after(self, limit_s: float, wake: Callable[[], object]) -> None:
         with self._lock:

@@ -148,30 +148,39 @@ class SimulationProgress:
         self._clock = _Clock()
         self.has_begun = False
         self.rounds_done = 0
+        self._expectation: Expectation | None = None
 
     @property
     def kinds(self) -> "Kinds":
-        """The expectation, and the ends of rounds."""
-        from fed.server.observer import Expectation, RoundEnded
+        """The expectation, the run's beginning, and the ends of rounds."""
+        from fed.server.observer import Expectation, RoundEnded, RunBegan
 
-        return Expectation, RoundEnded
+        return Expectation, RunBegan, RoundEnded
 
     def observe(self, event: "Event") -> None:
         """Announce the run, or show a finished round."""
-        from fed.server.observer import Expectation, RoundEnded
+        from fed.server.observer import Expectation, RoundEnded, RunBegan
 
         if isinstance(event, Expectation):
-            self.begin(event)
+            self._expectation = event
+        elif isinstance(event, RunBegan) and self._expectation is not None:
+            self.begin(self._expectation, event.rounds_done)
         elif isinstance(event, RoundEnded):
             self.round(event.line)
 
-    def begin(self, expectation: "Expectation") -> None:
-        """Announce the run, if it is long."""
+    def begin(self, expectation: "Expectation", earlier: int) -> None:
+        """Announce the run, if it is long.
+
+        Args:
+            expectation: of the whole run.
+            earlier: number of rounds that were done before a resume; the folder may have later ones by now.
+        """
         from fed.storage.run_reader import metrics_lines
 
         self._rounds = expectation.rounds
-        for line, _ in metrics_lines(self._folder) if self._folder else ():
-            self._count(line)
+        for line, _ in metrics_lines(self._folder) if self._folder and earlier else ():
+            if line["round"] <= earlier:
+                self._count(line)
         self._clock = _Clock(self.rounds_done)
         self.has_begun = True
         to_do = expectation.after(self.rounds_done)

@@ -293,7 +293,7 @@ class Deployment:
             loop.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
         del kept  # its tensors are large
-        fleet.observers = observers  # those that are there by now are in the run's first event
+        fleet.observers = observers  # only now: clients that are there already are in the run's first event
         fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
         return loop.run()
 

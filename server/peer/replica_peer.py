@@ -67,8 +67,9 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         )
         self.thread, states = ServiceThread(service), prepared.client_states(message)
         fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers, self.observers)
-        parts = experiment, prepared, self.policy, fleet, message, states
-        self._replicated = Replicated(*parts, observers=self.observers)
+        self._replicated = Replicated(
+            experiment, prepared, self.policy, fleet, message, states, observers=self.observers
+        )
 
     @property
     def federation(self) -> Replicated:

@@ -80,7 +80,8 @@ class ReplicatedFleet:
 
     def set_members(self, members: Sequence[str]) -> None:
         """Take these as the members of the next round."""
-        before, self._members = self._members, tuple(client_id_of(name) for name in sorted(members, key=client_order))
+        before = self._members
+        self._members = tuple(client_id_of(name) for name in sorted(members, key=client_order))
         for client in self._members:
             if client not in before:
                 self.observers.tell(NodeCame(client))

@@ -25,6 +25,7 @@ from fed.protocol.protocol_pb2 import (
     Signature,
 )
 from fed.server.flower.fleet import FlowerFleet, flat_payload
+from fed.server.observer import Essential, NodeCame, NodeWent, Observers, Refused
 from fed.vectors.randomness import Streams
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.format import Format
@@ -32,6 +33,7 @@ from fed.wire.messages import Answer, Difference, GlobalModel, Task
 from fed.wire.payloads import hold_to_payload, split
 from tests.clocks import PatientClock
 from tests.flower_stand_ins import Array, Message, StandInGrid, install
+from tests.observing import Trial
 
 SIZE = 3
 INTEGERS = torch.zeros(0, dtype=torch.int64)
@@ -252,6 +254,23 @@ def test_garbage_is_refused_and_counted(name: str) -> None:
     assert "refused" in failure.problem
     assert not failure.diverged
     assert fleet.counts.refused == 1
+
+
+def test_observers_hear_who_comes_goes_and_is_refused() -> None:
+    grid = Grid({5: 0, 6: 1}, {5: GARBAGE["a short array"], 6: trained})
+    fleet, trial = fleet_over(grid), Trial()
+    fleet.observers = Observers([Essential(trial)])
+    fleet.await_nodes(2)
+    fleet.dispatch([task(0, 0), task(1, 1)])
+    assert len(list(fleet.collect())) == 2
+    fleet.settle({1: 1.0})
+    came, refused = trial.events[:2], trial.events[2:]
+    assert came == [NodeCame(0), NodeCame(1)]
+    assert [(type(event), event.client) for event in refused if isinstance(event, Refused)] == [(Refused, 0)]
+    del grid.names[6]
+    assert fleet.wait(fleet.clock + 10)
+    assert fleet.available() == [0]
+    assert trial.events[3:] == [NodeWent(1)]
 
 
 def test_an_answer_in_another_nodes_name_is_refused() -> None:

@@ -14,6 +14,7 @@ import torch
 from fed.errors import RunFailed
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
+from fed.server.observer import Essential, NodeCame, NodeWent, Observers
 from fed.server.peer.members.link import Refused, StreamPatience
 from fed.server.peer.members.membership import Member, Timing
 from fed.server.peer.replica.ballots import Ballot, BallotTiming, Record, RunRing, Value
@@ -27,6 +28,7 @@ from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import joined
 from fed.wire.rate_limits import Refusals
+from tests.observing import Trial
 from tests.server.peer.services import Stranger, await_that
 
 NUMBERS = 3
@@ -236,3 +238,12 @@ def test_sum_of_others_than_were_agreed_on_ends_the_run() -> None:
         else:
             with pytest.raises(RunFailed, match="of others than were agreed on"):
                 fleet._merged(decision, {0: task})
+
+
+def test_observers_hear_of_members_of_the_group() -> None:
+    trial = Trial()
+    fleet = ReplicatedFleet.__new__(ReplicatedFleet)
+    fleet._members, fleet._known, fleet.observers = (), set(), Observers([Essential(trial)])
+    for names in (["0", "b"], ["0", "b"], ["b", "2"]):
+        fleet.set_members(names)
+    assert trial.events == [NodeCame(0), NodeCame("b"), NodeCame(2), NodeWent(0)]
