@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import PositiveInt
 
-from fed.config.compatibility import Feature, Term
-from fed.config.experiment import Experiment, Local
+from fed.config.compatibility import Feature, Sections, Term
+from fed.config.experiment import Local
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.vectors.tensors import Tensor, nn
@@ -254,7 +254,7 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
         way_out = "choose an algorithm for a global model such as fedavg"
         return (Term(Feature.GLOBAL_MODEL, way_out, "whose clients use models of their own, each on its own data"),)
 
-    def check_experiment(self, experiment: Experiment) -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse local training for which its equation does not hold."""
         self.check_local(experiment.local)
 

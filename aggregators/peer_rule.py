@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from fed.aggregators.base import Algorithm
 from fed.compression.feedback import error_unknown
-from fed.config.compatibility import Feature, Term
-from fed.config.experiment import Experiment
+from fed.config.compatibility import Feature, Sections, Term
 from fed.errors import InvalidExperiment
 from fed.vectors.tensors import Tensor
 
@@ -201,7 +200,7 @@ class PeerRule(Algorithm):
                 "such as deepsqueeze, which keeps none"
             )
 
-    def check_experiment(self, experiment: Experiment) -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse codecs that cannot be used, and other local steps than plain SGD's where a rule needs the gradient."""
         super().check_experiment(experiment)
         for section in experiment.uplink if self.compresses else ():

@@ -8,17 +8,14 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.config.compatibility import Feature, Term
+from fed.config.compatibility import Feature, Sections, Term
 from fed.errors import InvalidExperiment
 from fed.vectors.tensors import Tensor, torch
-
-if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
 
 __all__ = ["SignMajority", "State"]
 
@@ -54,7 +51,7 @@ class SignMajority(Aggregator):
         """Whole updates: no vote counts in part."""
         return [*super().needs(), Term(Feature.WHOLE_UPDATES, "choose fedavg", "each of which has one vote")]
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse codecs of clients' votes that are not exact, and votes that come back."""
         super().check_experiment(experiment)
         if experiment.error_feedback.kind != "none":

@@ -55,7 +55,7 @@ class Hierarchy(Hyperparameters):
             Term(Feature.DIRECT_MESSAGES, "set hierarchy to null", "whose clients talk to edges"),
         )
 
-    def exchange_s(self, size_bytes: int) -> float:
+    def transfer_s(self, size_bytes: int) -> float:
         """Seconds that a message takes between an edge and the coordinator."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
@@ -97,14 +97,14 @@ class HierarchicalFleet:
         received_bytes = self._bytes_to_edges(tasks)
         for edge, size_bytes in received_bytes.items():
             self._received_bytes[edge] = self._received_bytes.get(edge, 0) + size_bytes
-        down_s = self._hierarchy.exchange_s(max(received_bytes.values()))
+        down_s = self._hierarchy.transfer_s(max(received_bytes.values()))
         self._passed_s += down_s
-        ways_s = down_s + self._hierarchy.exchange_s(self._message.sum_bytes)
+        ways_s = down_s + self._hierarchy.transfer_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> "Iterator[Answer]":
         """Each edge's sum of its clients' updates, as one answer; failures pass through."""
-        up_s = self._hierarchy.exchange_s(self._message.sum_bytes)
+        up_s = self._hierarchy.transfer_s(self._message.sum_bytes)
         of_edges: dict[int, list[Answer]] = {}
         # the sum still has to reach the coordinator in time
         for answer in self._fleet.collect(until - self._passed_s - up_s, enough):

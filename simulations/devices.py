@@ -41,7 +41,7 @@ class Device:
         latency_s: of one message.
 
     Example:
-        >>> round(Device().exchange_s(bytes_down=5_000_000, samples=1000, bytes_up=1_250_000), 9)
+        >>> round(Device().task_s(bytes_down=5_000_000, samples=1000, bytes_up=1_250_000), 9)
         3.1
     """
 
@@ -56,7 +56,7 @@ class Device:
         links = {"down_bytes_per_s": math.inf, "up_bytes_per_s": math.inf, "latency_s": 0.0}
         return Device(samples_per_s=samples_per_s, **links)
 
-    def exchange_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
+    def task_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
         """Seconds from a task's dispatch to its answer's arrival.
 
         Args:
@@ -82,7 +82,7 @@ class Device:
             bytes_down: of the task.
             bytes_up: of the answer.
         """
-        return (time_s - self.exchange_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)) * self.samples_per_s
+        return (time_s - self.task_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)) * self.samples_per_s
 
 
 @dataclass(frozen=True, kw_only=True)

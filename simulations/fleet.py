@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from fed.clients.data import ClientId
 from fed.clients.training.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.training.executor import Item
-from fed.clients.training.work_items import Train, Trained, label_of
+from fed.clients.training.work_items import Train, Trained, Wants, label_of
 from fed.compression.codec import CodecState, Draw
 from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.server.observer import NodeCame, NodeWent, Observers
@@ -303,22 +303,19 @@ class SimulatedFleet:
 
     def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
         tasks = [flight.task for flight in flights]
-        first, clients = tasks[0], tuple(task.client for task in tasks)
-        train = Train(
-            clients,
-            first.round,
-            "mean" if reduces else "updates" if self.attackers is None else "reported",
-            first.lr,
-            tuple(map(_steps, flights)),
-            len(first.model.broadcast),
-            len(self.clients.data.clients),
-            tuple(self._places[client] for client in clients) if self._places else (),
-            tuple((task.round, *filter(None, [task.repeats])) for task in tasks),
-            self.states.names,
+        clients = [task.client for task in tasks]
+        unreduced: Wants = "updates" if self.attackers is None else "reported"
+        train = Train.of(
+            tasks,
+            wants="mean" if reduces else unreduced,
+            population=len(self.clients.data.clients),
+            places=tuple(self._places[client] for client in clients) if self._places else (),
+            state_names=self.states.names,
+            cuts={flight.task.id: flight.steps for flight in flights if flight.steps is not None},
         )
         models = [(task.model.params_V, task.model.integers_I) for task in tasks]
         start = models[0] if is_one else tuple(torch.stack(parts) for parts in zip(*models, strict=True))
-        tensors = (*start, *first.model.broadcast, *self.states.stacked(clients, models))
+        tensors = (*start, *tasks[0].model.broadcast, *self.states.stacked(clients, models))
         return Item(train, tensors, label_of(train), cost=sum(flight.seen for flight in flights))
 
     def _landed(

@@ -82,13 +82,13 @@ def depart(
     problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
     problem = problem if breaks_at is None else "it broke down"
     seen = groups.seen(samples, steps or task.steps)
-    takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
+    takes_s = device.task_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
     if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
         in_time = device.samples_in(task.deadline_s, bytes_down=bytes_down, bytes_up=bytes_up)
         # where none fits the client takes all its steps, and is late
         steps = groups.steps_within(in_time, samples, task.steps) or steps
         seen = groups.seen(samples, steps or task.steps)
-        takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
+        takes_s = device.task_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
     arrives_s = now_s + takes_s * (1.0 if breaks_at is None else breaks_at)
     if arrives_s > there_until_s:
         arrives_s, problem = there_until_s, "it went away"

@@ -107,7 +107,7 @@ class SimulatedSessions(ABC):
         """Move the clock by exchanges, each as long as the slowest client takes for its equal part of the bytes."""
         devices, count = [self.clients.device_of(self._tasks[task].client) for task in tasks], len(tasks)
         takes_s = sum(
-            max(device.exchange_s(bytes_down=down // count, samples=0, bytes_up=up // count) for device in devices)
+            max(device.task_s(bytes_down=down // count, samples=0, bytes_up=up // count) for device in devices)
             for up, down in exchanges
         )
         until = self.fleet.clock + takes_s

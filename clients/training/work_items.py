@@ -1,6 +1,6 @@
 """Work items of processes that work for clients, and their results."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -13,10 +13,24 @@ from fed.config.experiment import Local
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, nn
 from fed.wire.format import Format
+from fed.wire.messages import Task
 
-__all__ = ["CountClasses", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
+__all__ = [
+    "CountClasses",
+    "Evaluate",
+    "EvaluateByClients",
+    "Evaluated",
+    "Recipe",
+    "Train",
+    "Trained",
+    "Wants",
+    "label_of",
+]
 
 _Reader: TypeAlias = Callable[[ClientId], Pair]
+
+Wants: TypeAlias = Literal["models", "reported", "updates", "mean", "payload"]
+"""Kinds of results of a group's training, as :class:`Train` describes them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class Train:
 
     clients: tuple[ClientId, ...]
     round: int
-    wants: Literal["models", "reported", "updates", "mean", "payload"]
+    wants: Wants
     lr: float | None = None
     steps: tuple[int | None, ...] = ()
     broadcast_count: int = 0
@@ -59,6 +73,42 @@ class Train:
     places: tuple[int, ...] = ()
     keys: tuple[tuple[int, ...], ...] = ()
     state_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        tasks: Sequence[Task],
+        *,
+        wants: Wants,
+        population: int,
+        places: tuple[int, ...] = (),
+        state_names: tuple[str, ...] = (),
+        cuts: Mapping[int, int] | None = None,
+    ) -> "Train":
+        """The local training that tasks ask for, which share a step size and what is broadcast.
+
+        Args:
+            tasks: a coordinator's tasks, one for each client of the group.
+            wants: what is to be sent back.
+            population: number of clients.
+            places: each client's number among them, where the algorithm asks for it.
+            state_names: names of the tensors of the clients' states, in their order.
+            cuts: task → number of optimizer steps, where that is not the task's own.
+        """
+        cuts = cuts or {}
+        first = tasks[0]
+        return cls(
+            clients=tuple(task.client for task in tasks),
+            round=first.round,
+            wants=wants,
+            lr=first.lr,
+            steps=tuple(cuts.get(task.id, task.steps) for task in tasks),
+            broadcast_count=len(first.model.broadcast),
+            population=population,
+            places=places,
+            keys=tuple((task.round, task.repeats) if task.repeats else (task.round,) for task in tasks),
+            state_names=state_names,
+        )
 
     def draw(self, streams: Streams, own_streams: Streams | None = None) -> Draw:
         """The random streams with which the clients encode.

@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -14,13 +14,10 @@ from fed.compression.chain import CodecChain, check_order
 from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
 from fed.compression.pieces import empty
 from fed.compression.quantisers import as_bytes, from_bytes
-from fed.config.compatibility import Feature, Term
+from fed.config.compatibility import Feature, Sections, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.vectors.tensors import Tensor, torch
-
-if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
 
 __all__ = ["EF", "EF21", "Encoder", "ErrorFeedback", "NoFeedback", "ScaleAlone", "Sent", "error_unknown"]
 
@@ -37,7 +34,7 @@ class ErrorFeedback(Hyperparameters):
     scales: ClassVar[bool] = True
     adds_up: ClassVar[bool] = False
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse chains that make no sense, and feedback around a chain that has its own or none that helps."""
         for key, sections in (("uplink", experiment.uplink), ("downlink", experiment.downlink)):
             check_order(key, [section.make() for section in sections])
@@ -97,7 +94,7 @@ class _Feedback(ErrorFeedback):
         """Clients that report."""
         return (Term(Feature.REPORTS, "set error_feedback to none"),)
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse a chain that has a residual of its own, or whose error no client knows."""
         super().check_experiment(experiment)
         if not experiment.uplink:
@@ -177,7 +174,7 @@ class EF21(_Feedback):
             Term(Feature.LEGIBLE_MESSAGES, way_out, why),
         )
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse rounds of some clients, too."""
         super().check_experiment(experiment)
         if (cohort := getattr(experiment.rounds, "cohort", "all")) != "all":

@@ -5,16 +5,72 @@ that others may need. A combination is refused where one part needs what another
 both values and both ways out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fed.errors import InvalidExperiment
 
-if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
+__all__ = ["Combinable", "Feature", "Sections", "Term", "check_combination", "check_deployment", "lacks"]
 
-__all__ = ["Combinable", "Feature", "Term", "check_combination", "check_deployment", "lacks"]
+
+class Sections(Protocol):
+    """Sections of an experiment, as far as their kinds look at each other; :class:`fed.Experiment` has them."""
+
+    @property
+    def model(self) -> Any:
+        """What is trained; None where a model is given in Python."""
+
+    @property
+    def local(self) -> Any:
+        """A client's work in a round."""
+
+    @property
+    def algorithm(self) -> Any:
+        """Section of the algorithm."""
+
+    @property
+    def topology(self) -> Any:
+        """Section of the topology, or None."""
+
+    @property
+    def rounds(self) -> Any:
+        """Section of the rounds' policy."""
+
+    @property
+    def uplink(self) -> Any:
+        """Sections of the codecs of what clients send."""
+
+    @property
+    def error_feedback(self) -> Any:
+        """Section of the error feedback."""
+
+    @property
+    def downlink(self) -> Any:
+        """Sections of the codecs of what goes out."""
+
+    @property
+    def secure_aggregation(self) -> Any:
+        """Section of secure aggregation, or None."""
+
+    @property
+    def hierarchy(self) -> Any:
+        """Section of edge coordinators, or None."""
+
+    @property
+    def devices(self) -> Any:
+        """Section of simulated devices."""
+
+    @property
+    def evaluation(self) -> Any:
+        """Section of the evaluation."""
+
+    @property
+    def adversaries(self) -> Any:
+        """Section of simulated attackers, or None."""
+
+    def objects(self) -> Mapping[str, Any]:
+        """Objects given in Python that no file can name, by section."""
 
 
 class Feature(Enum):
@@ -70,7 +126,7 @@ class Combinable:
         """The features that it does not offer to other sections."""
         return ()
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse what no feature can express.
 
         Raises:
@@ -83,7 +139,7 @@ def lacks(part: object, feature: Feature) -> bool:
     return isinstance(part, Combinable) and any(term.feature is feature for term in part.lacks())
 
 
-def check_combination(experiment: "Experiment") -> None:
+def check_combination(experiment: Sections) -> None:
     """Refuse sections that do not go together.
 
     Raises:
@@ -94,7 +150,7 @@ def check_combination(experiment: "Experiment") -> None:
         part.check_experiment(experiment)
 
 
-def check_deployment(experiment: "Experiment") -> None:
+def check_deployment(experiment: Sections) -> None:
     """Refuse experiments that real nodes cannot run.
 
     Raises:
@@ -112,7 +168,7 @@ def check_deployment(experiment: "Experiment") -> None:
         raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
 
 
-def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
+def _parts(experiment: Sections) -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
     names = (
         "secure_aggregation",
@@ -135,7 +191,7 @@ _Terms: TypeAlias = dict[str, tuple[Sequence[Term], Sequence[Term]]]
 """Part of an experiment → what it needs and what it lacks."""
 
 
-def _terms(experiment: "Experiment") -> _Terms:
+def _terms(experiment: Sections) -> _Terms:
     terms: _Terms = {
         name: ([*_of_section(name, part.needs())], [*_of_section(name, part.lacks())])
         for name, part in _parts(experiment)

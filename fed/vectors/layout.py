@@ -32,14 +32,28 @@ same meaning in every module:
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fed.errors import InvalidModel
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["Layout", "Part", "names_held_by"]
+__all__ = ["Layout", "Part", "Spec", "names_held_by"]
+
+
+class Spec(NamedTuple):
+    """Shape and type of one tensor of a model.
+
+    Args:
+        shape: the tensor's shape; empty for a single number.
+        dtype: the type of its numbers.
+    """
+
+    shape: Sequence[int]
+    dtype: "torch.dtype"
 
 
 @dataclass(frozen=True)
@@ -136,13 +150,39 @@ class Layout:
             raise InvalidModel(
                 f"a model must have trainable parameters to share, got private ones alone: {', '.join(trained)}"
             )
+        others = {**frozen, **buffers}
+        return cls.of_specs(
+            {name: Spec(tensor.shape, tensor.dtype) for name, tensor in trained.items()},
+            {name: Spec(tensor.shape, tensor.dtype) for name, tensor in others.items()},
+            private,
+        )
+
+    @classmethod
+    def of_specs(
+        cls,
+        trained: Mapping[str, "Spec"],
+        others: Mapping[str, "Spec"] = MappingProxyType({}),
+        private: Collection[str] = (),
+    ) -> "Layout":
+        """The layout of a state that is known by names, shapes and types alone, as of another framework's model.
+
+        Args:
+            trained: name → shape and type of each trainable parameter, at least one.
+            others: name → shape and type of all other state: floating types are averaged, integers are not.
+            private: names of those that never leave a client.
+
+        Example:
+            >>> layout = Layout.of_specs({"weight": Spec((1, 3), torch.float32), "bias": Spec((1,), torch.float32)})
+            >>> layout == Layout.of(nn.Linear(3, 1))
+            True
+        """
+        averaged = {name: spec for name, spec in others.items() if spec.dtype.is_floating_point}
+        whole = {name: spec for name, spec in others.items() if not spec.dtype.is_floating_point}
         trained_parts, parameters = _places(trained, private, 0)
-        others = {name: tensor for name, tensor in {**frozen, **buffers}.items() if tensor.is_floating_point()}
-        averaged_parts, size = _places(others, private, parameters)
-        whole = {name: tensor for name, tensor in {**frozen, **buffers}.items() if not tensor.is_floating_point()}
-        dtype = reduce(torch.promote_types, [*dtypes, *(tensor.dtype for tensor in others.values())])
-        integers = _places(whole, private, 0)[0]
-        return cls(parameters, size, dtype, trained_parts, averaged_parts, integers, frozenset(private))
+        averaged_parts, size = _places(averaged, private, parameters)
+        integer_parts, _ = _places(whole, private, 0)
+        dtype = reduce(torch.promote_types, [spec.dtype for spec in (*trained.values(), *averaged.values())])
+        return cls(parameters, size, dtype, trained_parts, averaged_parts, integer_parts, frozenset(private))
 
     @cached_property
     def shared(self) -> "Layout":
@@ -232,13 +272,13 @@ def names_held_by(parts: "Collection[nn.Module]", module: "nn.Module") -> list[s
     return [name for name, tensor in (*module.named_parameters(), *buffers) if id(tensor) in held]
 
 
-def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:
+def _places(specs: Mapping[str, Spec], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:
     """Parts laid one after another from an offset, private ones last, and the offset behind them."""
     parts = []
     # sorted is stable: the module's order stays otherwise
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[0] in private):
-        parts.append(Part(name, tensor.shape, offset, tensor.dtype))
-        offset += math.prod(tensor.shape)
+    for name, spec in sorted(specs.items(), key=lambda item: item[0] in private):
+        parts.append(Part(name, torch.Size(spec.shape), offset, spec.dtype))
+        offset += math.prod(spec.shape)
     return tuple(parts), offset
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import weighs_samples
-from fed.config.compatibility import Feature, Term
+from fed.config.compatibility import Feature, Sections, Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
@@ -21,7 +21,6 @@ from fed.secure_aggregation.settings import settings_of
 from fed.server.rounds.sampling import CohortDraw, Sampling
 
 if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
     from fed.server.accumulator import RoundStats, UpdateAccumulator
     from fed.server.coordinator import Coordinator
 
@@ -195,7 +194,7 @@ class Synchronous(Rounds):
                 "lower it, or drop one of them"
             )
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse cohorts whose sum could not be revealed under secure aggregation, and weights without a bound."""
         secure = settings_of(experiment)
         algorithm = experiment.algorithm.make()

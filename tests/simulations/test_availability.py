@@ -209,7 +209,7 @@ def test_samples_in_a_time_invert_the_exchange_time(
 ) -> None:
     device = Device(samples_per_s=speed, down_bytes_per_s=bandwidth, up_bytes_per_s=bandwidth / 2, latency_s=latency_s)
     moved = {"bytes_down": size_bytes, "bytes_up": size_bytes}
-    takes_s = device.exchange_s(samples=samples, **moved)
+    takes_s = device.task_s(samples=samples, **moved)
     assert device.samples_in(takes_s, **moved) == pytest.approx(samples, rel=1e-6, abs=1e-9 * takes_s * speed)
 
 

@@ -147,7 +147,7 @@ class GossipService(MemberService):
         """Tell whether a message of this round is here, from one peer."""
         return (ExchangeKey(number, 0), name) in self._arrivals
 
-    async def exchange(
+    async def send_and_await(
         self,
         key: ExchangeKey,
         tensors: Sequence[Tensor],

@@ -191,7 +191,7 @@ class RealNeighbourhood:
         key = ExchangeKey(self.service.round, self._exchange)
         self._exchange += 1
         outcome: Outcome = self.thread.wait_for(
-            self.service.exchange(
+            self.service.send_and_await(
                 key,
                 tensors,
                 f"{self._standing.view}.{self.service.generations.own}",

@@ -210,18 +210,9 @@ class ReplicatedFleet:
 
     def _trained(self, task: Task) -> Answer:
         """Answer of this peer's own training."""
-        model, names = (task.model.params_V, task.model.integers_I), self.states.names
-        train = Train(
-            (task.client,),
-            task.round,
-            wants="updates",
-            lr=task.lr,
-            steps=(task.steps,),
-            broadcast_count=len(task.model.broadcast),
-            population=len(self._members),
-            keys=((task.round, *filter(None, [task.repeats])),),
-            state_names=names,
-        )
+        model = (task.model.params_V, task.model.integers_I)
+        names = self.states.names
+        train = Train.of([task], wants="updates", population=len(self._members), state_names=names)
         given = (*model, *task.model.broadcast, *self.states.stacked([task.client], [model]))
         ticket = self.executor.submit(Item(train, given, label_of(train), cost=self.size))
         ((_, trained, tensors),) = self.executor.results([ticket])

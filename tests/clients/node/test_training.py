@@ -112,6 +112,13 @@ def test_a_lost_message_hides_no_lost_state(lose: Callable[[Path], None], tmp_pa
     assert node.train(5, 2, lost_after=[*lost, _task(4)])[0].began_anew
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_task_with_other_tensors_than_it_names_is_refused(count: int, tmp_path: Path) -> None:
+    node = Node(tmp_path, algorithm="scaffold")
+    with pytest.raises(InvalidPayload, match=f"the {count} tensors beside the model that it names, got 1"):
+        node.train(1, None, broadcast_count=count)
+
+
 @pytest.mark.parametrize("discount", [0.0, -0.5, 1.5, math.nan, math.inf])
 def test_a_state_moves_no_further_than_its_task_left_it(discount: float, tmp_path: Path) -> None:
     node = Node(tmp_path, algorithm="fedavg", evaluation={"kind": "clients", "fraction": 0.25})

@@ -499,7 +499,7 @@ def test_tables_for_papers_hold_names_as_they_stand() -> None:
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {len(re.findall(r"\|", rows[0]))}
     assert re.sub(r"\\(.)", r"\1", rows[2]).startswith("| a|b_c | 0.600 ± 0.141 | –")
     table = latex(result)
-    assert "a\\textbar{}b\\_c & 0.600 $\\pm$ 0.141 & --" in latex
+    assert "a\\textbar{}b\\_c & 0.600 $\\pm$ 0.141 & --" in table
     assert "50 \\% \\& \\#1 & 0.750" in table
     assert "x-2 *\\{\\textbackslash{}\\}\\$ \\textless{}i\\textgreater{} & 0.150" in table
     assert "$-$0.450" in table

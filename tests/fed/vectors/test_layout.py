@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fed.errors import InvalidModel
-from fed.vectors.layout import Layout
+from fed.vectors.layout import Layout, Spec
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +111,21 @@ def test_every_number_has_one_place_and_parameters_come_first(make: Callable[[],
     assert layout.size + sum(part.size for part in layout.integers) == sum(map(torch.numel, saved.values()))
     packed = torch.cat([parameter.detach().reshape(-1) for parameter in trainable])
     assert torch.equal(layout.pack(module)[0][: layout.parameters], packed.to(layout.dtype))
+
+
+@each_module
+def test_names_and_shapes_alone_make_the_same_layout(make: Callable[[], nn.Module]) -> None:
+    module = make()
+    layout = Layout.of(module)
+    names = {part.name for part in layout.parts}  # of tied weights the first
+    specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in module.state_dict().items()}
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    private = {(layout.averaged or layout.trained)[-1].name}
+    first = {name: spec for name, spec in specs.items() if name in trained & names}
+    others = {name: specs[name] for name in (part.name for part in (*layout.averaged, *layout.integers))}
+    assert Layout.of_specs(first, others) == layout
+    if layout.averaged:
+        assert Layout.of_specs(first, others, private) == Layout.of(module, private)
 
 
 def test_statistics_are_floats_counters_integers_tied_weights_single() -> None:

@@ -83,7 +83,7 @@ class Ledger:
         client, training = node.node.client, node.training.training
         assert training is not None
         lost = [TaskId(start=start, number=number) for start, number in self.fleet._kept.lost_after.get(client, ())]
-        states, are_lost = training._states(Assignment(**self.fleet._kept_state(client), lost_after=lost))
+        states, are_lost = training._states.resumed(Assignment(**self.fleet._kept_state(client), lost_after=lost))
         assert not are_lost
         return codec_state(states.of(client, (torch.empty(0), torch.empty(0))))["residual"]
 

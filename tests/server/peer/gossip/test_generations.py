@@ -271,8 +271,8 @@ async def mixed(one: GossipService, other: GossipService, number: int, limit_s: 
     x_P, (ones, others) = torch.ones(3), (frozenset(["0"]), frozenset(["1"]))
     views = [f"same.{service.generations.own}" for service in (one, other)]
     both = await asyncio.gather(
-        one.exchange(ExchangeKey(number, 0), [x_P], views[0], others, others, limit_s),
-        other.exchange(ExchangeKey(number, 0), [x_P], views[1], ones, ones, limit_s),
+        one.send_and_await(ExchangeKey(number, 0), [x_P], views[0], others, others, limit_s),
+        other.send_and_await(ExchangeKey(number, 0), [x_P], views[1], ones, ones, limit_s),
     )
     return [*both]
 
@@ -328,8 +328,8 @@ def test_late_vectors_that_neither_end_counts_begin_none(tmp_path: Path) -> None
     async def run() -> None:
         one, other = await two(tmp_path)
         view = "same.0"
-        alone = await one.exchange(ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("1"), frozenset("1"), 0.3)
-        late = await other.exchange(ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("0"), frozenset("0"), 5.0)
+        alone = await one.send_and_await(ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("1"), frozenset("1"), 0.3)
+        late = await other.send_and_await(ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("0"), frozenset("0"), 5.0)
         assert alone == late == Outcome({}, frozenset())
         for service in (one, other):
             service.begin(2, 1)

@@ -89,23 +89,23 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
         for service in (one, other):
             service.begin(1, 0)
         first, second = await asyncio.gather(
-            one.exchange(ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0),
-            other.exchange(ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0),
+            one.send_and_await(ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0),
+            other.send_and_await(ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0),
         )
         assert torch.equal(first.vectors["1"][0], Y)
         assert torch.equal(second.vectors["0"][0], X)
         assert (first.reached, second.reached) == (OTHER, ONE)
         # of two views, neither counts the other
         first, second = await asyncio.gather(
-            one.exchange(ExchangeKey(1, 1), [X], view, OTHER, OTHER, 5.0),
-            other.exchange(ExchangeKey(1, 1), [Y], "other", ONE, ONE, 5.0),
+            one.send_and_await(ExchangeKey(1, 1), [X], view, OTHER, OTHER, 5.0),
+            other.send_and_await(ExchangeKey(1, 1), [Y], "other", ONE, ONE, 5.0),
         )
         assert first == second == Outcome({}, frozenset())
         # a late one is told, and counts no neighbour
         for service in (one, other):
             service.begin(2, 1)
-        alone = await one.exchange(ExchangeKey(2, 0), [X], view, OTHER, OTHER, 0.3)
-        late = await other.exchange(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
+        alone = await one.send_and_await(ExchangeKey(2, 0), [X], view, OTHER, OTHER, 0.3)
+        late = await other.send_and_await(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
         assert alone == late == Outcome({}, frozenset())
         await stop(one, other)
 
@@ -131,8 +131,8 @@ def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
                 Differences(right, whole_P, ONE, {"0": held}),
             )
             both = await asyncio.gather(
-                one.exchange(key, [X], view, OTHER, OTHER, 5.0, first),
-                other.exchange(key, [Y], view, ONE, ONE, 5.0, second),
+                one.send_and_await(key, [X], view, OTHER, OTHER, 5.0, first),
+                other.send_and_await(key, [Y], view, ONE, ONE, 5.0, second),
             )
             return [*both]
 
@@ -160,8 +160,8 @@ def test_a_neighbour_that_is_left_out_waits_no_longer(tmp_path: Path) -> None:
         one._send = lambda message, name: None  # type: ignore[method-assign]  # it closes before its message has gone
         async with asyncio.timeout(20.0):
             alone, late = await asyncio.gather(
-                one.exchange(ExchangeKey(1, 0), [X], "its own", OTHER, OTHER, 60.0),
-                other.exchange(ExchangeKey(1, 0), [Y], "another", ONE, ONE, 60.0),
+                one.send_and_await(ExchangeKey(1, 0), [X], "its own", OTHER, OTHER, 60.0),
+                other.send_and_await(ExchangeKey(1, 0), [Y], "another", ONE, ONE, 60.0),
             )
         assert alone == late == Outcome({}, frozenset())
         await stop(one, other)
@@ -177,8 +177,8 @@ def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
             for service in (one, other):
                 service.begin(number, 0)
             await asyncio.gather(
-                one.exchange(ExchangeKey(number, 0), [X * number], view, OTHER, OTHER, 5.0),
-                other.exchange(ExchangeKey(number, 0), [Y], view, ONE, ONE, 5.0),
+                one.send_and_await(ExchangeKey(number, 0), [X * number], view, OTHER, OTHER, 5.0),
+                other.send_and_await(ExchangeKey(number, 0), [Y], view, ONE, ONE, 5.0),
             )
         await stop(other)  # as if it had been killed after round 1 was on disk
         await await_that(lambda: one.links.link("1") is None)
@@ -187,7 +187,7 @@ def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
         await again.start("127.0.0.1:0", None)
         await await_that(lambda: len(again.standing().present) == 2)
         again.begin(2, 1)
-        outcome = await again.exchange(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
+        outcome = await again.send_and_await(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
         assert torch.equal(outcome.vectors["0"][0], 2 * X)
         assert outcome.reached == ONE
         assert [*(tmp_path / "0").glob("*.out")]
@@ -272,7 +272,7 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
             service.begin(1, 0)
             senders = frozenset[str]() if "view" in sent else frozenset(["stranger"])
             # it waits for the stranger's verdict where it has no vectors of it to wait for
-            mixing = asyncio.create_task(service.exchange(ExchangeKey(1, 0), [X], "same", senders, STRANGER, 1.0))
+            mixing = asyncio.create_task(service.send_and_await(ExchangeKey(1, 0), [X], "same", senders, STRANGER, 1.0))
             verdict = await stranger.send(**{"view": "same", **sent})
             assert not verdict.taken
             assert words in verdict.reason
@@ -299,7 +299,7 @@ def test_neighbours_are_taken_once_their_view_is_the_same(tmp_path: Path) -> Non
                 sent = asyncio.create_task(stranger.send(1, X, view, number))
                 await asyncio.sleep(0.3)
                 assert not sent.done()
-                mixing = service.exchange(ExchangeKey(1, number), [X], "same", STRANGER, frozenset(), 1.0)
+                mixing = service.send_and_await(ExchangeKey(1, number), [X], "same", STRANGER, frozenset(), 1.0)
                 outcome, verdict = await asyncio.gather(mixing, sent)
                 assert verdict.taken == (view == "same") == bool(outcome.vectors)
 
