@@ -17,8 +17,9 @@ from fed.errors import Diverged, InvalidExperiment
 from fed.server.accumulator import Outcome, RoundStats, Staleness, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
-from fed.server.observer import Observers, TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
+from fed.server.observer import TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
 from fed.server.sent_sum import SentSum
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams

@@ -14,8 +14,9 @@ from fed.errors import InvalidPayload
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.server.incoming import received
-from fed.server.observer import Event, NodeCame, NodeWent, Observers, Refused
+from fed.server.observer import Event, NodeCame, NodeWent, Refused
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
@@ -139,6 +140,7 @@ class RealFleet(ABC):
         """Answers as they arrive."""
         replies, may_say = 0, _once_in_a_while(self.time)
         while self._open and (enough is None or replies < enough):
+            self._tell_observers()
             if not self._has_answer():
                 if may_say.spend():
                     waiting = sorted({str(task.client) for task in self._open.values()})
@@ -178,6 +180,7 @@ class RealFleet(ABC):
         """Wait until a node comes, goes or has done its work."""
         may_say = _once_in_a_while(self.time)
         while not self._has_answer():
+            self._tell_observers()
             if self._changes != self._seen:
                 self._seen = self._changes
                 return True

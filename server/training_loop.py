@@ -13,8 +13,9 @@ from fed.processes.clock import Clock
 from fed.reports.population import Confusion
 from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
-from fed.server.observer import ModelScored, Observers, RoundBegan, RoundEnded, RunBegan, RunEnded
+from fed.server.observer import ModelScored, RoundBegan, RoundEnded, RunBegan, RunEnded
 from fed.server.recording import RunFiles, RunLog, Tally
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run import Run, RunOnDisk
 from fed.storage.run_folder import RunFolder

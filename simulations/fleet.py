@@ -16,7 +16,8 @@ from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, Wants, label_of
 from fed.compression.codec import CodecState, Draw
 from fed.secure_aggregation.fixed_point import ClientNumbers
-from fed.server.observer import NodeCame, NodeWent, Observers
+from fed.server.observer import NodeCame, NodeWent
+from fed.server.telling import Observers
 from fed.simulations.attacks import Attackers
 from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence

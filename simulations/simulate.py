@@ -21,8 +21,9 @@ from fed.reports.population import Confusion, described
 from fed.secure_aggregation.settings import settings_of
 from fed.server.confusion import confusion_of
 from fed.server.federation import State
-from fed.server.observer import Essential, Expectation, Observer, Observers
+from fed.server.observer import Essential, Expectation, Observer
 from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.telling import Observers
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.choice import hired, leave_rerun
 from fed.simulations.estimate import expect

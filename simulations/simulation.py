@@ -26,10 +26,10 @@ from fed.server.hierarchy import HierarchicalFleet
 from fed.server.mixing.message_sizes import sent_bytes
 from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
-from fed.server.observer import Observers
 from fed.server.rounds.coordinated import Coordinated, step_sizes
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
+from fed.server.telling import Observers
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose

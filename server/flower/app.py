@@ -13,8 +13,9 @@ from fed.errors import InvalidExperiment, InvalidInput, OutputExists, os_errors_
 from fed.quantities import score_text
 from fed.server.flower.fleet import FlowerFleet
 from fed.server.grpc.deploy import Deployment
-from fed.server.observer import Essential, Event, Kinds, Observers, RoundEnded
+from fed.server.observer import Essential, Event, Kinds, RoundEnded
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.telling import Observers
 from fed.storage.run_folder import RunFolder
 from fed.storage.scores import score_of, words_of
 from fed.wire.flower_records import flower

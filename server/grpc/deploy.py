@@ -41,12 +41,13 @@ from fed.server.federation import State
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
-from fed.server.observer import Essential, Observer, Observers
+from fed.server.observer import Essential, Observer
 from fed.server.real_fleet import RealFleet
 from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
 from fed.server.rounds.coordinated import Coordinated
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
+from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run import Run

@@ -17,11 +17,12 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment
 from fed.server.evaluation import check_scored_by_both
-from fed.server.observer import Essential, Observer, Observers
+from fed.server.observer import Essential, Observer
 from fed.server.peer.gossip_peer import GossipPeer
 from fed.server.peer.real_peer import PeerSetup, RealPeer, messages_folder
 from fed.server.peer.replica_peer import ReplicaPeer
 from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.telling import Observers
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.wire.messages import client_id_of

@@ -16,7 +16,6 @@ from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.mixing.message_sizes import exchange_specs
 from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
-from fed.server.observer import Observers
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
@@ -24,6 +23,7 @@ from fed.server.peer.members.membership import Member
 from fed.server.peer.reachability import reachable_graph
 from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.server.rounds.coordinated import step_sizes
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.vectors.tensors import torch

@@ -24,7 +24,6 @@ from fed.reports.population import described
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
 from fed.server.federation import Federation, State
-from fed.server.observer import Observers
 from fed.server.peer.members.end_file import EndFile
 from fed.server.peer.members.link import StreamPatience
 from fed.server.peer.members.member_service import MemberService
@@ -32,6 +31,7 @@ from fed.server.peer.members.membership import Member, Timing
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.resume import run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder

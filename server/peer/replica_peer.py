@@ -11,12 +11,12 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment
-from fed.server.observer import Observers
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.server.peer.replica.ballots import BallotTiming
 from fed.server.peer.replica.replica import Replicated, ReplicatedFleet
 from fed.server.peer.replica.replica_service import ReplicaService
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.vectors.reduction import PACKED_BYTES
 

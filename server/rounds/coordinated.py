@@ -12,8 +12,8 @@ from fed.server.accumulator import RoundStats
 from fed.server.coordinator import Coordinator
 from fed.server.federation import State
 from fed.server.fleet import Fleet
-from fed.server.observer import Observers
 from fed.server.rounds.synchronous import Rounds
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 

@@ -18,8 +18,9 @@ from fed.errors import Diverged, InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as Header
 from fed.server.coordinator import Coordinator
 from fed.server.incoming import received
-from fed.server.observer import Essential, Observers
+from fed.server.observer import Essential
 from fed.server.recording import RunLog
+from fed.server.telling import Observers
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Task

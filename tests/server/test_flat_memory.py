@@ -22,9 +22,9 @@ from fed.identity.credentials import PeerCredentials, ServerCredentials
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.server.grpc.deploy import Deployment, serve
-from fed.server.observer import Observers
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.server.real_fleet import RealFleet
+from fed.server.telling import Observers
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.wire.format import Format

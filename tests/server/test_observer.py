@@ -24,7 +24,6 @@ from fed.server.observer import (
     ModelScored,
     NodeCame,
     NodeWent,
-    Observers,
     RoundBegan,
     RoundEnded,
     RunBegan,
@@ -36,9 +35,9 @@ from fed.server.observer import (
     TaskSent,
     TaskSettled,
 )
+from fed.server.telling import Observers
 from fed.vectors.randomness import Streams
 from tests.observing import Trial
-from tests.server.deployed import free_port
 from tests.server.grpc.threaded import nodes_of
 from tests.simulations import users_parts as parts
 
@@ -80,16 +79,20 @@ def untimed(events: Sequence[Event]) -> list[Any]:
 
 def test_a_simulation_and_a_deployment_tell_the_same_events(tmp_path: Path) -> None:
     simulated, deployed = Trial(), Trial()
-    one, port = experiment(), free_port()
+    one = experiment()
     fed.simulate(one, output=tmp_path / "run", observers=[simulated])
     data = load(one.data, Streams(one.seed))  # type: ignore[arg-type]
+
+    def begin(port: int) -> None:
+        nodes_of(data, port, tmp_path)
+
     serve(
         one,
-        listen=f"127.0.0.1:{port}",
+        listen="127.0.0.1:0",
         output=tmp_path / "served" / "run",
         min_nodes=3,
         patience=PATIENCE,
-        on_listen=lambda _: nodes_of(data, port, tmp_path),
+        on_listen=begin,
         observers=[deployed],
     )
     assert untimed(deployed.events) == untimed(simulated.events)
@@ -125,7 +128,7 @@ class Sleeps:
 def test_failing_and_sleeping_observers_cost_no_bit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fed.server.observer._CLOSING_S", 0.05)
+    monkeypatch.setattr("fed.server.telling._CLOSING_S", 0.05)
     raises, sleeps = Raises(), Sleeps()
     one = experiment(checkpoints={"every": 1})
     plain = fed.simulate(one, output=tmp_path / "plain" / "run")
@@ -146,7 +149,7 @@ def test_what_a_slow_observer_misses_is_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("_MOST_WAITING", 5), ("_ROOM_FOR_ROUNDS", 2), ("_CLOSING_S", 60.0)):
-        monkeypatch.setattr(f"fed.server.observer.{name}", value)
+        monkeypatch.setattr(f"fed.server.telling.{name}", value)
     seen: list[Event] = []
     begins, goes_on = threading.Event(), threading.Event()
 

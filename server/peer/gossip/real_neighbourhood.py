@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fed.server.mixing.neighbourhood import Attendance, EncodedRows
-from fed.server.observer import NodeCame, NodeWent, Observers
+from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.gossip.copies import Copies
 from fed.server.peer.gossip.gossip_service import GossipService, Outcome
 from fed.server.peer.gossip.outbox import ExchangeKey
@@ -22,6 +22,7 @@ from fed.server.peer.members.member_service import Standing
 from fed.server.peer.members.membership import Member
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.members.waiting import Waiting, nobody_came
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.vectors.mixing import Weights

@@ -25,7 +25,8 @@ from fed.protocol.protocol_pb2 import (
     Signature,
 )
 from fed.server.flower.fleet import FlowerFleet, flat_payload
-from fed.server.observer import Essential, NodeCame, NodeWent, Observers, Refused
+from fed.server.observer import Essential, NodeCame, NodeWent, Refused
+from fed.server.telling import Observers
 from fed.vectors.randomness import Streams
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.format import Format

@@ -29,8 +29,9 @@ from fed.server.grpc.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
-from fed.server.observer import Essential, Observers
+from fed.server.observer import Essential
 from fed.server.secure_fleet import SessionResult
+from fed.server.telling import Observers
 from fed.storage.run_folder import RunFolder
 from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from fed.errors import RunFailed
-from fed.server.observer import Essential, NodeCame, NodeWent, Observers
+from fed.server.observer import Essential, NodeCame, NodeWent
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood, round_of_most
 from fed.server.peer.members.member_service import Standing
 from fed.server.peer.members.membership import Member
+from fed.server.telling import Observers
 from tests.observing import Trial
 from tests.server.peer.services import made
 from tests.server.peer.test_churn import ring

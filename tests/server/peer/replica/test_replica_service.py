@@ -14,7 +14,7 @@ import torch
 from fed.errors import RunFailed
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
-from fed.server.observer import Essential, NodeCame, NodeWent, Observers
+from fed.server.observer import Essential, NodeCame, NodeWent
 from fed.server.peer.members.link import Refused, StreamPatience
 from fed.server.peer.members.membership import Member, Timing
 from fed.server.peer.replica.ballots import Ballot, BallotTiming, Record, RunRing, Value
@@ -23,6 +23,7 @@ from fed.server.peer.replica.replica_files import ReplicaFiles
 from fed.server.peer.replica.replica_service import Decision, ReplicaService
 from fed.server.peer.replica.ring import Contribution, Ring, RoundSum
 from fed.server.peer.replica.ring_transport import RingTransport
+from fed.server.telling import Observers
 from fed.vectors.reduction import WeightedMean
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
