@@ -14,7 +14,7 @@ import numpy as np
 
 from fed.aggregators.base import Aggregator, Reduced
 from fed.errors import Diverged, InvalidExperiment
-from fed.server.accumulator import Outcome, RoundStats, Staleness, UpdateAccumulator
+from fed.server.accumulator import RoundStats, Staleness, TaskEnd, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
@@ -32,7 +32,7 @@ __all__ = ["Coordinator"]
 _log = logging.getLogger(__name__)
 _MOST_TO_SQUARE = 1e150
 _NOT_AWAITED = "the round has ended without it"
-_EVENTS: Mapping[Outcome, type[TaskAnswered | TaskLate]] = {Outcome.ANSWERED: TaskAnswered, Outcome.LATE: TaskLate}
+_EVENTS: Mapping[TaskEnd, type[TaskAnswered | TaskLate]] = {TaskEnd.ANSWERED: TaskAnswered, TaskEnd.LATE: TaskLate}
 
 
 @dataclass(eq=False)
@@ -186,9 +186,9 @@ class Coordinator:
             first = min(accumulator.diverged, key=lambda answer: answer.tasks)
             raise Diverged.of(first.round, first.clients[0], first.problem)
 
-    def _tell(self, answer: Answer, outcome: Outcome) -> None:
+    def _tell(self, answer: Answer, end: TaskEnd) -> None:
         """Tell observers what has become of an answer's tasks."""
-        if outcome is Outcome.FAILED:
+        if end is TaskEnd.FAILED:
             failed = TaskFailed(
                 round=answer.round,
                 client=answer.clients[0],
@@ -198,7 +198,7 @@ class Coordinator:
             )
             self.observers.tell(failed)
             return
-        kind = _EVENTS.get(outcome)
+        kind = _EVENTS.get(end)
         if kind is None or not self.observers.want(kind):
             return
         for client, task in zip(answer.clients, answer.tasks, strict=True):

@@ -13,11 +13,11 @@ __all__ = [
     "Event",
     "Expectation",
     "Kinds",
+    "MessageRefused",
     "ModelScored",
     "NodeCame",
     "NodeWent",
     "Observer",
-    "Refused",
     "RoundBegan",
     "RoundEnded",
     "RunBegan",
@@ -200,7 +200,7 @@ class TaskSettled(TaskEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(Event):
+class MessageRefused(Event):
     """Message of a node that breaks the protocol.
 
     Args:

@@ -14,7 +14,7 @@ from fed.errors import InvalidPayload
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.server.incoming import received
-from fed.server.observer import Event, NodeCame, NodeWent, Refused
+from fed.server.observer import Event, MessageRefused, NodeCame, NodeWent
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
@@ -284,7 +284,7 @@ class RealFleet(ABC):
     def _note_refusal(self, sender: int | str, reason: str) -> None:
         """Count a refusal; calls of nodes are refused in a thread of their own."""
         self.counts.add(sender, "refused", reason)
-        self._noted.append(Refused(sender, reason))
+        self._noted.append(MessageRefused(sender, reason))
 
     def _note_presence(self, event: NodeCame | NodeWent) -> None:
         """Take note that a client has come or gone."""

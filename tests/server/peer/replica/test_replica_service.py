@@ -29,6 +29,7 @@ from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import joined
 from fed.wire.rate_limits import Refusals
+from tests.clocks import HandClock
 from tests.observing import Trial
 from tests.server.peer.services import Stranger, await_that
 
@@ -167,7 +168,8 @@ class _Others:
     """A service whose only other member is heard of later, and the outcome of its rings."""
 
     def __init__(self, folder: Path, heard_after_s: float) -> None:
-        self.folder, self.heard_s = folder, time.monotonic() + heard_after_s
+        self.folder, self.clock = folder, HandClock()
+        self.heard_s = self.clock.monotonic_s() + heard_after_s
         self.own = SimpleNamespace(name="0")
         self.members, self.links = self, self
         self.outcome: list[Any] = []
@@ -177,7 +179,7 @@ class _Others:
         return [SimpleNamespace(name="1")] if now_s > self.heard_s else []
 
     def link(self, name: str) -> Any:
-        return SimpleNamespace(send=lambda header, path: None) if self.present(time.monotonic()) else None
+        return SimpleNamespace(send=lambda header, path: None) if self.present(self.clock.monotonic_s()) else None
 
     def admitted(self, names: Sequence[str]) -> Sequence[str]:
         return names
@@ -186,7 +188,8 @@ class _Others:
         pass
 
     async def next_change(self, limit_s: float) -> None:
-        await asyncio.sleep(limit_s)
+        await asyncio.sleep(0)
+        self.clock.move(limit_s)
 
     def new_file(self) -> Path:
         self.files += 1
