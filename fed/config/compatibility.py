@@ -19,7 +19,7 @@ class Sections(Protocol):
 
     @property
     def model(self) -> Any:
-        """What is trained; None where a model is given in Python."""
+        """Section of the model that is trained; None where a model is given in Python."""
 
     @property
     def local(self) -> Any:
