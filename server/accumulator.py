@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum
 from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +20,21 @@ from fed.wire.messages import Answer, Task
 if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import SumOfClients
 
-__all__ = ["Participation", "RoundStats", "Staleness", "UpdateAccumulator", "joined", "mean_loss"]
+__all__ = ["Participation", "RoundStats", "Staleness", "TaskEnd", "UpdateAccumulator", "joined", "mean_loss"]
 
 _log = logging.getLogger(__name__)
 
 Staleness = Callable[[int], float | None]
 """How many versions old an update's start is → the factor that the update is counted with; None: not at all."""
+
+
+class TaskEnd(Enum):
+    """End of the tasks that an answer names."""
+
+    ANSWERED = "their updates count"
+    LATE = "their updates came too late to count"
+    FAILED = "there are no updates, or they were refused"
+    IGNORED = "they were not in flight, or the run ends because of them"
 
 
 class Participation(NamedTuple):
@@ -171,8 +181,8 @@ class UpdateAccumulator:
         self.diverged: list[Answer] = []
         self._drops_diverged = drops_diverged
 
-    def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> None:
-        """Count an answer, if it may be, and close its tasks.
+    def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> TaskEnd:
+        """Count an answer, if it may be, and close its tasks; returns what has become of them.
 
         Args:
             answer: from a fleet, which has checked what clients say.
@@ -183,34 +193,33 @@ class UpdateAccumulator:
         if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
             if not self._drops_diverged:
-                return
+                return TaskEnd.IGNORED
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
         if answer.problem:
-            if open_tasks.pop(answer.tasks[0], None) is not None:
-                level = logging.WARNING if answer.diverged else logging.INFO
-                _log.log(level, "round %d: client %r failed: %s", answer.round, answer.clients[0], answer.problem)
-                self.failed.append(answer.clients[0])
-            return
+            if open_tasks.pop(answer.tasks[0], None) is None:
+                return TaskEnd.IGNORED
+            self.failed.append(answer.clients[0])
+            return TaskEnd.FAILED
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
         if not senders or senders != [(client, answer.round) for client in answer.clients]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
-            return
+            return TaskEnd.IGNORED
         tasks = [open_tasks.pop(task) for task in answer.tasks]
         if answer.hidden is not None:
             self.hidden = answer.hidden
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
             self.staleness += [0] * len(tasks)
             self.replied += answer.clients
-            return
+            return TaskEnd.ANSWERED
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
         staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
         if factor is None:
             self.late += answer.clients
-            return
+            return TaskEnd.LATE
         self._add(answer, tasks[0], factor)
         self.samples_of |= zip(answer.clients, answer.samples, strict=True)
         self.counted |= dict.fromkeys(answer.tasks, factor)
@@ -219,6 +228,7 @@ class UpdateAccumulator:
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
         self.replied += answer.clients
+        return TaskEnd.ANSWERED
 
     @property
     def weight(self) -> int | Fraction:

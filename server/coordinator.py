@@ -5,29 +5,32 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 from fed.aggregators.base import Aggregator
 from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
-from fed.server.accumulator import RoundStats, Staleness, UpdateAccumulator
+from fed.server.accumulator import RoundStats, Staleness, TaskEnd, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
+from fed.server.observer import TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
+from fed.server.telling import Observers
 from fed.server.way_in import WayIn
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
-from fed.wire.messages import GlobalModel, Task, task_of
+from fed.wire.messages import Answer, GlobalModel, Task, task_of
 
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
 _MOST_TO_SQUARE = 1e150
-_MOST_CLIPPED = 1e-3  # of all coordinates of a round, without a warning
+_NOT_AWAITED = "the round has ended without it"
+_EVENTS: Mapping[TaskEnd, type[TaskAnswered | TaskLate]] = {TaskEnd.ANSWERED: TaskAnswered, TaskEnd.LATE: TaskLate}
 
 
 @dataclass(eq=False)
@@ -51,6 +54,7 @@ class Coordinator:
         lr_in: (round, clients asked) → step size of local steps; None: the clients know it.
         drops_diverged: a client that diverges has failed; else it ends the run.
         stages: the changes of the mean update.
+        observers: are told of tasks.
 
     Raises:
         InvalidExperiment: if the aggregator's state does not hold the model.
@@ -66,6 +70,7 @@ class Coordinator:
     lr_in: Callable[[int, int], float] | None = None
     drops_diverged: bool = False
     stages: InitVar[tuple[Stage, ...]] = ()
+    observers: Observers = field(default_factory=Observers)
 
     def __post_init__(self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...]) -> None:
         """Begin with the aggregator's state of the first model."""
@@ -82,7 +87,6 @@ class Coordinator:
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = self._population = 0
-        self._warned_share, self._has_capped = 0.0, False
         self._sent: tuple[GlobalModel, int | None] | None = None
         self._way_in = WayIn(rule, self.fleet, self.message, self.streams, stages)
         self._sent_sum = self._way_in.sent_sum
@@ -148,6 +152,9 @@ class Coordinator:
             if (content := task.content) not in sizes:
                 sizes[content] = task.size_bytes()
             accumulator.bytes_down += sizes[content]
+        if self.observers.want(TaskSent):
+            for task in tasks:
+                self.observers.tell(TaskSent(number, task.client, task.id))
         self.fleet.dispatch(tasks)
 
     def collect(
@@ -173,12 +180,38 @@ class Coordinator:
         for answer in self.fleet.collect(until, enough):
             if self._downlink is not None and not answer.problem:
                 self._downlink.note(answer, self.open)
-            accumulator.take(answer, self.open, self.version, weigh)
+            self._tell(answer, accumulator.take(answer, self.open, self.version, weigh))
             del answer  # it may be large, and the next is on its way
         # after all answers of the instant: the order of arrival must not choose the client that is named
         if accumulator.diverged and (not self.drops_diverged or self._awaits_diverged_alone(accumulator)):
             first = min(accumulator.diverged, key=lambda answer: answer.tasks)
             raise Diverged.of(first.round, first.clients[0], first.problem)
+
+    def _tell(self, answer: Answer, end: TaskEnd) -> None:
+        """Tell observers what has become of an answer's tasks."""
+        if end is TaskEnd.FAILED:
+            failed = TaskFailed(
+                round=answer.round,
+                client=answer.clients[0],
+                task=answer.tasks[0],
+                reason=answer.problem,
+                has_diverged=answer.diverged,
+            )
+            self.observers.tell(failed)
+            return
+        kind = _EVENTS.get(end)
+        if kind is None or not self.observers.want(kind):
+            return
+        for client, task in zip(answer.clients, answer.tasks, strict=True):
+            self.observers.tell(kind(answer.round, client, task))
+
+    def _tell_verdict(self, accumulator: UpdateAccumulator, number: int, counted: Mapping[int, float]) -> None:
+        """Tell observers which of the updates that were collected have moved the model."""
+        if not self.observers.want(TaskSettled):
+            return
+        # in the order of the tasks, whatever the order of arrival
+        for task, client in sorted(zip(accumulator.counted, accumulator.replied, strict=True)):
+            self.observers.tell(TaskSettled(number, client, task, counted.get(task, 0.0)))
 
     def _awaits_diverged_alone(self, accumulator: UpdateAccumulator) -> bool:
         """True if each client has answered or diverged, some again and again, and no other has a task."""
@@ -198,6 +231,9 @@ class Coordinator:
         self.collect(accumulator, until=self.fleet.clock)
         unanswered = accumulator.late if are_late else accumulator.failed
         unanswered += [task.client for task in self.open.values()]
+        for task in self.open.values():
+            late = TaskLate(task.round, task.client, task.id)
+            self.observers.tell(late if are_late else TaskFailed(task.round, task.client, task.id, _NOT_AWAITED))
         self.open.clear()
 
     def step(
@@ -218,11 +254,10 @@ class Coordinator:
             self._apply(accumulator if suffice else None, number, share)
             self.version += 1
         self.fleet.settle(counted)  # after the model has moved: client states follow what counted
+        self._tell_verdict(accumulator, number, counted)
         for over in [earlier for earlier in self._asked if earlier < number]:
             del self._asked[over]
-        stats = accumulator.stats()
-        self._warn_of_clipping(number, stats)
-        return stats
+        return accumulator.stats()
 
     def state(self) -> Tree:
         """All that a resumed run needs, for a checkpoint."""
@@ -321,24 +356,6 @@ class Coordinator:
             vector_V = whole_V.clone() if whole_V.dtype == self.layout.dtype else whole_V.type(self.layout.dtype)
             self._kept = params_P, self._buffers_R, vector_V
         return self._kept[2]
-
-    def _warn_of_clipping(self, number: int, stats: RoundStats) -> None:
-        """Warn when a share is clipped that is twice what was warned of, and at the first weight that is capped."""
-        share = stats.clipped_share or 0.0
-        if share > max(_MOST_CLIPPED, 2 * self._warned_share):
-            self._warned_share = share
-            _log.warning(
-                "round %d: %.3g %% of the numbers that clients sent were clipped: raise secure_aggregation.clip",
-                number,
-                100 * share,
-            )
-        if stats.capped_weights and not self._has_capped:
-            self._has_capped = True
-            _log.warning(
-                "round %d: the weights of %d clients were capped: raise secure_aggregation.max_weight",
-                number,
-                stats.capped_weights,
-            )
 
     def _whole(self, params_P: Tensor) -> Tensor:
         return torch.cat([params_P, self._buffers_R]) if self.message.buffers else params_P

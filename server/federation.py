@@ -1,6 +1,6 @@
 """Federation of a run's clients, with a coordinator or without one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from fed.server.accumulator import RoundStats
@@ -22,6 +22,9 @@ class Federation(Protocol):
 
     def round(self, number: int) -> RoundStats:
         """Train and exchange."""
+
+    def clients(self) -> Sequence[int | str]:
+        """Clients that have registered by now; at a real peer its own."""
 
     def model(self) -> State:
         """The model that users evaluate."""

@@ -3,16 +3,19 @@
 import logging
 import math
 import secrets
-import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
+from fed.server.observer import Event, MessageRefused, NodeCame, NodeWent
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
+from fed.server.telling import Observers
 from fed.server.way_in import received
 from fed.storage.checkpoints import Tree
 from fed.vectors.randomness import Streams
@@ -25,6 +28,7 @@ __all__ = ["RealFleet"]
 
 _log = logging.getLogger(__name__)
 _SAYS_EVERY_S = 30.0
+_MOST_NOTED = 1_000  # nodes that come and go, and refusals, that observers have not been told of
 
 
 class RealFleet(ABC):
@@ -36,16 +40,24 @@ class RealFleet(ABC):
     Attributes:
         counts: what became of each client's tasks in this run.
         run: names the run, the same after a resume.
+        time: clock by which it waits; :attr:`clock` counts from the run's beginning.
+        observers: are told of nodes that come and go, and of what is refused.
+
+    Args:
+        clock: time, by which it waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.time = clock
+        self.observers = Observers()
+        self._noted: deque[Event] = deque(maxlen=_MOST_NOTED)
         self.run = secrets.token_hex(16)
         self._start = secrets.randbits(63)  # a resumed server numbers tasks anew: nodes tell them apart by this
-        self._began_s = time.monotonic()
+        self._began_s = self.time.monotonic_s()
         self._changes = self._seen = 0
         self._members = Members()
         self.counts = NodeCounts()
-        self._refusals = Refusals(lambda sender, reason: self.counts.add(sender, "refused", reason))
+        self._refusals = Refusals(clock, self._note_refusal)
         self._open: dict[int, Task] = {}  # until their answers are collected
         self._kept = ClientStateVersions()
         self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
@@ -58,7 +70,7 @@ class RealFleet(ABC):
     @property
     def clock(self) -> float:
         """Seconds since the run began, those in which there was no server left out."""
-        return time.monotonic() - self._began_s
+        return self.time.monotonic_s() - self._began_s
 
     def begin(
         self,
@@ -86,7 +98,7 @@ class RealFleet(ABC):
 
     def await_nodes(self, count: int) -> None:
         """Wait until this many nodes are connected."""
-        said, may_say = -1, _once_in_a_while()
+        said, may_say = -1, _once_in_a_while(self.time)
         while (there := len(self._attending())) < count:
             if may_say.spend() or there != said:
                 said = there
@@ -109,6 +121,7 @@ class RealFleet(ABC):
     def available(self) -> Sequence[int | str]:
         """Connected members without a task."""
         self._poll()  # what has arrived by now must not end the next wait
+        self._tell_observers()
         self._seen = self._changes
         there = {*self._free()} - {task.client for task in self._open.values()}
         # their next task has to say whether the last one counted
@@ -125,8 +138,9 @@ class RealFleet(ABC):
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive."""
-        replies, may_say = 0, _once_in_a_while()
+        replies, may_say = 0, _once_in_a_while(self.time)
         while self._open and (enough is None or replies < enough):
+            self._tell_observers()
             if not self._has_answer():
                 if may_say.spend():
                     waiting = sorted({str(task.client) for task in self._open.values()})
@@ -154,6 +168,7 @@ class RealFleet(ABC):
 
     def settle(self, counted: Mapping[int, float]) -> None:
         """Remember the tasks whose updates counted; with the next task a node commits the state that they left."""
+        self._tell_observers()
         unsettled, self._unsettled = self._unsettled, {}
         for task, client in unsettled.items():
             if discount := counted.get(task, 0.0):
@@ -163,8 +178,9 @@ class RealFleet(ABC):
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait until a node comes, goes or has done its work."""
-        may_say = _once_in_a_while()
+        may_say = _once_in_a_while(self.time)
         while not self._has_answer():
+            self._tell_observers()
             if self._changes != self._seen:
                 self._seen = self._changes
                 return True
@@ -213,7 +229,7 @@ class RealFleet(ABC):
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
-        self._began_s = time.monotonic() - state["clock"]
+        self._began_s = self.time.monotonic_s() - state["clock"]
         self._members.clear()
         self._members.update(state["members"])
         self._kept.restore(state["kept"])
@@ -264,6 +280,21 @@ class RealFleet(ABC):
         self._open[number] = task = task._replace(differences=None)
         self._sent_again_bytes += task.size_bytes()
         return task
+
+    def _note_refusal(self, sender: int | str, reason: str) -> None:
+        """Count a refusal; calls of nodes are refused in a thread of their own."""
+        self.counts.add(sender, "refused", reason)
+        self._noted.append(MessageRefused(sender, reason))
+
+    def _note_presence(self, event: NodeCame | NodeWent) -> None:
+        """Take note that a client has come or gone."""
+        self._changes += 1
+        self._noted.append(event)
+
+    def _tell_observers(self) -> None:
+        """Tell observers what was noted, in the thread that runs the rounds."""
+        while self._noted:
+            self.observers.tell(self._noted.popleft())
 
     def _miss(self, task: int) -> None:
         """Wait no longer for an open task."""
@@ -353,8 +384,8 @@ def _task_id(found: CountedTask | None) -> pb.TaskId | None:
     return None if found is None else pb.TaskId(start=found[0], number=found[1])
 
 
-def _once_in_a_while() -> Allowance:
+def _once_in_a_while(clock: Clock) -> Allowance:
     """Limit of how often the log says what is waited for; it does not say so at once."""
-    allowance = Allowance(1, 1 / _SAYS_EVERY_S)
+    allowance = Allowance(1, 1 / _SAYS_EVERY_S, clock)
     allowance.spend()
     return allowance

@@ -21,7 +21,8 @@ from fed.config.registry import EXECUTORS
 from fed.errors import InvalidExperiment, InvalidInput, RunFailed, first_line
 from fed.processes.machine import usable_cores
 from fed.server.evaluation import MODELS_AT_ONCE
-from fed.simulations.estimate import Expectation, expect
+from fed.server.observer import Expectation
+from fed.simulations.estimate import expect
 from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
 from fed.vectors.tensors import Tensor, torch

@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
@@ -16,44 +16,15 @@ from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
 from fed.server.mixing.message_sizes import exchanged_bytes
+from fed.server.observer import Expectation
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scores
 from fed.simulations.ring import ring_bytes
 from fed.simulations.simulation import Simulation, begin_scoring_by_coordinator
 
-__all__ = ["Expectation", "expect"]
+__all__ = ["expect"]
 
 _PROBE_STEPS = 3
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """Expected time and bytes of a run.
-
-    Args:
-        rounds: how many there are.
-        wall_s: seconds on this machine in one process, from a few steps' time.
-        bytes_up: from clients, over all rounds.
-        bytes_down: to clients.
-        proviso: under which this holds, as a clause; empty where it holds anyhow.
-    """
-
-    rounds: int
-    wall_s: float
-    bytes_up: int
-    bytes_down: int
-    proviso: str = ""
-
-    def after(self, rounds_done: int) -> "Expectation":
-        """Expectation of the rounds that are left, each of which takes its part.
-
-        Example:
-            >>> Expectation(10, 60.0, 1000, 2000).after(8)
-            Expectation(rounds=2, wall_s=12.0, bytes_up=200, bytes_down=400, proviso='')
-        """
-        left = max(0, self.rounds - rounds_done)
-        up, down = (left * size_bytes // self.rounds for size_bytes in (self.bytes_up, self.bytes_down))
-        return replace(self, rounds=left, wall_s=self.wall_s * left / self.rounds, bytes_up=up, bytes_down=down)
 
 
 def expect(simulation: Simulation) -> Expectation:

@@ -7,7 +7,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
 from fed.clients.data import ClientId
@@ -17,6 +17,8 @@ from fed.clients.training.work_items import Train, Trained, Wants, label_of
 from fed.clients.way_out import Rows, WayOut
 from fed.compression.codec import CodecState
 from fed.secure_aggregation.fixed_point import ClientNumbers
+from fed.server.observer import NodeCame, NodeWent
+from fed.server.telling import Observers
 from fed.simulations.attacks import Attackers
 from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
@@ -48,6 +50,7 @@ class SimulatedFleet:
         places: clients are told their numbers.
         attackers: the clients that attack at this stage, which then all answer by themselves.
         drops_diverged: a client that diverges fails alone: the others of its group train again without it.
+        observers: are told of clients that come and go.
     """
 
     clients: SimulatedClients
@@ -59,6 +62,7 @@ class SimulatedFleet:
     places: bool = False
     attackers: Attackers | None = None
     drops_diverged: bool = False
+    observers: Observers = field(default_factory=Observers)
 
     def __post_init__(self) -> None:
         """Let the clients that are there at the beginning come."""
@@ -80,7 +84,7 @@ class SimulatedFleet:
         self._unsettled: dict[int, tuple[ClientId, ClientState, ClientState]] = {}  # states before and after
         self._cancelled: list[Flight] = []  # what codecs keep of them is not known
         for client in clients.spells:
-            self._come_or_go(client)
+            self._place(client)
 
     def registered(self) -> Sequence[ClientId]:
         """Clients that have registered, and not left."""
@@ -183,7 +187,7 @@ class SimulatedFleet:
         self._occupation = Occupation(**state["occupation"])
         self._events = []
         for client in self.clients.spells:
-            self._come_or_go(client)
+            self._place(client)
         for flight in map(Flight.restored, state["flights"]):
             self._set_out(flight)
 
@@ -195,6 +199,13 @@ class SimulatedFleet:
         heapq.heappush(self._events, (flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
+        was_away = client in self._away
+        self._place(client)
+        if was_away != (client in self._away):
+            self.observers.tell(NodeCame(client) if was_away else NodeWent(client))
+
+    def _place(self, client: ClientId) -> None:
+        """Enter a client where it belongs at the present clock, and when that will change."""
         spell = self.clients.spells[client].at(self.clock)
         self._members.set(client, spell.is_member)
         has_joined = spell.is_member or math.isinf(spell.until_s)  # who has left does not come back

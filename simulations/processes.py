@@ -17,7 +17,7 @@ from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
 from fed.processes.child_processes import spawned, stop
 from fed.reports.summary import Record
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Essential, Event, Kinds, RoundEnded
 from fed.simulations.simulate import simulate
 
 __all__ = ["ComparisonObserver", "Ended", "PlannedRun", "one_by_one", "side_by_side"]
@@ -70,12 +70,11 @@ class _Reporter:
 
     tell: Callable[[dict[str, Any]], None]
     lines: list[dict[str, Any]] = field(default_factory=list)
+    kinds: Kinds = (RoundEnded,)
 
-    def begin(self, expectation: Expectation) -> None:
-        """Take no note: comparisons are told of all their runs before."""
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        self.lines.append(dict(line))
+    def observe(self, event: Event) -> None:
+        assert isinstance(event, RoundEnded)
+        self.lines.append(dict(event.line))
         self.tell(self.lines[-1])
 
 
@@ -83,7 +82,7 @@ def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: An
     reporter = _Reporter(tell)
     experiment = Experiment(**run.experiment)
     try:
-        done = simulate(experiment, output=run.directory, observer=reporter, **given)
+        done = simulate(experiment, output=run.directory, observers=[Essential(reporter)], **given)
     except RunFailed as error:
         return {"metrics": reporter.lines, "summary": {"status": "failed", "reason": str(error)}}
     return {"metrics": done.metrics, "summary": done.summary}

@@ -2,9 +2,9 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
@@ -15,35 +15,28 @@ from fed.clients.training.executor import Executor
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.processes.machine import keep_freed_memory
 from fed.reports.population import Confusion, described
 from fed.secure_aggregation.settings import settings_of
 from fed.server.confusion import confusion_of
 from fed.server.federation import State
+from fed.server.observer import Essential, Expectation, Observer
 from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.telling import Observers
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.choice import hired, leave_rerun
-from fed.simulations.estimate import Expectation, expect
+from fed.simulations.estimate import expect
 from fed.simulations.simulation import Simulation, begin_scoring
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.vectors.tensors import nn, torch
 
-__all__ = ["Observer", "simulate"]
+__all__ = ["simulate"]
 
 
 _log = logging.getLogger(__name__)
 _HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
-
-
-class Observer(Protocol):
-    """Listener to a run's progress."""
-
-    def begin(self, expectation: Expectation) -> None:
-        """Called before the first round."""
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Called after a round with its line of the metrics."""
 
 
 def simulate(
@@ -56,7 +49,7 @@ def simulate(
     output: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    observer: Observer | None = None,
+    observers: Iterable[Observer | Essential] = (),
 ) -> Run:
     """Run an experiment on this machine, on its GPUs where there are any.
 
@@ -76,7 +69,8 @@ def simulate(
         resume: continue the run that the folder holds, from its newest whole checkpoint, or from the beginning where it
             ended before its first one. It ends with the same bits as a run that was never interrupted. Data, model,
             loss and metric that were given to it must be given again.
-        observer: told of the run's progress.
+        observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
+            slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
     Returns:
         The run: metrics by round, summary, trained model.
@@ -123,17 +117,18 @@ def simulate(
         if folder is not None:
             parts = kept_parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
             kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
-        expectation = expect(simulation) if observer is not None else None
+        told = Observers(observers)
+        expectation = expect(simulation) if told.want(Expectation) else None
         if folder is not None:
             stack.enter_context(folder.held())
         executor = stack.enter_context(hired(simulation, expectation))
-        loop = _loop(simulation, executor, fingerprint, folder, observer)
+        loop = _loop(simulation, executor, fingerprint, folder, told)
         if kept is not None:
             loop.restore(*kept)
         elif folder is not None:
             folder.begin(simulation.experiment, given, parts)
-        if observer is not None and expectation is not None:
-            observer.begin(expectation)
+        if expectation is not None:
+            told.tell(expectation)
         return loop.run()
 
 
@@ -150,9 +145,9 @@ def _loop(
     executor: Executor,
     fingerprint: Mapping[str, Any],
     folder: RunFolder | None,
-    observer: Observer | None,
+    observers: Observers,
 ) -> TrainingLoop:
-    federation = simulation.federation(executor)
+    federation = simulation.federation(executor, observers)
     graph = simulation.topology.graph(1) if simulation.topology else None
 
     def facts() -> dict[str, Any]:
@@ -183,6 +178,7 @@ def _loop(
         confusion=confusion,
         population=lambda confusion: described(partition_of(simulation.data), graph, confusion),
         fingerprint=fingerprint,
+        clock=SYSTEM_CLOCK,
+        observers=observers,
         folder=folder,
-        after_round=None if observer is None else observer.round,
     )

@@ -29,6 +29,7 @@ from fed.server.mixing.peers import Peers
 from fed.server.rounds.coordinated import Coordinated, step_sizes
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
+from fed.server.telling import Observers
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
@@ -164,12 +165,14 @@ class Simulation:
         train = Train(tuple(clients), 1, "mean", None, (), *of_all, places, state_names=states.names)
         return train, (*first, *broadcast, *states.stacked(clients, [first] * len(clients)))
 
-    def federation(self, executor: Executor) -> Federation:
+    def federation(self, executor: Executor, observers: Observers | None = None) -> Federation:
         """The clients with their coordinator, or as peers, before the first round.
 
         Args:
             executor: of ``recipe``; it does the clients' work.
+            observers: are told of tasks and of clients that come and go; None: nobody is.
         """
+        observers = observers or Observers()
         pools_data = self.algorithm.pools_data
         devices = OnSite() if pools_data else self.experiment.devices.make()
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
@@ -206,6 +209,7 @@ class Simulation:
             places=self.algorithm.needs_fixed_members,
             attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,
             drops_diverged=self.policy.drops_diverged,
+            observers=observers,
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         if secure is not None and self.message.fixed is not None:
@@ -219,7 +223,7 @@ class Simulation:
             fleet = ring = RingFleet(simulated, clients, self.message)
             moved_bytes = lambda: (ring.moved_bytes, ring.moved_bytes)  # noqa: E731  # in place of the other one
         parts = self.experiment, self.prepared, self.policy, fleet, self.message, states
-        return Coordinated(*parts, moved_bytes=moved_bytes, occupation=simulated.occupation)
+        return Coordinated(*parts, moved_bytes=moved_bytes, occupation=simulated.occupation, observers=observers)
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> "nn.Module":
         """A module of its own, on the CPU and in evaluation mode, in a given state."""

@@ -247,6 +247,14 @@ def test_equations_know_neither_clock_nor_input_nor_output() -> None:
         assert imported.isdisjoint(NO_PLACE_IN_AN_EQUATION), path.name
 
 
+def test_time_is_asked_of_the_clock_alone() -> None:
+    timed = [path for folder in ("clients/node", "server", "fed/wire") for path in (ROOT / folder).rglob("*.py")]
+    assert timed
+    for path in timed:
+        imported = {target.partition(".")[0] for _, target in _imports(path, ROOT)}
+        assert "time" not in imported, f"{path}: ask the fed.processes.clock.Clock that it is given"
+
+
 def test_flower_is_reached_through_its_public_modules_alone() -> None:
     modules = set()
     for path in (path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")):

@@ -4,7 +4,6 @@ import logging
 import queue
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,7 +46,7 @@ class _Held:
         assignment: the task, as the server told it.
         own_sha256: digest of the run, the plan and all that the task carries, under which its message is kept.
         path: the file of its tensors.
-        due_s: time by which the answer must be there, by :func:`time.monotonic`.
+        due_s: time by which the answer must be there, by the node's clock.
     """
 
     assignment: pb.Assignment
@@ -97,7 +96,7 @@ class EdgeNode(Dialler):
         self._for_sessions: queue.Queue[_SaidInSession] = queue.Queue()
         self._is_prepared = threading.Event()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
-        self._transfers = Transfers(self.patience, self.connected)
+        self._transfers = Transfers(self.patience, self.connected, self.clock)
         self._outbox: Outbox = queue.Queue()
         self._lock = threading.Lock()
         self._delivery_s: float | None = None  # that the last one took
@@ -244,7 +243,9 @@ class EdgeNode(Dialler):
         """Hold a task; one told again is kept if all that it carries and its attempt are the same, else replaced."""
         name = name_of(assignment.task)
         own_sha256 = digests_of(self._plan or pb.Plan(), assignment).own
-        due_s = time.monotonic() + assignment.deadline_s  # counted from now, since the clocks of two machines differ
+        due_s = (
+            self.clock.monotonic_s() + assignment.deadline_s
+        )  # counted from now, since the clocks of two machines differ
         with self._lock:
             before = self._held.get(name)
             # a delivery of the last attempt ends: its masked message must not count in this one
@@ -320,9 +321,9 @@ class EdgeNode(Dialler):
         self.parting = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
         reason = words if self.secure is None else reason_of(error, Reason.CANNOT_FOLLOW)
         self._say(pb.FromNode(farewell=pb.Farewell(reason=reason, is_final=True)))
-        until_s = time.monotonic() + _FAREWELL_S  # in which the server ends the stream
-        while self.connected.is_set() and time.monotonic() < until_s:
-            time.sleep(0.02)
+        until_s = self.clock.monotonic_s() + _FAREWELL_S  # in which the server ends the stream
+        while self.connected.is_set() and self.clock.monotonic_s() < until_s:
+            self.clock.wait(0.02)
         self.problem = self.parting
 
     def _do(self, held: _Held) -> None:
@@ -362,7 +363,7 @@ class EdgeNode(Dialler):
         assignment = held.assignment
         if self.secure is not None and self.secure.holds(held.own_sha256):
             return self._masked(held, pb.Answer(task=assignment.task), self.secure)
-        began_s = time.monotonic()
+        began_s = self.clock.monotonic_s()
         spec = self.training.spec.of(assignment)
         if not self._transfers.download(assignment.payload, held.path, spec, lambda: self._is_wanted(held)):
             held.path.unlink(missing_ok=True)
@@ -370,7 +371,7 @@ class EdgeNode(Dialler):
         until_s = None
         takes_parts = assignment.takes_parts and self.secure is None  # a secure node takes all steps
         if assignment.HasField("deadline_s") and takes_parts:  # the way back may be as long as the way here
-            until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
+            until_s = held.due_s - (self._delivery_s or self.clock.monotonic_s() - began_s)
         return self.training.train(assignment, held.path, until_s)
 
     def _score(self, examination: pb.Examination, outbox: Outbox) -> None:
@@ -389,7 +390,7 @@ class EdgeNode(Dialler):
 
     def _deliver(self, held: _Held, answer: pb.Answer) -> None:
         """Send an answer, and hear what becomes of it."""
-        began_s = time.monotonic()
+        began_s = self.clock.monotonic_s()
         receipt = self._transfers.deliver(self._disclosed(answer), held.path, lambda: self._is_wanted(held))
         if receipt is None:
             held.path.unlink(missing_ok=True)
@@ -397,7 +398,7 @@ class EdgeNode(Dialler):
         if receipt.accepted:
             loss = "" if self.secure is not None else f", with a training loss of {answer.train_loss:.4g}"
             _log.info("round %d: answered%s", held.assignment.round, loss)
-            self._delivery_s = time.monotonic() - began_s
+            self._delivery_s = self.clock.monotonic_s() - began_s
         else:
             reason = one_line(receipt.reason)
             _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)

@@ -23,6 +23,7 @@ from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import name_of
 from fed.vectors.tensors import torch
@@ -114,7 +115,7 @@ class FlowerNode:
             return pb.Response(scores=training.score(examination, path)), None
 
     def _training(self, plan: pb.Plan, folder: Path) -> NodeTraining:
-        return NodeTraining(self._data, self._experiment, plan, folder)
+        return NodeTraining(self._data, self._experiment, plan, folder, SYSTEM_CLOCK)
 
     def _folder_of(self, plan: pb.Plan) -> Path:
         """Folder of the client's states in a run."""

@@ -1,11 +1,11 @@
 """Pace of a node: how many optimizer steps it can take until a deadline."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.work_items import Recipe, Train
+from fed.processes.clock import Clock
 
 __all__ = ["Pace"]
 
@@ -20,9 +20,11 @@ class Pace:
     Args:
         recipe: the recipe of the client's training.
         samples: number of samples that the client trains on.
+        clock: time, by which steps are measured.
     """
 
-    def __init__(self, recipe: Recipe, samples: int) -> None:
+    def __init__(self, recipe: Recipe, samples: int, clock: Clock) -> None:
+        self._clock = clock
         self._recipe = recipe
         self._samples = samples
         self._step_s: float | None = None
@@ -36,16 +38,16 @@ class Pace:
 
         Args:
             train: the training that the task asks for.
-            until_s: the time by which it must be done, by :func:`time.monotonic`.
+            until_s: the time by which it must be done, by the clock.
             do: trains; its result is not used.
         """
         if len(self._recipe.phases) > 1:
             return train
         if self._step_s is None:
             # twice: the first try has costs that come once, and tells nothing of the pace
-            self._step_s = min(_tried_step_s(train, do) for _ in range(2))
+            self._step_s = min(self._tried_step_s(train, do) for _ in range(2))
         most = self._steps_of(train)
-        left_s = until_s - time.monotonic()
+        left_s = until_s - self._clock.monotonic_s()
         steps = int(max(1, min(most, _SHARE_OF_TIME * left_s / self._step_s)))
         return replace(train, steps=(steps,)) if steps < most else train
 
@@ -56,9 +58,8 @@ class Pace:
         steps = phase.steps(train.steps[0])
         return Batches(phase.local(self._recipe.local), self._samples, never_single, steps).steps
 
-
-def _tried_step_s(train: Train, do: Callable[[Train], object]) -> float:
-    """Seconds of one step."""
-    began_s = time.monotonic()
-    do(replace(train, steps=(1,)))
-    return time.monotonic() - began_s
+    def _tried_step_s(self, train: Train, do: Callable[[Train], object]) -> float:
+        """Seconds of one step."""
+        began_s = self._clock.monotonic_s()
+        do(replace(train, steps=(1,)))
+        return self._clock.monotonic_s() - began_s

@@ -14,6 +14,7 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed, os_errors_a
 from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
+from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
@@ -90,6 +91,7 @@ class SecureNode:
         folder: the folder of the newest identities and of the record of revealed rounds.
         limits: the floors of the node's owner.
         begins_record: True if the owner begins a record of revealed rounds where there is none.
+        clock: time, by which it waits.
     """
 
     credentials: NodeCredentials
@@ -97,6 +99,7 @@ class SecureNode:
     limits: Limits = field(default_factory=Limits)
     _: KW_ONLY
     begins_record: bool = False
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         """Load the newest identities that the node has seen, and the record of revealed rounds."""
@@ -260,7 +263,7 @@ class SecureNode:
                     problem = self._ended.problem
                     self._ended = None  # another attempt may mask the message
                     raise SessionFailed(problem)
-                self._changed.wait(_LOOKS_EVERY_S)
+                self.clock.wait_on(self._changed, _LOOKS_EVERY_S)
         return None
 
     def _carry_out(self, act: Callable[[], list[Command]]) -> list[pb.FromSession]:

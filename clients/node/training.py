@@ -5,7 +5,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import secrets
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train,
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, InvalidPayload, RunFailed, os_errors_as
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
@@ -68,13 +68,15 @@ class NodeTraining:
         experiment: the parts that concern it.
         plan: the server's plan.
         folder: the folder of all that the client keeps between tasks.
+        clock: time, by which tasks have deadlines.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
     """
 
-    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
+    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path, clock: Clock) -> None:
+        self._clock = clock
         (self._client,) = data.clients
         self._plan = plan
         self._folder = folder
@@ -89,7 +91,7 @@ class NodeTraining:
         self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
         self._work = Work(self._recipe, device_of())
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
-        self._pace = Pace(self._recipe, self._prepared.data.size_of(self._client))
+        self._pace = Pace(self._recipe, self._prepared.data.size_of(self._client), clock)
         self._states = KeptStates(
             folder, self._client, partial(self._prepared.client_states, self._message), beside=[_REFERENCE]
         )
@@ -129,8 +131,7 @@ class NodeTraining:
         Args:
             assignment: the task, as the server told it.
             path: the file of its payload.
-            until_s: time by which it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no
-                limit.
+            until_s: time by which it must be done, if need be with fewer steps, by its clock; None: no limit.
         """
         own_sha256 = digests_of(self._plan, assignment).own.hex()
         if self.fixed is not None:
@@ -150,7 +151,7 @@ class NodeTraining:
         train = self._work_item(assignment, found, states)
         if until_s is not None:
             train = self._pace.in_time(train, until_s, lambda shorter: self._work(shorter, given))
-        began_s = time.monotonic()
+        began_s = self._clock.monotonic_s()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         before = states.of(self._client, model)
@@ -164,7 +165,7 @@ class NodeTraining:
         # before the answer goes, which the server may count at once
         rows = [part[0].clone() for part in tensors[count:]]
         self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
-        self._pace.note(train, time.monotonic() - began_s)
+        self._pace.note(train, self._clock.monotonic_s() - began_s)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         return self._completed(answer, trained, tensors[:count], path=path)
 

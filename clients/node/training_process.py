@@ -14,6 +14,7 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
 from fed.processes.child_processes import end_with_parent, spawned, stop
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.vectors.tensors import torch
 from fed.wire.format import TaskSpec
@@ -78,7 +79,7 @@ class TrainingProcess:
         Args:
             assignment: as the server made it.
             path: of the file with its payload.
-            until_s: when it must be done, by :func:`time.monotonic`; None: no matter.
+            until_s: when it must be done, by the clock of the machine, which both processes have; None: no matter.
         """
         done: Any = self._ask("train", assignment, path, until_s)
         if not isinstance(done, tuple):
@@ -146,7 +147,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 answer: Any = described(own())
             elif what == "prepare":
                 experiment, plan = arguments
-                training = NodeTraining(own(), experiment, plan, folder)
+                training = NodeTraining(own(), experiment, plan, folder, SYSTEM_CLOCK)
                 answer = training.spec(), training.fixed, training.keeps_states
             else:
                 answer = getattr(training, what)(*arguments)

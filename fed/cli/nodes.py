@@ -12,7 +12,7 @@ import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
-from fed.cli.progress import Lines, display, say_all, score_in_words
+from fed.cli.progress import RoundLines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.processes.machine import pool_freed_memory
@@ -95,7 +95,7 @@ def server(
             overwrite=overwrite,
             resume=resume is not None,
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
-            after_round=partial(_say_round, shown, experiment.rounds.make().count),
+            observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
     tell(directory, run.summary, as_json=json, draws=report)
     return 0
@@ -123,12 +123,12 @@ def _dismiss_nodes(folder: Path, listen: str, credentials: Path | None, insecure
     dismiss_nodes(folder, listen=listen, credentials=loaded)
 
 
-def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
+def _round_text(rounds: int, line: Mapping[str, Any]) -> str:
     score = score_in_words(line)
     parts = [f"round {line['round']}/{rounds}", f"{line['replied']} of {line['selected']} answered"]
     parts += [score] if score else []
     parts += [f"{bytes_text(line['bytes_up'])} up", f"{bytes_text(line['bytes_down'])} down"]
-    shown.say(", ".join(parts))
+    return ", ".join(parts)
 
 
 def client(

@@ -10,7 +10,7 @@ import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
-from fed.cli.progress import Lines, score_in_words
+from fed.cli.progress import Lines, RoundLines, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.processes.machine import pool_freed_memory
@@ -123,7 +123,7 @@ def peer(
             overwrite=overwrite,
             resume=resume is not None,
             on_listen=partial(_say_port, shown, listen),
-            after_round=partial(_say_round, shown, experiment.rounds.make().count),
+            observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
     tell(directory, run.summary, as_json=json, draws=report)
     return 0
@@ -191,10 +191,10 @@ def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:
         shown.say(f"listening on {listen.rpartition(':')[0]}:{port}")
 
 
-def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
+def _round_text(rounds: int, line: Mapping[str, Any]) -> str:
     score = score_in_words(line)
     parts = [f"round {line['round']}/{rounds}"]
     parts += [] if line["replied"] else ["not taken part in"]
     parts += [score] if score else []
     parts += [f"{bytes_text(line['bytes_up'])} sent, {bytes_text(line['bytes_down'])} received"]
-    shown.say(", ".join(parts))
+    return ", ".join(parts)

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,18 @@ from fed.storage.scores import metrics_of, score_of, words_of
 
 if TYPE_CHECKING:
     from fed.config.comparison import Repetition
-    from fed.simulations.estimate import Expectation
+    from fed.server.observer import Event, Expectation, Kinds
 
-__all__ = ["Bar", "ComparisonProgress", "Lines", "SimulationProgress", "display", "say_all", "score_in_words"]
+__all__ = [
+    "Bar",
+    "ComparisonProgress",
+    "Lines",
+    "RoundLines",
+    "SimulationProgress",
+    "display",
+    "say_all",
+    "score_in_words",
+]
 
 _LONG_S = 10.0
 """Seconds; a run that is expected to take longer is announced."""
@@ -142,14 +151,39 @@ class SimulationProgress:
         self._clock = _Clock()
         self.has_begun = False
         self.rounds_done = 0
+        self._expectation: Expectation | None = None
 
-    def begin(self, expectation: "Expectation") -> None:
-        """Announce the run, if it is long."""
+    @property
+    def kinds(self) -> "Kinds":
+        """The expectation, the run's beginning, and the ends of rounds."""
+        from fed.server.observer import Expectation, RoundEnded, RunBegan
+
+        return Expectation, RunBegan, RoundEnded
+
+    def observe(self, event: "Event") -> None:
+        """Announce the run, or show a finished round."""
+        from fed.server.observer import Expectation, RoundEnded, RunBegan
+
+        if isinstance(event, Expectation):
+            self._expectation = event
+        elif isinstance(event, RunBegan) and self._expectation is not None:
+            self.begin(self._expectation, event.rounds_done)
+        elif isinstance(event, RoundEnded):
+            self.round(event.line)
+
+    def begin(self, expectation: "Expectation", earlier: int) -> None:
+        """Announce the run, if it is long.
+
+        Args:
+            expectation: of the whole run.
+            earlier: number of rounds that were done before a resume; the folder may have later ones by now.
+        """
         from fed.storage.run_reader import metrics_lines
 
         self._rounds = expectation.rounds
-        for line, _ in metrics_lines(self._folder) if self._folder else ():
-            self._count(line)
+        for line, _ in metrics_lines(self._folder) if self._folder and earlier else ():
+            if line["round"] <= earlier:
+                self._count(line)
         self._clock = _Clock(self.rounds_done)
         self.has_begun = True
         to_do = expectation.after(self.rounds_done)
@@ -176,6 +210,33 @@ class SimulationProgress:
     def done(self) -> str:
         """Rounds done so far, in words."""
         return f"{self.rounds_done} round{'' if self.rounds_done == 1 else 's'}"
+
+
+class RoundLines:
+    """Line on standard error for each round of a server, or of a peer.
+
+    Args:
+        display: where it is shown.
+        text_of: a round's line of the metrics → the text.
+    """
+
+    def __init__(self, display: Lines, text_of: Callable[[Mapping[str, Any]], str]) -> None:
+        self._display = display
+        self._text_of = text_of
+
+    @property
+    def kinds(self) -> "Kinds":
+        """The ends of rounds."""
+        from fed.server.observer import RoundEnded
+
+        return (RoundEnded,)
+
+    def observe(self, event: "Event") -> None:
+        """Show a finished round."""
+        from fed.server.observer import RoundEnded
+
+        if isinstance(event, RoundEnded):
+            self._display.say(self._text_of(event.line))
 
 
 class ComparisonProgress:

@@ -22,7 +22,7 @@ from fed.quantities import bytes_text, duration_text, score_text
 from fed.storage.scores import LOSS, metrics_of
 
 if TYPE_CHECKING:
-    from fed.simulations.estimate import Expectation
+    from fed.server.observer import Expectation
 
 __all__ = ["compare", "folder", "report", "simulate", "tell", "to_run"]
 
@@ -72,7 +72,7 @@ def simulate(
         watch = SimulationProgress(shown, directory)
         with _watched(watch, shown, directory, json):
             run = fed.simulate(
-                experiment, output=directory, overwrite=overwrite, resume=resume is not None, observer=watch
+                experiment, output=directory, overwrite=overwrite, resume=resume is not None, observers=[watch]
             )
         tell(directory, run.summary, as_json=json, draws=report)
     return 0

@@ -1,1 +1,1 @@
-"""Processes and the machine that they share."""
+"""Processes, the machine that they share, and its clock."""

@@ -4,7 +4,6 @@ import logging
 import queue
 import random
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import grpc
 
 from fed.errors import RunFailed
 from fed.identity.credentials import hold_to_loopback
+from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol.limits import MOST_MESSAGE_BYTES
 from fed.protocol.protocol_pb2 import FromNode, ToNode
 from fed.wire.messages import one_line
@@ -73,11 +73,13 @@ class Dialler(ABC):
         server: address of the server, HOST:PORT.
         credentials: credentials of the channel; None: no encryption, on loopback only.
         patience: time limits.
+        clock: clock by which it waits.
     """
 
     server: str
     credentials: grpc.ChannelCredentials | None
     patience: DialPatience = field(default_factory=DialPatience, kw_only=True)
+    clock: Clock = field(default=SYSTEM_CLOCK, kw_only=True)
 
     def __post_init__(self) -> None:
         self._heard_s = 0.0
@@ -115,7 +117,7 @@ class Dialler(ABC):
         """
         failures = 0
         while not self._is_over(stopped):
-            began_s = time.monotonic()
+            began_s = self.clock.monotonic_s()
             words = "it has ended the connection"
             try:
                 self.attend(stopped)
@@ -125,10 +127,10 @@ class Dialler(ABC):
             if self._is_over(stopped):
                 break
             # a connection that lasted begins the backoff anew
-            failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
+            failures = 0 if self.clock.monotonic_s() - began_s > self.patience.silence_s else failures + 1
             if failures in (0, 1, 5) or failures % 20 == 0:  # a server that is down for a day must not fill the log
                 _log.info("%s cannot be reached (%s); trying again", self.server, words)
-            stopped.wait(self.patience.pause_s(failures))
+            self.clock.wait(self.patience.pause_s(failures), stopped)
         if problem := self.problem or self.parting:
             raise problem
         return self.farewell
@@ -141,14 +143,14 @@ class Dialler(ABC):
         outbox: Outbox = queue.Queue()
         self.greet(outbox)
         with self._channel() as channel:
-            self._heard_s = time.monotonic()
+            self._heard_s = self.clock.monotonic_s()
             call = self.open(channel, iter(outbox.get, None))
             ended = threading.Event()
             watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
             watching.start()
             try:
                 for message in call:
-                    self._heard_s = time.monotonic()
+                    self._heard_s = self.clock.monotonic_s()
                     self.take(message)
                     if self.farewell or self.problem is not None:
                         return
@@ -167,9 +169,9 @@ class Dialler(ABC):
 
     def _watch(self, call: grpc.Call, outbox: Outbox, ended: threading.Event, stopped: threading.Event) -> None:
         """Send heartbeats, and give the connection up when nothing comes from the other side."""
-        said_s = time.monotonic()
-        while not ended.wait(_LOOKS_EVERY_S):
-            now_s = time.monotonic()
+        said_s = self.clock.monotonic_s()
+        while not self.clock.wait(_LOOKS_EVERY_S, ended):
+            now_s = self.clock.monotonic_s()
             # cancelling ends attend(), which would wait for a message for ever
             if stopped.is_set() or self.problem is not None or now_s > self._heard_s + self.patience.silence_s:
                 call.cancel()

@@ -1,9 +1,9 @@
 """Connections as they come: held to a rate, and counted until they show a certificate."""
 
-import asyncio
 import logging
 import threading
 
+from fed.processes.clock import Clock
 from fed.wire.door import Door
 from fed.wire.rate_limits import Allowance
 
@@ -33,15 +33,17 @@ class Newcomers:
         identified: number of connections over which a call has shown a certificate.
 
     Args:
+        clock: clock of the process.
         at_once: number of connections that may come at once.
         per_s: number of connections that may come in each second after that.
     """
 
-    def __init__(self, at_once: float = _AT_ONCE, per_s: float = _PER_S) -> None:
+    def __init__(self, clock: Clock, at_once: float = _AT_ONCE, per_s: float = _PER_S) -> None:
         self.begun = 0
         self.identified = 0
         self._lock = threading.Lock()  # gRPC tells of connections in threads of its own
-        self._allowance = Allowance(at_once, per_s)
+        self._clock = clock
+        self._allowance = Allowance(at_once, per_s, clock)
         self._per_s = per_s
         self._door: Door | None = None
         self._known: dict[str, None] = {}
@@ -74,7 +76,7 @@ class Newcomers:
         try:
             while True:
                 for _ in range(round(_SAYS_EVERY_S / _LOOKS_EVERY_S)):
-                    await asyncio.sleep(_LOOKS_EVERY_S)
+                    await self._clock.pause(_LOOKS_EVERY_S)
                     with self._lock:
                         if door.is_shut and self._allowance.left >= _OPENS_FOR:
                             door.open()

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload, RunFailed
+from fed.processes.clock import Clock
 from fed.protocol.limits import TIMES_DAMAGED
 from fed.protocol.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
 from fed.wire.dialling import DialPatience, words_of
@@ -34,9 +34,11 @@ class Transfers:
     Args:
         patience: time limits of the transfers.
         connected: event that is set while the node's stream is open.
+        clock: clock by which they wait.
     """
 
-    def __init__(self, patience: DialPatience, connected: threading.Event) -> None:
+    def __init__(self, patience: DialPatience, connected: threading.Event, clock: Clock) -> None:
+        self._clock = clock
         self._patience = patience
         self._connected = connected
         self.over = threading.Event()
@@ -129,11 +131,11 @@ class Transfers:
 
     def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
         """Wait for a pause, and until the server is connected."""
-        until_s = time.monotonic() + self._patience.pause_s(failures)
+        until_s = self._clock.monotonic_s() + self._patience.pause_s(failures)
         while is_wanted() and not self.over.is_set():
-            if time.monotonic() > until_s and self._connected.is_set():
+            if self._clock.monotonic_s() > until_s and self._connected.is_set():
                 return
-            time.sleep(_LOOKS_EVERY_S)
+            self._clock.wait(_LOOKS_EVERY_S)
 
 
 def _parts(answer: Answer, path: Path, offset: int) -> Iterator[Part]:

@@ -3,14 +3,15 @@
 import logging
 import math
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fed.errors import InvalidPayload
+from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol import protocol_pb2 as pb
+from fed.server.observer import NodeCame, NodeWent
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.storage.checkpoints import Tree
@@ -80,6 +81,7 @@ class FlowerFleet(RealFleet):
     Args:
         grid: Flower's.
         accepts: what a node says of its data → why it is refused, or None.
+        clock: time, by which it waits.
     """
 
     pull_every_s = 0.05
@@ -87,8 +89,8 @@ class FlowerFleet(RealFleet):
     absent_s = 60.0
     sends = 3
 
-    def __init__(self, grid: Any, *, accepts: Callable[[pb.Joining], str | None]) -> None:
-        super().__init__()
+    def __init__(self, grid: Any, *, accepts: Callable[[pb.Joining], str | None], clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(clock)
         self._grid = grid
         self._accepts = accepts
         self._run = secrets.token_hex(8)  # nodes keep the states of each run under this name
@@ -171,12 +173,12 @@ class FlowerFleet(RealFleet):
         self._poll()
         if before == (self._changes, len(self._answers)):
             # Flower's grid is polled, since it tells nothing by itself
-            time.sleep(max(0.0, min(self.pull_every_s, until - self.clock)))
+            self.time.wait(min(self.pull_every_s, until - self.clock))
 
     def _poll(self) -> None:
-        if time.monotonic() >= self._look_s:
+        if self.time.monotonic_s() >= self._look_s:
             self._look()
-            self._look_s = time.monotonic() + self.look_every_s
+            self._look_s = self.time.monotonic_s() + self.look_every_s
         self._send()
         for message in self._grid.pull_messages(set(self._sent)) if self._sent else ():
             self._take(message)
@@ -186,9 +188,10 @@ class FlowerFleet(RealFleet):
         """Look for nodes; newcomers are asked who they are."""
         there = list(self._grid.get_node_ids())
         for node in self._present.keys() - set(there):
-            client = self._present.pop(node)
-            if client is not None:
-                self._changes += 1
+            who = self._present.pop(node)
+            if who is not None:
+                client, _ = who
+                self._note_presence(NodeWent(client))
                 _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
         self._present |= dict.fromkeys(new)
@@ -277,6 +280,7 @@ class FlowerFleet(RealFleet):
             else:
                 _log.info("client %r is there with %d samples", client, joining.samples)
                 self._members.come(client, joining.samples)
+                self._note_presence(NodeCame(client))
             self._present[node] = client, joining.samples
 
     def _take_answer(self, sent: _Sent, header: pb.Answer, data: bytes) -> None:

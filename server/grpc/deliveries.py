@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import TIMES_DAMAGED
 from fed.server.grpc.leases import Lease, Leases
@@ -34,15 +35,16 @@ class Deliveries:
         refusals: takes down what is refused.
         spool: the folder of files on their way.
         stall_s: for the next piece of a delivery.
+        clock: time, by which the log is told of a full disk.
     """
 
-    def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float) -> None:
+    def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float, clock: Clock) -> None:
         self.spec: tuple[TensorSpec, ...] = ()
         self._leases = leases
         self._refusals = refusals
         self._spool = spool
         self._stall_s = stall_s
-        self._full = Allowance(1, 1 / _SAYS_EVERY_S)  # of the log to say that the disk is
+        self._full = Allowance(1, 1 / _SAYS_EVERY_S, clock)  # limits how often the log reports a full disk
 
     async def take(self, call: Call) -> pb.Receipt:
         """Take one delivery.

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
+from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
 from fed.reports.population import described
@@ -41,11 +42,13 @@ from fed.server.federation import State
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
+from fed.server.observer import Essential, Observer
 from fed.server.real_fleet import RealFleet
 from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
 from fed.server.rounds.coordinated import Coordinated
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
+from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run import Run
@@ -80,8 +83,9 @@ def serve(
     overwrite: bool = False,
     resume: bool = False,
     patience: Patience | None = None,
+    clock: Clock = SYSTEM_CLOCK,
     on_listen: Callable[[int], None] | None = None,
-    after_round: Callable[[Mapping[str, Any]], None] | None = None,
+    observers: Iterable[Observer | Essential] = (),
 ) -> Run:
     """Coordinate an experiment over nodes that dial in.
 
@@ -95,8 +99,10 @@ def serve(
         overwrite: replace a run that the folder holds.
         resume: continue the run that the folder holds, from its newest whole checkpoint.
         patience: the times to wait for nodes.
+        clock: time, by which it waits.
         on_listen: called with the port.
-        after_round: called after each round with its line of the metrics.
+        observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
+            slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
     Returns:
         The run.
@@ -108,11 +114,18 @@ def serve(
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     deployment = Deployment(experiment, credentials.identities if credentials else None)
     with folder.held():
-        fleet = _fleet(listen, folder, credentials, deployment.accepts, patience)
+        fleet = NodeFleet(
+            listen,
+            folder.spool,
+            credentials=credentials,
+            accepts=deployment.accepts,
+            clock=clock,
+            patience=patience,
+        )
         try:
             if on_listen is not None:
                 on_listen(fleet.port)
-            run = deployment.run(fleet, min_nodes, folder, resume=resume, after_round=after_round)
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, observers=Observers(observers, clock))
         except BaseException:  # Ctrl-C too: nodes are told to dial again
             fleet.close("the server stops for now", is_final=False)
             raise
@@ -120,7 +133,13 @@ def serve(
     return run
 
 
-def dismiss_nodes(output: Path, *, listen: str, credentials: "ServerCredentials | None" = None) -> None:
+def dismiss_nodes(
+    output: Path,
+    *,
+    listen: str,
+    credentials: "ServerCredentials | None" = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
     """Tell nodes that dial that a finished run is over, until as many have heard it as it had, or for 24 s.
 
     For a run whose server was killed before it had told them: they dial again and again, with 22.5 s between two
@@ -130,6 +149,7 @@ def dismiss_nodes(output: Path, *, listen: str, credentials: "ServerCredentials 
         output: the run's folder.
         listen: HOST:PORT.
         credentials: of the server; None: no encryption, for loopback alone.
+        clock: time, by which it waits.
 
     Raises:
         InvalidInput: if nothing can listen there.
@@ -144,27 +164,11 @@ def dismiss_nodes(output: Path, *, listen: str, credentials: "ServerCredentials 
         return _OVER
 
     with folder.held():
-        fleet = _fleet(listen, folder, credentials, refuse)
+        fleet = NodeFleet(listen, folder.spool, credentials=credentials, accepts=refuse, clock=clock)
         try:
-            are_told.wait(_DIALLED_WITHIN_S)
+            clock.wait(_DIALLED_WITHIN_S, are_told)
         finally:
             fleet.close(_OVER, is_final=True)
-
-
-def _fleet(
-    listen: str,
-    folder: RunFolder,
-    credentials: "ServerCredentials | None",
-    accepts: Callable[[Joining], str | None],
-    patience: Patience | None = None,
-) -> NodeFleet:
-    return NodeFleet(
-        listen,
-        folder.spool,
-        credentials=credentials,
-        accepts=accepts,
-        patience=patience,
-    )
 
 
 class Deployment:
@@ -235,7 +239,7 @@ class Deployment:
         folder: RunFolder,
         *,
         resume: bool,
-        after_round: Callable[[Mapping[str, Any]], None] | None,
+        observers: Observers | None = None,
     ) -> Run:
         """Wait for nodes, then run all rounds.
 
@@ -244,8 +248,9 @@ class Deployment:
             min_nodes: the number of nodes to wait for.
             folder: of the run.
             resume: continue the run that the folder holds.
-            after_round: called after each round with its line of the metrics.
+            observers: are told of the run's events; None: nobody is.
         """
+        observers = observers or Observers(clock=fleet.time)
         if self._signature is None:
             fleet.await_nodes(1)
         assert self._signature is not None
@@ -275,7 +280,7 @@ class Deployment:
         states = prepared.client_states(message)
         plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
         seen = fleet if secure is None else self._secured(fleet, message, plan)
-        federation = Coordinated(self.experiment, prepared, policy, seen, message, states)
+        federation = Coordinated(self.experiment, prepared, policy, seen, message, states, observers=observers)
         fleet.begin(
             plan,
             message,
@@ -285,11 +290,12 @@ class Deployment:
         )
         if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
             fleet.sessions.plan_sha256 = plan_digest(plan)
-        loop = self._loop(prepared, federation, fleet, fingerprint, folder, after_round)
+        loop = self._loop(prepared, federation, fleet, fingerprint, folder, observers)
         if kept is not None:
             loop.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
         del kept  # its tensors are large
+        fleet.observers = observers  # only now: clients that are there already are in the run's first event
         fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
         return loop.run()
 
@@ -321,7 +327,7 @@ class Deployment:
         fleet: RealFleet,
         fingerprint: Mapping[str, Any],
         folder: RunFolder,
-        after_round: Callable[[Mapping[str, Any]], None] | None,
+        observers: Observers,
     ) -> TrainingLoop:
         recipe = prepared.recipe
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work, devices_of(1))
@@ -369,8 +375,9 @@ class Deployment:
             confusion=lambda state: confusion_of(recipe, state, executor, prepared.data.names.labels),
             population=lambda confusion: described(None, None, confusion),
             fingerprint=fingerprint,
+            clock=fleet.time,
+            observers=observers,
             folder=folder,
-            after_round=after_round,
         )
 
 

@@ -16,10 +16,11 @@ import grpc
 
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import ServerCredentials, hold_to_loopback
+from fed.processes.clock import Clock
 from fed.protocol.limits import MOST_MESSAGE_BYTES
 from fed.protocol.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
 from fed.server.grpc.leases import TaskOutcome
-from fed.server.grpc.service import NodeService, Patience, Scored, SessionMessage, handler_of
+from fed.server.grpc.service import Arrival, NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
 from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
@@ -59,6 +60,7 @@ class NodeFleet(RealFleet):
         credentials: of the server; None: no encryption, for loopback alone.
         accepts: what a node says when it joins → why it is refused, or None.
         patience: how long to wait for nodes.
+        clock: time, by which it waits.
 
     Raises:
         InvalidInput: if it cannot listen there, or must not.
@@ -71,30 +73,31 @@ class NodeFleet(RealFleet):
         *,
         credentials: ServerCredentials | None,
         accepts: Callable[[Joining], str | None],
+        clock: Clock,
         patience: Patience | None = None,
     ) -> None:
         if credentials is None:
             hold_to_loopback(listen)
-        super().__init__()
+        super().__init__(clock)
         self.patience = patience or Patience()
         self._spool = spool
         self.sessions: NodeSessions | None = None
-        # None: a node has come or gone
-        self._arrivals: SimpleQueue[TaskOutcome | Scored | SessionMessage | None] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._ready: deque[TaskOutcome] = deque()
         self._is_closed = False
         self._due_s: dict[int, float] = {}  # by task
         self._payloads: dict[tuple[int, int | None], Payload] = {}
         self._loop = asyncio.new_event_loop()
-        self._newcomers = Newcomers()
+        self._newcomers = Newcomers(clock)
         self._service = NodeService(
             self._start,
             spool,
             self._arrivals,
             None if credentials is None else credentials.roster.admits,
             accepts,
-            self.patience,
+            clock=clock,
             refusals=self._refusals,
+            patience=self.patience,
             identified=self._newcomers.identify,
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
@@ -187,11 +190,11 @@ class NodeFleet(RealFleet):
 
     def _pass_time(self, until: float) -> None:
         with contextlib.suppress(Empty):
-            self._take(self._arrivals.get(timeout=max(0.0, min(until - self.clock, _LOOKS_EVERY_S))))
+            self._take(self.time.take(self._arrivals, min(until - self.clock, _LOOKS_EVERY_S)))
         if self.sessions is not None:
             self.sessions.tick()
 
-    def _take(self, arrival: TaskOutcome | Scored | SessionMessage | None) -> None:
+    def _take(self, arrival: Arrival) -> None:
         if isinstance(arrival, SessionMessage):
             if self.sessions is not None:
                 self.sessions.take_message(arrival.client, arrival.message)
@@ -207,7 +210,7 @@ class NodeFleet(RealFleet):
         elif isinstance(arrival, Scored):
             self._take_scores(arrival.client, arrival.scores.id, arrival.scores)
         else:
-            self._changes += 1
+            self._note_presence(arrival)
             if self.sessions is not None:
                 self.sessions.resend()
 

@@ -1,10 +1,10 @@
 """Tasks under way: who holds each, until when it is waited for, and what has come of its answer."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, TensorSpec
 
@@ -39,7 +39,7 @@ class Lease:
     Args:
         assignment: as it was given.
         client: to which it was given.
-        given_s: when, by :func:`time.monotonic`.
+        given_s: when, by the server's clock.
         lease_until_s: when it has failed, unless a heartbeat of its holder comes.
         is_accepted: whether a node has said that it holds it.
         incoming: what has come of its answer.
@@ -61,11 +61,15 @@ class Lease:
         """Number of the task."""
         return self.assignment.task.number
 
-    def told(self) -> pb.ToNode:
-        """The assignment with the seconds that are left until its deadline."""
+    def told(self, now_s: float) -> pb.ToNode:
+        """The assignment with the seconds that are left until its deadline.
+
+        Args:
+            now_s: the time, by the server's clock.
+        """
         message = pb.ToNode(assignment=self.assignment)  # a copy: the lease keeps the deadline as it was given
         if self.assignment.HasField("deadline_s"):
-            left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
+            left_s = self.given_s + self.assignment.deadline_s - now_s
             message.assignment.deadline_s = max(left_s, 0.0)
         return message
 
@@ -84,9 +88,13 @@ class Leases:
         spool: the folder of files on their way.
         arrived: takes what becomes of a task.
         lease_s: seconds without a heartbeat after which a task has failed.
+        clock: time, by which leases end.
     """
 
-    def __init__(self, start: int, spool: Path, arrived: Callable[[TaskOutcome], object], lease_s: float) -> None:
+    def __init__(
+        self, start: int, spool: Path, arrived: Callable[[TaskOutcome], object], lease_s: float, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._start = start
         self._spool = spool
         self._arrived = arrived
@@ -104,7 +112,7 @@ class Leases:
 
     def give(self, client: int | str, assignment: pb.Assignment) -> Lease:
         """Begin a lease for a task."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         lease = self._open[assignment.task.number] = Lease(assignment, client, now_s, now_s + self._lease_s)
         return lease
 
@@ -123,7 +131,7 @@ class Leases:
 
     def renew(self, lease: Lease) -> None:
         """Extend a lease after a heartbeat of its holder."""
-        lease.lease_until_s = time.monotonic() + self._lease_s
+        lease.lease_until_s = self._clock.monotonic_s() + self._lease_s
 
     def incoming(self, lease: Lease, answer: pb.Answer, spec: Sequence[TensorSpec]) -> Incoming:
         """File of this answer as far as it has come: empty, where it is another answer than before.

@@ -5,28 +5,29 @@ All of it runs in one event loop; a fleet in another thread hands it assignments
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_HELD, NODE_NAME
 from fed.server.grpc.deliveries import Deliveries
 from fed.server.grpc.leases import Lease, Leases, TaskOutcome
+from fed.server.observer import NodeCame, NodeWent
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line
 from fed.wire.payloads import TensorSpec
 from fed.wire.rate_limits import Allowance, Refusals
 
-__all__ = ["Node", "NodeService", "Patience", "Scored", "SessionMessage", "handler_of"]
+__all__ = ["Arrival", "Node", "NodeService", "Patience", "Scored", "SessionMessage", "handler_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,10 @@ class Scored(NamedTuple):
     scores: pb.Scores
 
 
+Arrival: TypeAlias = TaskOutcome | Scored | SessionMessage | NodeCame | NodeWent
+"""Arrival that a fleet takes: what becomes of a task, what a node says, or a node that has come or gone."""
+
+
 @dataclass
 class NodeService:
     """Answers nodes' calls, each in the name that its certificate says.
@@ -94,7 +99,7 @@ class NodeService:
     Args:
         start: of this server, which its tasks are named by.
         spool: the folder of files on their way.
-        arrivals: takes what becomes of tasks; None when a node comes or goes.
+        arrivals: takes what becomes of tasks, and nodes that come and go.
         admits: (name, certificate in PEM) → why a node is refused, or None; where there are no certificates it is
             None itself, and nodes are believed.
         accepts: what a node says when it joins → why it is refused, or None.
@@ -103,29 +108,32 @@ class NodeService:
         refusals: takes down what nodes are refused.
         identified: function that is told the address of each call that shows a certificate.
         nodes: by the client that each stands for.
+        clock: time, by which it waits.
     """
 
     start: int
     spool: Path
-    arrivals: SimpleQueue[TaskOutcome | Scored | SessionMessage | None]
+    arrivals: SimpleQueue[Arrival]
     admits: Admission | None
     accepts: Callable[[pb.Joining], str | None]
+    _: KW_ONLY
+    clock: Clock
+    refusals: Refusals
     patience: Patience = field(default_factory=Patience)
     plan: pb.Plan | None = None
-    refusals: Refusals = field(default_factory=Refusals)
     identified: Callable[[str], object] = lambda address: None
     nodes: dict[int | str, Node] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._reception = Reception(self.admits, self.refusals, self.identified)
-        self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
-        self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s)
+        self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s, self.clock)
+        self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s, self.clock)
 
     def assign(self, assignments: Sequence[tuple[int | str, pb.Assignment]]) -> None:
         """Give tasks to nodes; a node that does not attend gets its task when it returns."""
         for client, assignment in assignments:
-            self._tell(client, self._leases.give(client, assignment).told())
+            self._tell(client, self._leases.give(client, assignment).told(self.clock.monotonic_s()))
 
     def examine(self, client: int | str, examination: pb.Examination) -> bool:
         """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
@@ -167,9 +175,9 @@ class NodeService:
         """Fail tasks whose holders send no heartbeat."""
         every_s = self.patience.lease_s / 20
         while True:
-            began_s = time.monotonic()
-            await asyncio.sleep(every_s)
-            now_s = time.monotonic()
+            began_s = self.clock.monotonic_s()
+            await self.clock.pause(every_s)
+            now_s = self.clock.monotonic_s()
             if (frozen_s := now_s - began_s - every_s) > every_s:  # this process was frozen, and heard no heartbeat
                 for lease in self._leases:
                     lease.lease_until_s += frozen_s
@@ -205,7 +213,7 @@ class NodeService:
         assert outbox is not None
         numbers = "hides its number of samples" if joining.hides_numbers else f"has {joining.samples} samples"
         _log.info("client %r has joined: it %s", client, numbers)
-        self.arrivals.put(None)
+        self.arrivals.put(NodeCame(client))
         try:
             problems = await converse(self._tell_all(call, node, outbox), self._listen(call, node))
         finally:
@@ -213,7 +221,7 @@ class NodeService:
                 node.outbox = None
                 self._drop_examination(client)
                 _log.info("client %r is gone", client)
-                self.arrivals.put(None)
+                self.arrivals.put(NodeWent(client))
         for problem in problems:
             if isinstance(problem, TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
@@ -226,7 +234,7 @@ class NodeService:
     async def _tell_all(self, call: Call, node: Node, outbox: "asyncio.Queue[pb.ToNode]") -> None:
         while True:
             try:
-                message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
+                message = await self.clock.within(self.patience.heartbeat_s, outbox.get())
             except TimeoutError:
                 message = pb.ToNode(heartbeat=pb.Heartbeat())
             if message.HasField("session") or message.assignment.model_sha256:  # which begins a session
@@ -310,7 +318,7 @@ class NodeService:
     def _joined(self, client: int | str, joining: pb.Joining) -> Node:
         node = self.nodes.get(client)
         if node is None:
-            unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s)
+            unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s, self.clock)
             node = self.nodes[client] = Node(client, joining.samples, unasked)
         if not node.unasked.spend():
             raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
@@ -328,7 +336,7 @@ class NodeService:
                 node.outbox.put_nowait(pb.ToNode(withdrawal=pb.Withdrawal(task=task)))
         for lease in self._leases.of(client):
             if lease.number not in held:
-                node.outbox.put_nowait(lease.told())
+                node.outbox.put_nowait(lease.told(self.clock.monotonic_s()))
         return node
 
     def _drop_examination(self, client: int | str) -> None:

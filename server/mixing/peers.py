@@ -94,6 +94,10 @@ class Peers:
         # in float64: the mean of equal models is that model, to the bit
         return vectors_HV.mean(0, dtype=torch.float64).to(self.layout.dtype), integers_I
 
+    def clients(self) -> Sequence[int | str]:
+        """Peers whose models are here."""
+        return self.neighbourhood.members
+
     def measures(self) -> dict[str, float]:
         r"""The consensus distance of the models that are here; a real peer knows its own alone, and counts the others.
 

@@ -23,6 +23,7 @@ from fed.server.peer.members.membership import Member
 from fed.server.peer.reachability import reachable_graph
 from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.server.rounds.coordinated import step_sizes
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.vectors.tensors import torch
@@ -53,8 +54,9 @@ class GossipPeer(RealPeer[GossipService]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
         rule: PeerRule = prepared.algorithm
         self._rule, layout, every = rule, prepared.layout, experiment.checkpoints.every
         self._keeps_checkpoints = every is not None
@@ -74,6 +76,7 @@ class GossipPeer(RealPeer[GossipService]):
             pushes=rule.corrects_weights,
             deadline_s=self.deadline_s,
             waits_alone=self.policy.waits_alone,
+            observers=self.observers,
         )
         self.thread = self._neighbourhood.thread
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)

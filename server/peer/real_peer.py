@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed, os_errors_as
 from fed.identity.credentials import PeerCredentials
+from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.reports.population import described
 from fed.server.confusion import confusion_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
@@ -32,6 +32,7 @@ from fed.server.peer.members.membership import Member, Timing
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.resume import run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
@@ -71,6 +72,7 @@ class PeerSetup:
         min_peers: the number of peers to wait for before the first round.
         patience_s: seconds to wait for others without whom this peer cannot go on, > 0.
         serves_end_s: seconds for which a peer that has ended its rounds stays there for members that have not, >= 0.
+        clock: time, by which it waits.
     """
 
     name: str
@@ -81,6 +83,7 @@ class PeerSetup:
     min_peers: int = 2
     patience_s: float = 3600.0
     serves_end_s: float = 60.0
+    clock: Clock = SYSTEM_CLOCK
 
 
 class RealPeer(ABC, Generic[_Service]):
@@ -96,6 +99,7 @@ class RealPeer(ABC, Generic[_Service]):
         setup: how it meets the others.
         output: the run's folder.
         is_resumed: the run goes on.
+        observers: are told of the run's events; None: nobody is.
     """
 
     thread: ServiceThread[_Service]
@@ -109,9 +113,11 @@ class RealPeer(ABC, Generic[_Service]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
         self.experiment, self.prepared, self.client, self.setup = experiment, prepared, client, setup
         self._output, self._is_resumed = output, is_resumed
+        self.observers = observers or Observers(clock=setup.clock)
         self._end_file = EndFile.read(messages_folder(output))
         self.policy = experiment.rounds.make()
         if isinstance(self.policy, Synchronous):
@@ -235,18 +241,18 @@ class RealPeer(ABC, Generic[_Service]):
     def _await_end(self, earlier: Collection[str]) -> frozenset[str]:
         """Wait until all members have ended; returns those that have not."""
         limit_s = max(self.deadline_s, self.setup.serves_end_s) if self.setup.serves_end_s else 0.0
-        began_s = time.monotonic()
+        began_s = self.setup.clock.monotonic_s()
         is_said = False
         try:
             while missing := self.thread.call(self.service.awaited, earlier):
-                waited_s = time.monotonic() - began_s
+                waited_s = self.setup.clock.monotonic_s() - began_s
                 if waited_s >= limit_s:
                     return missing
                 if waited_s > _SAID_AFTER_S and not is_said:
                     is_said = True
                     left_s = limit_s - waited_s
                     _log.info("the run is over; this peer stays for %s, for up to %.0f s", _listed(missing), left_s)
-                time.sleep(_LOOKS_EVERY_S)
+                self.setup.clock.wait(_LOOKS_EVERY_S)
         except KeyboardInterrupt:  # the results are written, and all that is lost is the wait
             return missing
         return frozenset()
@@ -259,14 +265,15 @@ class RealPeer(ABC, Generic[_Service]):
             gone_after_s: seconds of silence after which another is gone.
         """
         return {
-            "own": Member(self.setup.name, "", time.time_ns(), samples=self.size, is_ready=is_ready),
+            "own": Member(self.setup.name, "", self.setup.clock.wall_ns(), samples=self.size, is_ready=is_ready),
             "experiment": _hash(run_fingerprint(self.experiment, self.prepared.layout, None)),
             "introducers": tuple(self.setup.join),
             "folder": messages_folder(self._output),
             "credentials": self.setup.credentials,
             "timing": Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
             "patience": StreamPatience(silence_s=max(2.5, min(10.0, self.deadline_s / 2))),
-            "refusals": Refusals(),
+            "refusals": Refusals(self.setup.clock),
+            "clock": self.setup.clock,
             "rounds": self.policy.count,
             "patience_s": self.setup.patience_s,
         }
@@ -275,14 +282,12 @@ class RealPeer(ABC, Generic[_Service]):
         self,
         fingerprint: Mapping[str, Any],
         folder: RunFolder,
-        after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
         """The training loop of this peer.
 
         Args:
             fingerprint: that its checkpoints belong to.
             folder: of the run.
-            after_round: called after each round with its line of the metrics.
         """
         prepared, held_out = self.prepared, self.prepared.held_out
 
@@ -322,8 +327,9 @@ class RealPeer(ABC, Generic[_Service]):
             confusion=lambda state: confusion_of(prepared.recipe, state, self.executor, prepared.data.names.labels),
             population=lambda confusion: described(None, self.graph(), confusion),
             fingerprint=fingerprint,
+            clock=self.setup.clock,
+            observers=self.observers,
             folder=folder,
-            after_round=after_round,
         )
 
 

@@ -17,6 +17,7 @@ from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.server.peer.replica.ballots import BallotTiming
 from fed.server.peer.replica.replica import Replicated, ReplicatedFleet
 from fed.server.peer.replica.replica_service import ReplicaService
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.vectors.reduction import PACKED_BYTES
 
@@ -38,8 +39,9 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
         assert isinstance(prepared.algorithm, Aggregator)
         if prepared.algorithm.needs_fixed_members:
             raise InvalidExperiment(
@@ -66,8 +68,10 @@ class ReplicaPeer(RealPeer[ReplicaService]):
             snapshot=lambda: self._replicated.snapshot,
         )
         self.thread, states = ServiceThread(service), prepared.client_states(message)
-        fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers)
-        self._replicated = Replicated(experiment, prepared, self.policy, fleet, message, states)
+        fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers, self.observers)
+        self._replicated = Replicated(
+            experiment, prepared, self.policy, fleet, message, states, observers=self.observers
+        )
 
     @property
     def federation(self) -> Replicated:

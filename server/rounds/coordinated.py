@@ -1,6 +1,6 @@
 """Federation of clients under a coordinator, whose rounds follow a policy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from fed.server.coordinator import Coordinator
 from fed.server.federation import State
 from fed.server.fleet import Fleet
 from fed.server.rounds.synchronous import Rounds
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 
@@ -32,6 +33,7 @@ class Coordinated:
         states: the clients' own.
         moved_bytes: what has travelled up and down in the last round, where a fleet does not count it.
         occupation: the clients' use of their time.
+        observers: are told of tasks; None: nobody is.
     """
 
     experiment: InitVar[Experiment]
@@ -43,14 +45,24 @@ class Coordinated:
     _: KW_ONLY
     moved_bytes: Callable[[], tuple[int, int]] | None = None
     occupation: Callable[[], dict[str, Any]] = dict
+    observers: InitVar[Observers | None] = None
 
-    def __post_init__(self, experiment: Experiment, prepared: Preparation, fleet: Fleet, message: Format) -> None:
+    def __post_init__(
+        self,
+        experiment: Experiment,
+        prepared: Preparation,
+        fleet: Fleet,
+        message: Format,
+        observers: Observers | None,
+    ) -> None:
         """Begin before the first round."""
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         assert isinstance(algorithm, Aggregator)
         model, lr_in = shared.pack(prepared.module), step_sizes(experiment, self.policy)
         parts = shared, message, *model, prepared.streams, lr_in, self.policy.drops_diverged
-        self.coordinator = Coordinator(algorithm, fleet, *parts, stages=prepared.stages)
+        self.coordinator = Coordinator(
+            algorithm, fleet, *parts, stages=prepared.stages, observers=observers or Observers()
+        )
         self._policy_state = self.policy.init()
 
     @property
@@ -65,6 +77,10 @@ class Coordinated:
             return stats
         up, down = self.moved_bytes()
         return stats._replace(bytes_up=up, bytes_down=down)
+
+    def clients(self) -> Sequence[int | str]:
+        """Clients that have registered by now."""
+        return self.coordinator.fleet.registered()
 
     def measures(self) -> dict[str, float]:
         """Give none: there is one model."""

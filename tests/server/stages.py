@@ -20,6 +20,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import Answer, Assignment, Failed, Plan, Response, Signature
 from fed.server.fleet import Fleet
 from fed.server.flower.app import write_app
@@ -196,6 +197,7 @@ class OverGrpc(_Real):
             folder / "spool",
             credentials=None,
             accepts=lambda joining: None,
+            clock=SYSTEM_CLOCK,
             patience=Patience(heartbeat_s=0.2, silence_s=BOUND_S, lease_s=2.0, stall_s=BOUND_S),
         )
         self._gate = threading.Event()

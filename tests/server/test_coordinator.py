@@ -18,6 +18,9 @@ from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as Header
 from fed.server.coordinator import Coordinator
+from fed.server.observer import Essential
+from fed.server.recording import RunLog
+from fed.server.telling import Observers
 from fed.server.way_in import received
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
@@ -204,6 +207,7 @@ def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:
 def test_a_refusal_is_logged_with_sender_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     moves = coordinator(lambda task: [sent(task, torch.full((3,), math.nan))])
+    moves.observers = Observers([Essential(RunLog())])
     one_round(moves, 2, [0])
     assert "round 2: client 0 failed: its answer was refused: the vector must be finite" in caplog.text
 

@@ -21,6 +21,7 @@ from fed.clients.training.work_items import Evaluate
 from fed.clients.training.worker import Work
 from fed.errors import InvalidData
 from fed.server.evaluation import MODELS_AT_ONCE
+from fed.server.observer import Essential
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation, begin_scoring
 from tests.simulations import users_parts as parts
@@ -135,7 +136,7 @@ def test_scores_beside_the_next_round_are_those_of_their_own(
 ) -> None:
     keys = experiment(algorithm, evaluation=evaluation, rounds={"evaluate_every": evaluate_every})
     watcher = parts.Watcher()
-    beside = simulate(keys, data=parts.unequal(), model=parts.small, observer=watcher)
+    beside = simulate(keys, data=parts.unequal(), model=parts.small, observers=[Essential(watcher)])
     assert watcher.rounds == [line["round"] for line in beside.metrics] == [1, 2, 3, 4]
     assert [line["test_loss"] is not None for line in beside.metrics] == [
         number % evaluate_every == 0 or number == 4 for number in (1, 2, 3, 4)
@@ -144,7 +145,7 @@ def test_scores_beside_the_next_round_are_those_of_their_own(
         (executor,) = late
         assert executor.lease.index("Evaluated") > executor.lease.count("Trained") // 4, "of round 2 trained before"
     monkeypatch.undo()
-    after = simulate(keys, data=parts.unequal(), model=parts.small, observer=parts.Watcher())
+    after = simulate(keys, data=parts.unequal(), model=parts.small, observers=[Essential(parts.Watcher())])
     assert parts.outcome(beside) == parts.outcome(after)
     assert list(beside.metrics[0]) == list(after.metrics[0])
 
@@ -173,7 +174,13 @@ def test_an_error_in_a_round_still_records_the_round_before(late: list[Late], tm
     (bad, *_) = cohorts[-1] - set().union(*cohorts[:-1])
     watcher = parts.Watcher()
     with pytest.raises(InvalidData, match=f"client {bad} "):
-        simulate(keys, data=parts.on_demand([bad]), model=parts.small, output=tmp_path / "run", observer=watcher)
+        simulate(
+            keys,
+            data=parts.on_demand([bad]),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(watcher)],
+        )
     assert watcher.rounds == [1, 2, 3]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["test_loss"] for line in lines] == [line["test_loss"] for line in whole.metrics[:3]]
@@ -189,7 +196,13 @@ def test_an_interruption_keeps_the_round_that_was_scored_last(late: list[Late], 
 
     keys = experiment()
     with pytest.raises(KeyboardInterrupt):
-        simulate(keys, data=parts.unequal(), model=parts.small, output=tmp_path / "run", observer=parts.Watcher(stop))
+        simulate(
+            keys,
+            data=parts.unequal(),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(parts.Watcher(stop))],
+        )
     two = simulate(keys.override({"rounds.count": 2}), data=parts.unequal(), model=parts.small, output=tmp_path / "two")
     assert two.summary["rounds"] == 2
     kept, expected = (parts.kept(tmp_path / name)["model.safetensors"] for name in ("run", "two"))
@@ -204,7 +217,13 @@ def test_an_observer_that_fails_is_told_nothing_twice(late: list[Late], tmp_path
 
     watcher = parts.Watcher(fail)
     with pytest.raises(RuntimeError, match="enough"):
-        simulate(experiment(), data=parts.unequal(), model=parts.small, output=tmp_path / "run", observer=watcher)
+        simulate(
+            experiment(),
+            data=parts.unequal(),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(watcher)],
+        )
     assert watcher.rounds == [1, 2]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 

@@ -15,6 +15,7 @@ import fed
 from fed.config import registry
 from fed.config.components import Family
 from fed.errors import FedError
+from fed.server.observer import Essential
 from tests.simulations import users_parts as parts
 from tests.simulations.durable_runs import left_in
 from tests.simulations.random_experiments import RandomExperiments, write_files
@@ -62,7 +63,9 @@ def outcome(keys: Mapping[str, Any], folder: Path, *, workers: bool) -> str:
 
     try:
         experiment = fed.Experiment(**keys)
-        whole = fed.simulate(experiment, output=folder / "whole", observer=parts.Watcher(copy_after_round_1))
+        whole = fed.simulate(
+            experiment, output=folder / "whole", observers=[Essential(parts.Watcher(copy_after_round_1))]
+        )
     except FedError as error:
         return str(error) or repr(error)
     hold_finite(whole)

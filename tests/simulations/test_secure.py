@@ -12,6 +12,7 @@ import fed
 from fed.compression.codec import Draw
 from fed.errors import InvalidExperiment
 from fed.secure_aggregation.fixed_point import ClientNumbers, SecureSum
+from fed.server.observer import Essential
 from fed.server.secure_fleet import SessionResult
 from fed.simulations.secure import SimulatedSessions
 from fed.simulations.simulation import Simulation
@@ -366,7 +367,7 @@ def test_run_cut_off_and_resumed_has_the_same_bits(tmp_path: Path) -> None:
     whole = fed.simulate(changes, output=tmp_path / "whole")
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        fed.simulate(changes, output=cut, observer=Watcher(_interrupt_after_two))
+        fed.simulate(changes, output=cut, observers=[Essential(Watcher(_interrupt_after_two))])
     same(whole, fed.simulate(changes, output=cut, resume=True))
 
 

@@ -18,7 +18,7 @@ import fed
 from fed.aggregators.fedavg import FedAvg
 from fed.clients.data import Pair
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Event, Expectation, Kinds, RoundEnded
 from fed.simulations.executors.pool import Workers
 
 UNEQUAL = (3, 17, 8, 1, 30, 12, 5, 9, 24)
@@ -79,13 +79,18 @@ def _without_times(line: Mapping[str, Any]) -> dict[str, Any]:
 class Watcher:
     """An observer that notes what it is told, and then does something."""
 
+    kinds: Kinds = (Expectation, RoundEnded)
+
     def __init__(self, then: Callable[[int], None] = lambda number: None) -> None:
         self.expectations: list[Expectation] = []
         self.rounds: list[int] = []
         self._then = then
 
-    def begin(self, expectation: Expectation) -> None:
-        self.expectations.append(expectation)
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Expectation):
+            self.expectations.append(event)
+        elif isinstance(event, RoundEnded):
+            self.round(event.line)
 
     def round(self, line: Mapping[str, Any]) -> None:
         self.rounds.append(line["round"])

@@ -9,7 +9,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +122,7 @@ class GossipService(MemberService):
         """Begin a round, and forget the exchanges of earlier ones."""
         oldest = number - self.ahead - 2
         if number <= self.rounds:
-            present = {member.name for member in self.members.present(time.monotonic())}
+            present = {member.name for member in self.members.present(self.clock.monotonic_s())}
             self.generations.look(present, oldest)
         self._next = ExchangeKey(number, 0)
         self._arrivals = {key: one for key, one in self._arrivals.items() if key[0] >= self._next}
@@ -177,8 +176,8 @@ class GossipService(MemberService):
             for name in sorted(message.owed):
                 self._send(message, name)
         self.reach(senders | receivers)
-        until_s = time.monotonic() + limit_s
-        while not self._is_settled() and (left_s := until_s - time.monotonic()) > 0:
+        until_s = self.clock.monotonic_s() + limit_s
+        while not self._is_settled() and (left_s := until_s - self.clock.monotonic_s()) > 0:
             self.raise_failure()
             await self.next_change(min(left_s, _LOOKS_EVERY_S))
             self.reach(senders | receivers)
@@ -186,9 +185,9 @@ class GossipService(MemberService):
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
         """A copy of another's state, and the round after which it is; None if no member gives one in time."""
-        until_s = time.monotonic() + limit_s
+        until_s = self.clock.monotonic_s() + limit_s
         asked: set[str] = set()
-        while self._copy is None and time.monotonic() < until_s:
+        while self._copy is None and self.clock.monotonic_s() < until_s:
             self.raise_failure()
             holders = [name for name, number in self.reached.items() if number > 1 and name not in asked]
             if holders and (link := self.links.link(holders[0])) is not None:
@@ -377,7 +376,7 @@ class GossipService(MemberService):
 
     def _is_settled(self) -> bool:
         assert self._open is not None
-        present = {member.name for member in self.members.present(time.monotonic())}
+        present = {member.name for member in self.members.present(self.clock.monotonic_s())}
         senders, receivers = self._open.senders, self._open.receivers
         return all(self._is_settled_with(name, name in present) for name in senders | receivers)
 

@@ -9,12 +9,12 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fed.server.mixing.neighbourhood import Attendance, EncodedRows
+from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.gossip.copies import Copies
 from fed.server.peer.gossip.gossip_service import GossipService, Outcome
 from fed.server.peer.gossip.outbox import ExchangeKey
@@ -22,6 +22,7 @@ from fed.server.peer.members.member_service import Standing
 from fed.server.peer.members.membership import Member
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.members.waiting import Waiting, nobody_came
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.vectors.mixing import Weights
@@ -54,6 +55,7 @@ class RealNeighbourhood:
         pushes: True where rules correct weights that do not keep the mean, as push-sum does.
         deadline_s: for an exchange.
         waits_alone: True if this peer waits in rounds in which all others are away.
+        observers: are told of members that come and go, as a round finds them; None: nobody is.
     """
 
     def __init__(
@@ -64,8 +66,12 @@ class RealNeighbourhood:
         pushes: bool,
         deadline_s: float,
         waits_alone: bool,
+        observers: Observers | None = None,
     ) -> None:
+        self._observers = observers or Observers()
+        self._there: frozenset[int | str] = frozenset()
         self.service = service
+        self._time = service.clock
         self.bytes_sent = self.bytes_received = 0
         self.left_out: set[str] = set()
         self._left_out_before: set[str] = set()
@@ -80,7 +86,7 @@ class RealNeighbourhood:
         self._waits_alone = waits_alone
         self._exchange = 0
         self._has_mixed = False
-        self._began_s = time.monotonic()
+        self._began_s = self._time.monotonic_s()
         self._earlier_s = 0.0
         self._written = 0  # the last round whose state was asked for, for a checkpoint
         self._last_names: list[str] = []
@@ -102,7 +108,7 @@ class RealNeighbourhood:
         Raises:
             RunFailed: if too few have come for as long as this peer may wait.
         """
-        until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
+        until_s, said_s = self._time.monotonic_s() + self._deadline_s, self._time.monotonic_s() + 1.0
         waiting = Waiting(self.service.patience_s)
         while True:
             self.thread.call(self.service.raise_failure)
@@ -111,24 +117,24 @@ class RealNeighbourhood:
             missing = {*self._last_names} - {member.name for member in standing.present}
             if (len(ready) >= count or self._last_names) and not missing:
                 return len(ready)
-            if (missing or standing.furthest) and time.monotonic() > until_s:
+            if (missing or standing.furthest) and self._time.monotonic_s() > until_s:
                 _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "those that are not there")
                 return len(ready)
-            if waiting.is_exhausted(time.monotonic()):
+            if waiting.is_exhausted(self._time.monotonic_s()):
                 raise nobody_came(f"{len(ready)} of {len(self._last_names) or count} peers are there", waiting.limit_s)
-            if time.monotonic() > said_s:
+            if self._time.monotonic_s() > said_s:
                 said_s = math.inf
                 _log.info("%d of %d peers are there", len(ready), len(self._last_names) or count)
-            time.sleep(_LOOKS_EVERY_S)
+            self._time.wait(_LOOKS_EVERY_S)
 
     def is_late(self) -> bool:
         """Tell whether others have begun the run, once one of them has said its round, or none has for a second."""
-        until_s = time.monotonic() + _FOUND_WITHIN_S
+        until_s = self._time.monotonic_s() + _FOUND_WITHIN_S
         while True:
             standing = self.thread.call(self.service.standing)
-            if standing.rounds or time.monotonic() > until_s:
+            if standing.rounds or self._time.monotonic_s() > until_s:
                 return standing.furthest > 1
-            time.sleep(_LOOKS_EVERY_S)
+            self._time.wait(_LOOKS_EVERY_S)
 
     @property
     def members(self) -> Sequence[int | str]:
@@ -143,7 +149,7 @@ class RealNeighbourhood:
     @property
     def clock(self) -> float:
         """Seconds since the run began, those between a stop and its resumption left out."""
-        return self._earlier_s + time.monotonic() - self._began_s
+        return self._earlier_s + self._time.monotonic_s() - self._began_s
 
     def begin(self, number: int) -> Attendance:
         """Find a round's neighbours; a peer that most others have left behind skips to their round.
@@ -160,6 +166,7 @@ class RealNeighbourhood:
         if self._waits_alone and number >= self.skips_to:
             standing = self._await_others(number, standing)
         self._seen = len(standing.present)
+        self._tell_presence(standing)
         if number >= self.skips_to:
             self._find_neighbours(number, standing)
             self._catch_up(number, standing)
@@ -259,7 +266,7 @@ class RealNeighbourhood:
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._earlier_s, self._began_s = state["clock"], time.monotonic()
+        self._earlier_s, self._began_s = state["clock"], self._time.monotonic_s()
         self._last_names = state["members"]
         self._copies.restore(state["copies"])
         self.thread.call(self.service.generations.restore, state["generations"])
@@ -299,7 +306,7 @@ class RealNeighbourhood:
                 self.skips_to = self.service.rounds + 1
                 _log.warning("round %d: all others have ended, and this peer ends with the model that it has", number)
                 return standing
-            if waiting.is_exhausted(time.monotonic()):
+            if waiting.is_exhausted(self._time.monotonic_s()):
                 raise nobody_came(f"round {number} needs another peer, and all are away", waiting.limit_s)
             if waiting.waited_s > _SAID_AFTER_S and not is_said:
                 is_said = True
@@ -309,10 +316,19 @@ class RealNeighbourhood:
                     number,
                     waiting.left_s,
                 )
-            time.sleep(_LOOKS_EVERY_S)
+            self._time.wait(_LOOKS_EVERY_S)
             self.thread.call(self.service.raise_failure)
             standing = self.thread.call(self.service.standing)
         return standing
+
+    def _tell_presence(self, standing: Standing) -> None:
+        """Tell observers of the others that have come and gone since the last round."""
+        there = frozenset(member.client for member in standing.present) - {self.service.members.own.client}
+        for client in sorted(there - self._there, key=str):
+            self._observers.tell(NodeCame(client))
+        for client in sorted(self._there - there, key=str):
+            self._observers.tell(NodeWent(client))
+        self._there = there
 
     def _others(self) -> frozenset[str]:
         """Names of the others that were members when this peer last took part, or are known where it never did."""
@@ -344,12 +360,12 @@ class RealNeighbourhood:
         ahead = [name for name, its in standing.rounds.items() if name in self._weights_from and its > number + 1]
         # messages of these rounds may have been here before this peer was killed
         is_replay = number <= self.service.replays_until
-        until_s = time.monotonic() + (_MESSAGES_WITHIN_S if is_replay else 0.0)
+        until_s = self._time.monotonic_s() + (_MESSAGES_WITHIN_S if is_replay else 0.0)
         while ahead:
             ahead = [name for name in ahead if not self.thread.call(self.service.has_message, number, name)]
-            if time.monotonic() >= until_s:
+            if self._time.monotonic_s() >= until_s:
                 break
-            time.sleep(_LOOKS_EVERY_S)
+            self._time.wait(_LOOKS_EVERY_S)
         if ahead and (later := round_of_most(number, [*standing.rounds.values()])):
             self.skips_to = later
             if is_replay:  # the others may have counted vectors of rounds that this peer skips

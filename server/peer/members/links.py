@@ -6,7 +6,6 @@ All of it runs in one event loop.
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from google.protobuf.message import DecodeError
 from fed.errors import DamagedPayload, InvalidInput, InvalidPayload
 from fed.identity.certificates import PEER_HOST, peer_host
 from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
 from fed.server.peer.members.link import Link, Listener, Refused, StreamPatience
@@ -64,6 +64,7 @@ class Links:
         credentials: of this peer; None: no encryption, and names are believed, on loopback alone.
         patience: how long to wait.
         refusals: counts and logs what is refused.
+        clock: time, by which it waits.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Links:
         credentials: PeerCredentials | None,
         patience: StreamPatience,
         refusals: Refusals,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self.greeting = greeting
         self._listener, self._credentials = listener, credentials
         self._patience, self._refusals = patience, refusals
@@ -81,7 +84,7 @@ class Links:
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
         self._server: grpc.aio.Server | None = None
-        self._newcomers = Newcomers()
+        self._newcomers = Newcomers(clock)
         self._watching: asyncio.Task[None] | None = None
 
     async def listen(self, address: str) -> int:
@@ -127,7 +130,7 @@ class Links:
         key = name or address
         if key in self._dialling or (name is not None and self.link(name) is not None):
             return
-        if time.monotonic() < self._pauses.get(key, (0.0, 0.0))[0]:
+        if self._clock.monotonic_s() < self._pauses.get(key, (0.0, 0.0))[0]:
             return
         if name is not None and self._credentials is not None and self._credentials.refusals([name]):
             return
@@ -161,7 +164,7 @@ class Links:
             await self._server.stop(grace_s)
 
     async def _dial(self, address: str, name: str | None, key: str) -> None:
-        began_s = time.monotonic()
+        began_s = self._clock.monotonic_s()
         try:
             await self._talk_to(address, name)
         except grpc.aio.AioRpcError as error:
@@ -170,7 +173,7 @@ class Links:
             self._refusals.note(name or Unnamed(address), str(error))
         finally:
             del self._dialling[key]
-            patience, now_s = self._patience, time.monotonic()
+            patience, now_s = self._patience, self._clock.monotonic_s()
             lasted = now_s - began_s > patience.silence_s
             pause_s = patience.pause_s if lasted else self._pauses.get(key, (0.0, patience.pause_s))[1]
             then_s = min(2 * pause_s, patience.most_pause_s)
@@ -275,7 +278,7 @@ class Links:
                 _log.warning("the stream with %r has failed: %s: %s", link.name, type(problem).__name__, problem)
 
     async def _listen(self, link: Link, read: _Read, refusal: Callable[[], str | None]) -> None:
-        allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S)
+        allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S, self._clock)
         header, left_bytes = pb.PeerMessage(), 0
         incoming: Incoming | None = None
         try:

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import math
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from fed.errors import FedError, InvalidCredentials, RunFailed
 from fed.identity.credentials import PeerCredentials
+from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import PROTOCOL
 from fed.server.peer.members.link import Link, Refused, StreamPatience
@@ -70,6 +70,7 @@ class MemberService(ABC):
         timing: of heartbeats.
         patience: of streams.
         refusals: counts and logs what is refused.
+        clock: time, by which it waits.
         rounds: of the run.
         snapshot: gives the round of the last state, and the state, for those that join; None before the first.
         patience_s: seconds to wait for others without whom this peer cannot go on.
@@ -83,6 +84,7 @@ class MemberService(ABC):
     timing: Timing
     patience: StreamPatience
     refusals: Refusals
+    clock: Clock
     rounds: int
     snapshot: Callable[[], tuple[int, Any] | None]
     patience_s: float = math.inf
@@ -93,7 +95,7 @@ class MemberService(ABC):
         self.members = MembershipList(self.own, self.introducers, self.timing, random.Random())
         greeting = pb.Greeting(protocol=PROTOCOL, software=f"fed {__version__}", experiment=self.experiment)
         greeting.MergeFrom(pb.Greeting(name=self.own.name, start=self.own.start))
-        self.links = Links(greeting, self, self.credentials, self.patience, self.refusals)
+        self.links = Links(greeting, self, self.credentials, self.patience, self.refusals, self.clock)
         self._changed = asyncio.Event()
         self._suspected: set[str] = set()
         self._gone: set[str] = set()
@@ -160,7 +162,7 @@ class MemberService(ABC):
         Args:
             names: names of others; if there are none, the answer is false.
         """
-        now_s = time.monotonic()
+        now_s = self.clock.monotonic_s()
         present = {member.name for member in self.members.present(now_s)}
         if not names or not {*names} <= self.ended() - present:
             self._ended_since_s = math.inf
@@ -184,7 +186,7 @@ class MemberService(ABC):
 
     def standing(self) -> Standing:
         """Present members, and the round that each is in."""
-        now_s = time.monotonic()
+        now_s = self.clock.monotonic_s()
         there = self.members.present(now_s)
         present = tuple(member for member in there if member.is_ready)
         names = {member.name for member in there}
@@ -195,11 +197,11 @@ class MemberService(ABC):
 
     def ready(self) -> frozenset[str]:
         """Names of all that take part, or did and have left."""
-        return self.members.took_part(time.monotonic())
+        return self.members.took_part(self.clock.monotonic_s())
 
     def reach(self, names: frozenset[str]) -> None:
         """Dial members with which there is no stream."""
-        for member in self.members.present(time.monotonic()):
+        for member in self.members.present(self.clock.monotonic_s()):
             if member.name in names and member.address and self.links.link(member.name) is None:
                 self.links.dial(member.address, member.name)
 
@@ -207,8 +209,7 @@ class MemberService(ABC):
         """Wait until something may have changed, or for so long."""
         self._changed.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._changed.wait()
+            await self.clock.within(limit_s, self._changed.wait())
 
     def fail(self, error: FedError) -> None:
         """End the run at this peer, which cannot go on."""
@@ -246,7 +247,7 @@ class MemberService(ABC):
 
     def met_itself(self, address: str) -> None:
         """Dial this address no more."""
-        self.members.heard(self.members.own.name, self.members.own.start, time.monotonic(), address)
+        self.members.heard(self.members.own.name, self.members.own.start, self.clock.monotonic_s(), address)
 
     def opened(self, link: Link) -> None:
         """Exchange tables, and say how far this peer is."""
@@ -265,7 +266,7 @@ class MemberService(ABC):
             table = message.members.members
             admitted = {*self.admitted([one.name for one in table])}
             records = [_record(one) for one in table if one.name in admitted]
-            self.members.merge(records, time.monotonic(), link.name)
+            self.members.merge(records, self.clock.monotonic_s(), link.name)
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
         elif message.HasField("revocations"):
@@ -404,12 +405,12 @@ class MemberService(ABC):
             link.tell(pb.PeerMessage(revocations=pb.Revocations(content=content)))
 
     def _hear(self, link: Link) -> None:
-        self.members.heard(link.name, link.greeting.start, time.monotonic(), link.greeting.address)
+        self.members.heard(link.name, link.greeting.start, self.clock.monotonic_s(), link.greeting.address)
 
     async def _beat(self) -> None:
         told_s = 0.0
         while True:
-            now_s = time.monotonic()
+            now_s = self.clock.monotonic_s()
             self._hold_to_credentials()
             targets = self.members.beat(now_s)
             own = self.members.own
@@ -428,7 +429,7 @@ class MemberService(ABC):
                 told_s = now_s
                 self._tell_progress()
             self._say_changes(now_s)
-            await asyncio.sleep(self.timing.beat_s)
+            await self.clock.pause(self.timing.beat_s)
 
     def _say_changes(self, now_s: float) -> None:
         suspected = {member.name for member in self.members.suspected(now_s)}

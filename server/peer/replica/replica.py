@@ -8,7 +8,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +17,13 @@ from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.errors import RunFailed
 from fed.server.accumulator import RoundStats
+from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.replica.ballots import Value
 from fed.server.peer.replica.replica_service import Decision, ReplicaService, Snapshot
 from fed.server.peer.replica.ring import RoundSum
 from fed.server.rounds.coordinated import Coordinated
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.wire.messages import Answer, Task, client_id_of, client_order
 
@@ -53,6 +54,7 @@ class ReplicatedFleet:
         states: the client state of this peer.
         executor: trains.
         numbers: M of the message.
+        observers: are told of members that come and go.
     """
 
     thread: ServiceThread[ReplicaService]
@@ -60,6 +62,7 @@ class ReplicatedFleet:
     states: ClientStates
     executor: Executor
     numbers: int
+    observers: Observers = field(default_factory=Observers)
     value: Value | None = None
     _open: dict[int | str, Task] = field(default_factory=dict)
     _unsettled: tuple[int, ClientState, ClientState] | None = None
@@ -67,18 +70,25 @@ class ReplicatedFleet:
     def __post_init__(self) -> None:
         """Begin without members."""
         self._own = self.thread.service.own.client
-        self._began_s = time.monotonic()
+        self._began_s = self.thread.service.clock.monotonic_s()
         self._members: tuple[int | str, ...] = ()
         self._known: set[int | str] = set()
 
     @property
     def clock(self) -> float:
         """Seconds since the run began, those between a stop and its resumption left out."""
-        return time.monotonic() - self._began_s
+        return self.thread.service.clock.monotonic_s() - self._began_s
 
     def set_members(self, members: Sequence[str]) -> None:
         """Take these as the members of the next round."""
+        before = self._members
         self._members = tuple(client_id_of(name) for name in sorted(members, key=client_order))
+        for client in self._members:
+            if client not in before:
+                self.observers.tell(NodeCame(client))
+        for client in before:
+            if client not in self._members:
+                self.observers.tell(NodeWent(client))
         self._known |= {*self._members}
 
     def await_members(self, number: int) -> None:
@@ -170,7 +180,7 @@ class ReplicatedFleet:
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._began_s = time.monotonic() - state["clock"]
+        self._began_s = self.thread.service.clock.monotonic_s() - state["clock"]
         self.states.restore(state["clients"])
         self.adopt(state["common"])
 
@@ -223,11 +233,12 @@ class Replicated(Coordinated):
     """The federation of replicas, as one of them sees it.
 
     Args:
-        parts: of :class:`fed.server.federation.Coordinated`, with a :class:`ReplicatedFleet`.
+        parts: of :class:`fed.server.rounds.coordinated.Coordinated`, with a :class:`ReplicatedFleet`.
+        observers: are told of tasks; None: nobody is.
     """
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts, moved_bytes=self._moved_in_round)
+    def __init__(self, *parts: Any, observers: Observers | None = None) -> None:
+        super().__init__(*parts, moved_bytes=self._moved_in_round, observers=observers)
         self._fleet: ReplicatedFleet = self.coordinator.fleet  # type: ignore[assignment]
         self._service = self._fleet.thread.service
         self._moved = (0, 0)

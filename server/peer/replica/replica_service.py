@@ -7,7 +7,6 @@ import asyncio
 import logging
 import math
 import random
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -113,7 +112,7 @@ class ReplicaService(MemberService):
         self._logged_s = self._asked_s = -math.inf
         self._waiting = Waiting(self.patience_s)
         self._seen_round = 0
-        self._began_s = time.monotonic()
+        self._began_s = self.clock.monotonic_s()
 
     # The run's side.
 
@@ -148,7 +147,7 @@ class ReplicaService(MemberService):
         assert self._agreement is not None
         self._contribution = number, total
         if self._agreement.record.round == number:
-            self._do(self._agreement.ready(time.monotonic()))
+            self._do(self._agreement.ready(self.clock.monotonic_s()))
 
     def is_decided(self, number: int) -> bool:
         """Tell whether a round is over, or a copy of a later state has come."""
@@ -191,7 +190,7 @@ class ReplicaService(MemberService):
         assert self._agreement is not None
         self._wants_copy = self._lacks_sums = False
         self.apply(number)
-        self._do(self._agreement.copied(number, value, time.monotonic()))
+        self._do(self._agreement.copied(number, value, self.clock.monotonic_s()))
 
     def keep_end(self, snapshot: Snapshot) -> None:
         """Keep the state after the last round, for members that come to it late.
@@ -223,12 +222,12 @@ class ReplicaService(MemberService):
         """
         assert self._agreement is not None
         self._disk.take(path, payload)
-        self._do(self._agreement.summed(ring, payload.sha256, time.monotonic()))
+        self._do(self._agreement.summed(ring, payload.sha256, self.clock.monotonic_s()))
 
     def broken(self, ring: RunRing, unreachable: tuple[str, ...]) -> None:
         """Say that a ring cannot end."""
         assert self._agreement is not None
-        self._do(self._agreement.broken(ring, time.monotonic(), unreachable))
+        self._do(self._agreement.broken(ring, self.clock.monotonic_s(), unreachable))
 
     # The others' side.
 
@@ -270,7 +269,7 @@ class ReplicaService(MemberService):
         match message.WhichOneof("what"):
             case "decree":
                 if self._agreement is not None:
-                    self._do(self._agreement.receive(link.name, from_wire(message.decree), time.monotonic()))
+                    self._do(self._agreement.receive(link.name, from_wire(message.decree), self.clock.monotonic_s()))
             case "founding":
                 number = 0 if self._agreement is None else self._agreement.record.round
                 self._go_on_founding(self._founding.receive(link.name, message.founding, number))
@@ -307,10 +306,10 @@ class ReplicaService(MemberService):
                 self.fail(error)
             except Exception as error:
                 self.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
-            await asyncio.sleep(_TICK_S)
+            await self.clock.pause(_TICK_S)
 
     def _tick(self) -> None:
-        now_s = time.monotonic()
+        now_s = self.clock.monotonic_s()
         there = self.members.present(now_s)
         names, ready = [member.name for member in there], [member.name for member in there if member.is_ready]
         candidates = [name for name in ready if self.links.link(name) is not None]  # which have shown a certificate
@@ -374,7 +373,7 @@ class ReplicaService(MemberService):
 
     def _ask_for_copy(self, holders: Sequence[str]) -> None:
         """Ask one of these for a copy of its state, unless one is on its way."""
-        now_s, received_bytes = time.monotonic(), 0 if self._coming is None else self._coming.received_bytes
+        now_s, received_bytes = self.clock.monotonic_s(), 0 if self._coming is None else self._coming.received_bytes
         if not holders or now_s - self._asked_s < _COPY_AGAIN_S:
             return
         self._asked_s = now_s
@@ -396,7 +395,12 @@ class ReplicaService(MemberService):
     def _begin_agreement(self, record: Record) -> None:
         """Begin the agreement, from what is on disk."""
         self._agreement = Agreement(
-            self.own.name, record, self.ballots, random.Random(), now_s=time.monotonic(), held={*self._disk.held}
+            self.own.name,
+            record,
+            self.ballots,
+            random.Random(),
+            now_s=self.clock.monotonic_s(),
+            held={*self._disk.held},
         )
         missed = self._agreement.missed(self._applied)
         self._wants_copy = self._lacks_sums = missed is None
@@ -473,7 +477,7 @@ class ReplicaService(MemberService):
         self._sums_received += incoming.payload.size_bytes
         self._disk.take(incoming.path, incoming.payload)
         self._wanted.discard(sha256)
-        self._do(self._agreement.holds(sha256, time.monotonic()))
+        self._do(self._agreement.holds(sha256, self.clock.monotonic_s()))
 
     def _write_copy(self, path: Path, number: int, state: Tree) -> pb.Payload:
         return self._disk.write_copy(path, number, state)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -225,9 +224,10 @@ class RingTransport:
         Raises:
             _Broken: if a neighbour in the ring is gone, or cannot be reached.
         """
-        service, began_s = self._service, time.monotonic()
+        service = self._service
+        began_s = service.clock.monotonic_s()
         while part not in self._parts:
-            now_s = time.monotonic()
+            now_s = service.clock.monotonic_s()
             present = {member.name for member in service.members.present(now_s)}
             for name in (part.sender, successor):
                 # after a restart others may know of a member that this one has not heard of yet

@@ -21,6 +21,7 @@ from fed.compression.feedback import EF21, Encoder
 from fed.compression.quantisers import Int8
 from fed.config.experiment import Experiment
 from fed.errors import InvalidPayload, RunFailed
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
 from fed.protocol.protocol_pb2 import Difference as Difference_
 from fed.storage.checkpoints import Checkpoints
@@ -41,7 +42,7 @@ class Node:
         plan = Plan(signature=Signature(input_shape=[64], input_dtype=dtype, classes=10))
         experiment = Experiment(**{"model": {"kind": "logistic"}, "local": {"lr": 0.1}, **keys})
         data = FederatedData({0: (inputs, torch.arange(20) % 10)})
-        self._training = NodeTraining(data, experiment, plan, self.kept)
+        self._training = NodeTraining(data, experiment, plan, self.kept, SYSTEM_CLOCK)
         message = self._training._message
         self._tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in message.downlink]
 

@@ -17,6 +17,7 @@ from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.plans import part_of_nodes
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidPayload
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2
 from fed.protocol.limits import PROTOCOL
 from fed.protocol.protocol_pb2 import (
@@ -46,6 +47,7 @@ from fed.wire.dialling import DialPatience
 from fed.wire.format import Format, TaskSpec
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import Incoming, TensorSpec
+from fed.wire.rate_limits import Refusals
 
 ROOT = Path(__file__).resolve().parents[3]
 FORMAT = Format(torch.float32, (4,), integers=1, parameters=4, sends_models=True)
@@ -126,7 +128,9 @@ class Reader:
 
     def _begin(self) -> None:
         self._arrivals: SimpleQueue[Any] = SimpleQueue()
-        self._service = NodeService(1, self._folder, self._arrivals, None, lambda _: None)
+        self._service = NodeService(
+            1, self._folder, self._arrivals, None, lambda _: None, clock=SYSTEM_CLOCK, refusals=Refusals(SYSTEM_CLOCK)
+        )
         self._service._deliveries.spec = SPEC
         self._service._joined("ann", Joining(protocol=1, samples=3))
         self._service.assign([("ann", Assignment(task=TASK, payload=PAYLOAD))])

@@ -16,6 +16,7 @@ from torch import nn
 
 from fed.aggregators.client_side import format_of
 from fed.aggregators.fedavg import FedAvg
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import Assignment, Failed, FromNode, Part, Payload, Plan, TaskId
 from fed.server.coordinator import Coordinator
 from fed.server.grpc.fleet import NodeFleet
@@ -40,7 +41,9 @@ def begun() -> Iterator[Callable[..., NodeFleet]]:
 
     def begin(spool: Path, *, knows_run: bool = True) -> NodeFleet:
         patience = Patience(heartbeat_s=0.1)
-        fleet = NodeFleet("127.0.0.1:0", spool, credentials=None, accepts=lambda joining: None, patience=patience)
+        fleet = NodeFleet(
+            "127.0.0.1:0", spool, credentials=None, accepts=lambda joining: None, clock=SYSTEM_CLOCK, patience=patience
+        )
         if knows_run:
             fleet.begin(Plan(), FORMAT, Streams(0))
         made.append(fleet)

@@ -18,6 +18,7 @@ import pytest
 
 from fed.config.experiment import Experiment
 from fed.identity.authority import Authority
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import (
     Assignment,
     Examination,
@@ -32,6 +33,7 @@ from fed.protocol.protocol_pb2 import (
 )
 from fed.server.grpc.deploy import Deployment
 from fed.server.grpc.service import NodeService
+from fed.wire.rate_limits import Refusals
 from tests.server.grpc.hostile_wire import (
     BOUND_S,
     PATIENCE,
@@ -445,7 +447,9 @@ def test_a_node_has_few_calls_open(authority: Path, untouched: bytes, tmp_path: 
 
 def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> None:
     arrivals: SimpleQueue[Any] = SimpleQueue()
-    service = NodeService(1, tmp_path, arrivals, None, lambda _: None)
+    service = NodeService(
+        1, tmp_path, arrivals, None, lambda _: None, clock=SYSTEM_CLOCK, refusals=Refusals(SYSTEM_CLOCK)
+    )
     ann, eve = (service._joined(name, Wire(1, name).joining()) for name in ("ann", "eve"))
     assert service.examine("ann", Examination(id=3))
     assert not service.examine("ann", Examination(id=4)), "it has not answered the last one"

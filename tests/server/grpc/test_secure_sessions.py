@@ -18,6 +18,7 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.identity.identities import SignedIdentities
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
@@ -28,11 +29,14 @@ from fed.server.grpc.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
+from fed.server.observer import Essential
 from fed.server.secure_fleet import SessionResult
+from fed.server.telling import Observers
 from fed.storage.run_folder import RunFolder
 from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience
 from fed.wire.messages import Answer, GlobalModel, Task
+from tests.observing import after_round
 from tests.server.deployed import wait_for
 from tests.server.grpc.threaded import ThreadedNode
 
@@ -96,7 +100,7 @@ class Outcome:
         folder: Path,
         faults: Faults,
         monkeypatch: pytest.MonkeyPatch,
-        after_round: Callable[[Mapping[str, Any]], None] | None = None,
+        observers: Sequence[Essential] = (),
     ) -> None:
         data = load(experiment.data, Streams(experiment.seed))  # type: ignore[arg-type]
         authority = Authority.create(folder / "keys")
@@ -120,6 +124,7 @@ class Outcome:
             folder / "spool",
             credentials=None,
             accepts=deployment.accepts,
+            clock=SYSTEM_CLOCK,
             patience=Patience(session_s=1.5),
         )
         self.nodes = []
@@ -137,7 +142,7 @@ class Outcome:
             self.nodes.append(ThreadedNode(fleet.port, client, data.read(client), place, secure=secure))
         run_folder = RunFolder(folder / "run")
         try:
-            self.run = deployment.run(fleet, len(self.nodes), run_folder, resume=False, after_round=after_round)
+            self.run = deployment.run(fleet, len(self.nodes), run_folder, resume=False, observers=Observers(observers))
         finally:
             fleet.close("the run is over", is_final=True)
         for node in self.nodes:
@@ -499,7 +504,7 @@ def test_nodes_go_on_when_identities_change(tmp_path: Path, monkeypatch: pytest.
             Authority.load(tmp_path / "keys").issue("another")
 
     experiment = fed.Experiment(**KEYS, rounds={"count": 3})
-    outcome = Outcome(experiment, tmp_path, {}, monkeypatch, after_round=issue)
+    outcome = Outcome(experiment, tmp_path, {}, monkeypatch, observers=[after_round(issue)])
     assert [line["replied"] for line in outcome.run.metrics] == [6, 6, 6]
     assert all("another" in node.node.secure._identities.points for node in outcome.nodes if node.node.secure)
 

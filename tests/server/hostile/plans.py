@@ -16,6 +16,7 @@ from fed.clients.node.plans import part_of_nodes
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import model_digest, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
@@ -168,7 +169,7 @@ class Run:
     def message(self, name: str, assignment: pb.Assignment, folder: Path) -> Tensor:
         """A client's message before it is masked, of which the coordinator must not learn a bit."""
         data = replace(self.data, train={int(name): samples_of(int(name))})
-        training = NodeTraining(data, self.experiment, self.plan, folder)
+        training = NodeTraining(data, self.experiment, self.plan, folder, SYSTEM_CLOCK)
         path = folder / "payload"
         path.write_bytes(self.coordinator.content(assignment.payload))
         hidden = training.train(assignment, path)
@@ -179,7 +180,7 @@ class Run:
         """A client's trained model, as it would send it without secure aggregation."""
         plain = Run(self.coordinator, self.name, {**self.changed, "secure_aggregation": None})
         data = replace(self.data, train={int(name): samples_of(int(name))})
-        training = NodeTraining(data, plain.experiment, plain.plan, folder)
+        training = NodeTraining(data, plain.experiment, plain.plan, folder, SYSTEM_CLOCK)
         path = folder / "plain"
         path.write_bytes(self.coordinator.content(assignment.payload))
         answer = training.train(assignment, path)

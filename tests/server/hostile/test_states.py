@@ -7,6 +7,7 @@ import pytest
 
 from fed.clients.node.sessions import Limits
 from fed.clients.node.training import NodeTraining
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import settings_of
 from tests.server.hostile.coordinator import NodeRefuses
@@ -42,7 +43,7 @@ def test_residual_of_one_client_is_no_sum(field: Field) -> None:
 )
 def test_node_refuses_plans_that_keep_states(changed: dict[str, Any], field: Field, tmp_path: Path) -> None:
     run = Run(field.coordinator, "kept", changed)
-    training = NodeTraining(run.data.only(int(GUEST), int(GUEST)), run.experiment, run.plan, tmp_path)
+    training = NodeTraining(run.data.only(int(GUEST), int(GUEST)), run.experiment, run.plan, tmp_path, SYSTEM_CLOCK)
     settings = settings_of(run.experiment)
     assert settings is not None
     with pytest.raises(ClientRefusal) as refused:

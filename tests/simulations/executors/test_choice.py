@@ -18,8 +18,8 @@ from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess, Make, Work
 from fed.config.registry import EXECUTORS
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
+from fed.server.observer import Expectation
 from fed.simulations import choice as hiring
-from fed.simulations.estimate import Expectation
 from fed.simulations.executors.shared_memory import packed
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation

@@ -20,6 +20,7 @@ from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess, Result
 from fed.config.registry import EXECUTORS
 from fed.errors import Diverged, InvalidData, RunFailed
+from fed.server.observer import Essential
 from fed.simulations import choice as hiring
 from fed.simulations.executors.pool import Workers
 from fed.simulations.simulate import simulate
@@ -191,7 +192,7 @@ def test_run_with_killed_workers_ends_with_the_same_bits(
     keys = experiment(rounds={"count": 5, "cohort": 6})
     watcher = parts.Watcher(kill_one)
     with caplog.at_level(logging.WARNING):
-        apart = simulate(in_workers(keys), data=parts.unequal(), model=parts.small, observer=watcher)
+        apart = simulate(in_workers(keys), data=parts.unequal(), model=parts.small, observers=[Essential(watcher)])
     assert len(set(killed)) == 2
     assert caplog.text.count("killed by signal 9 (SIGKILL)") == 2
     assert watcher.rounds == [1, 2, 3, 4, 5]

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from fed.errors import RunFailed
+from fed.server.observer import Essential, NodeCame, NodeWent
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood, round_of_most
+from fed.server.peer.members.member_service import Standing
 from fed.server.peer.members.membership import Member
+from fed.server.telling import Observers
+from tests.observing import Trial
 from tests.server.peer.services import made
 from tests.server.peer.test_churn import ring
 
@@ -33,4 +37,15 @@ def test_a_peer_ends_once_all_others_have(ended: list[str], tmp_path: Path) -> N
     else:
         with pytest.raises(RunFailed, match=r"round 6 needs another peer, .* no more came for 1 s"):
             neighbourhood.begin(6)
+    neighbourhood.thread.wait_for(service.links.close("the test is over"))
+
+
+def test_observers_hear_of_members_between_rounds(tmp_path: Path) -> None:
+    service, trial = made(tmp_path, "ann"), Trial()
+    told = Observers([Essential(trial)])
+    neighbourhood = RealNeighbourhood(service, ring, pushes=False, deadline_s=1.0, waits_alone=False, observers=told)
+    for names in (["ann", "bob", "7"], ["ann", "bob", "7"], ["ann", "bob"]):
+        present = tuple(Member(name, "", 1, 1, is_ready=True) for name in names)
+        neighbourhood._tell_presence(Standing(present, "", {}))
+    assert trial.events == [NodeCame(7), NodeCame("bob"), NodeWent(7)]
     neighbourhood.thread.wait_for(service.links.close("the test is over"))

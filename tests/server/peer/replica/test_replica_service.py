@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from fed.errors import RunFailed
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
+from fed.server.observer import Essential, NodeCame, NodeWent
 from fed.server.peer.members.link import Refused, StreamPatience
 from fed.server.peer.members.membership import Member, Timing
 from fed.server.peer.replica.ballots import Ballot, BallotTiming, Record, RunRing, Value
@@ -21,11 +23,14 @@ from fed.server.peer.replica.replica_files import ReplicaFiles
 from fed.server.peer.replica.replica_service import Decision, ReplicaService
 from fed.server.peer.replica.ring import Contribution, Ring, RoundSum
 from fed.server.peer.replica.ring_transport import RingTransport
+from fed.server.telling import Observers
 from fed.vectors.reduction import WeightedMean
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import joined
 from fed.wire.rate_limits import Refusals
+from tests.clocks import HandClock
+from tests.observing import Trial
 from tests.server.peer.services import Stranger, await_that
 
 NUMBERS = 3
@@ -41,7 +46,8 @@ def alone(folder: Path, gone_after_s: float = 3.0) -> ReplicaService:
         credentials=None,
         timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
         patience=StreamPatience(silence_s=5.0),
-        refusals=Refusals(),
+        refusals=Refusals(SYSTEM_CLOCK),
+        clock=SYSTEM_CLOCK,
         message=Format(torch.float32, (NUMBERS,), parameters=NUMBERS),
         ballots=BallotTiming(resend_s=0.1, takeover_s=0.5, deadline_s=5.0),
         min_peers=1,
@@ -162,7 +168,8 @@ class _Others:
     """A service whose only other member is heard of later, and the outcome of its rings."""
 
     def __init__(self, folder: Path, heard_after_s: float) -> None:
-        self.folder, self.heard_s = folder, time.monotonic() + heard_after_s
+        self.folder, self.clock = folder, HandClock()
+        self.heard_s = self.clock.monotonic_s() + heard_after_s
         self.own = SimpleNamespace(name="0")
         self.members, self.links = self, self
         self.outcome: list[Any] = []
@@ -172,7 +179,7 @@ class _Others:
         return [SimpleNamespace(name="1")] if now_s > self.heard_s else []
 
     def link(self, name: str) -> Any:
-        return SimpleNamespace(send=lambda header, path: None) if self.present(time.monotonic()) else None
+        return SimpleNamespace(send=lambda header, path: None) if self.present(self.clock.monotonic_s()) else None
 
     def admitted(self, names: Sequence[str]) -> Sequence[str]:
         return names
@@ -181,7 +188,8 @@ class _Others:
         pass
 
     async def next_change(self, limit_s: float) -> None:
-        await asyncio.sleep(limit_s)
+        await asyncio.sleep(0)
+        self.clock.move(limit_s)
 
     def new_file(self) -> Path:
         self.files += 1
@@ -234,3 +242,12 @@ def test_sum_of_others_than_were_agreed_on_ends_the_run() -> None:
         else:
             with pytest.raises(RunFailed, match="of others than were agreed on"):
                 fleet._merged(decision, {0: task})
+
+
+def test_observers_hear_of_members_of_the_group() -> None:
+    trial = Trial()
+    fleet = ReplicatedFleet.__new__(ReplicatedFleet)
+    fleet._members, fleet._known, fleet.observers = (), set(), Observers([Essential(trial)])
+    for names in (["0", "b"], ["0", "b"], ["b", "2"]):
+        fleet.set_members(names)
+    assert trial.events == [NodeCame(0), NodeCame("b"), NodeCame(2), NodeWent(0)]
