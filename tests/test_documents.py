@@ -25,8 +25,8 @@ FILE = re.compile(r"^```\w+\n(# ([\w-]+\.(?:py|yaml))\n.*?)^```", re.MULTILINE |
 
 SHOWING = [page for page in PAGES if FILE.search(page.read_text(encoding="utf-8"))]
 OF_THE_GUIDE = (
-    *("algorithms", "comparisons", "compression", "data", "peers", "rounds", "runs", "secure-aggregation"),
-    *("simulation", "your-own-algorithm", "your-own-kinds"),
+    *("algorithms", "comparisons", "compression", "data", "observers", "peers", "rounds", "runs"),
+    *("secure-aggregation", "simulation", "your-own-algorithm", "your-own-kinds"),
 )
 """Pages to which the guide leads, each with files to start from."""
 

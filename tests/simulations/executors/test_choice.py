@@ -18,7 +18,7 @@ from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess, Make, Work
 from fed.config.registry import EXECUTORS
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
-from fed.server.observer import Expectation
+from fed.server.observer import Essential, Expectation
 from fed.simulations import choice as hiring
 from fed.simulations.executors.shared_memory import packed
 from fed.simulations.simulate import simulate
@@ -156,7 +156,13 @@ def test_run_resumes_with_another_executor(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        simulate(keys, data=parts.unequal(), model=parts.small, output=tmp_path / "run", observer=parts.Watcher(stop))
+        simulate(
+            keys,
+            data=parts.unequal(),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(parts.Watcher(stop))],
+        )
     file = tmp_path / "run" / "experiment.yaml"
     text = file.read_text()
     assert ", executor: null" in text
