@@ -19,7 +19,7 @@ from fed.storage.checkpoints import Tree
 __all__ = ["MOST_GENERATIONS", "Generations"]
 
 MOST_GENERATIONS = 2**53
-"""The largest number that a member may say."""
+"""The largest number of a generation that a member may name."""
 
 
 class Generations:
@@ -53,7 +53,7 @@ class Generations:
 
         Args:
             key: the exchange.
-            counts: for each neighbour, true if this peer assumes that its vectors count there.
+            counts: True for each neighbour at which this peer assumes its own vectors to count, by name.
         """
         if self._are_kept:
             self._counts[key] = counts
@@ -64,7 +64,7 @@ class Generations:
         Args:
             key: the exchange.
             name: the name of the neighbour.
-            counts: true if this peer's vectors count there.
+            counts: True if this peer's vectors count at the neighbour.
 
         Returns:
             True if a new generation begins.
@@ -84,7 +84,7 @@ class Generations:
 
         Args:
             present: names of the present members.
-            number: the first round of which neighbours may still say otherwise.
+            number: the first round whose exchanges neighbours may still contradict.
         """
         self._counts = {key: counts for key, counts in self._counts.items() if key.round >= number}
         gone = [name for name, said in self._said.items() if name not in present]
@@ -97,7 +97,7 @@ class Generations:
         """Enter the newest generation with a round; true if the peer's state must begin anew for it.
 
         Args:
-            is_replay: true if the peer may have taken part in this round before it was killed. It may have been in
+            is_replay: True if the peer may have taken part in this round before it was killed. It may have been in
                 the newest generation then, and enters one in which nobody has been.
         """
         if self.latest == self.own:
