@@ -52,7 +52,7 @@ def take_part(
         output: the run's folder.
         overwrite: True if a run that the folder holds is replaced.
         resume: True if the run that the folder holds continues, from its newest whole checkpoint.
-        on_listen: function that is called with the port; None where this peer only dials.
+        on_listen: function that is called with the port, or with None if this peer only dials.
         observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
             slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
@@ -112,7 +112,7 @@ def serve_end(
         own: the data that this peer trained on.
         setup: addresses, credentials and waits of this peer.
         output: the run's folder.
-        on_listen: function that is called with the port.
+        on_listen: function that is called with the port, or with None if this peer only dials.
 
     Raises:
         InvalidInput: if nothing can listen there, or what was kept cannot be read.

@@ -22,9 +22,9 @@ class Differences(NamedTuple):
 
     Args:
         before: hash of the vector that this peer's own message is added to.
-        whole_P: this peer's vector with that hash, in float64.
+        whole_P: the vector with that hash, in float64.
         known_by: names of the receivers that have this vector.
-        held: for each neighbour with a copy here, the hash of that copy.
+        held: hashes of the copies of neighbours' vectors that this peer has, by neighbour.
     """
 
     before: str

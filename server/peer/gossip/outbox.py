@@ -29,7 +29,7 @@ class OutboxMessage:
 
     Args:
         key: round and place of the exchange that it belongs to.
-        view: hash of the members by which the sender found its neighbours.
+        view: hash of the members by which the sender found its neighbours, and its generation.
         payload: size and tensors of its file.
         path: file with its tensors.
         owed: names of the receivers that may need it again.
@@ -75,7 +75,7 @@ class Outbox:
 
         Args:
             key: round and place of the exchange that it belongs to.
-            view: hash of the members by which this peer found its neighbours.
+            view: hash of the members by which this peer found its neighbours, and its generation.
             tensors: contents of the message.
             receivers: names of the neighbours that may need it.
             before: hash of the vector that its differences are added to; empty where it has none.

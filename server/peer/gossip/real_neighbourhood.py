@@ -395,7 +395,7 @@ def round_of_most(number: int, rounds: Sequence[int]) -> int:
     """The smallest round of the peers that are more than a round ahead, if these are more than half of all; else 0.
 
     Args:
-        number: this peer's round, from 1.
+        number: the round that this peer is in, from 1.
         rounds: the rounds of the other peers.
 
     Example:
