@@ -84,11 +84,14 @@ def take_part(
             if on_listen is not None:
                 on_listen(port)
             loop = peer.loop(fingerprint, folder)
+            first = 1
             if kept is not None:
-                loop.restore(*kept)
+                last, state = kept
+                loop.restore(last, state)
+                first = last + 1
             count = peer.meet()
             there = "1 peer is" if count == 1 else f"{count} peers are"
-            _log.info("%s there: round %d begins", there, 1 + (kept[0] if kept else 0))
+            _log.info("%s there: round %d begins", there, first)
             run = loop.run()
         except BaseException:  # Ctrl-C too: the others must be told that this peer leaves
             peer.stop()

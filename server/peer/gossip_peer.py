@@ -81,7 +81,12 @@ class GossipPeer(RealPeer[GossipService]):
             observers=self.observers,
         )
         self.thread = self._neighbourhood.thread
-        groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
+        groups = Groups(
+            experiment.local,
+            size=1,
+            never_single=normalises_batches(prepared.module),
+            phases=prepared.phases,
+        )
         self._peers = Peers(
             rule,
             self._neighbourhood,
@@ -150,7 +155,7 @@ class GossipPeer(RealPeer[GossipService]):
             _log.warning("%d peers mix over a ring until others come or go: %s", len(members), error)
         ring = TOPOLOGIES.make("ring")
         make = partial(_made_reachable, members, ring.make)
-        return Topology(make, ring.target, len(members), self.prepared.streams, lazy=True)
+        return Topology(make, kind=ring.target, peers=len(members), streams=self.prepared.streams, lazy=True)
 
     def _topology(self, members: Sequence[Member]) -> Topology:
         section = self.experiment.topology
@@ -160,7 +165,13 @@ class GossipPeer(RealPeer[GossipService]):
         made = section.make if section is not None else partners
         assert kind is not None
         assert made is not None
-        topology = Topology(partial(_made_reachable, members, made), kind, len(members), self.prepared.streams, **rules)
+        topology = Topology(
+            partial(_made_reachable, members, made),
+            kind=kind,
+            peers=len(members),
+            streams=self.prepared.streams,
+            **rules,
+        )
         self._rule.check_topology(topology)
         if self._rule.corrects_weights or (topology.keeps_mean and not topology.is_directed):
             return topology

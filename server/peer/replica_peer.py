@@ -96,7 +96,7 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         self.thread.call(self.service.restore, 0 if kept is None else kept[0])
         if kept is not None and not self.service.has_record:
             raise InvalidCheckpoint(
-                f"{self.service.folder} must hold what this peer has promised the others, got nothing: bring it back, "
+                f"{self.service.folder} must hold this peer's promises to the others, got none: bring the folder back, "
                 "or let the peer join anew, under another name and with another --output"
             )
 

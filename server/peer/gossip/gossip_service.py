@@ -69,9 +69,9 @@ class _Arrival(NamedTuple):
     def flaw(self, held: str | None) -> str | None:
         """Reason why its differences cannot be added to the copy with the hash ``held``, or None."""
         if not self.before:
-            return "its differences must say what they are added to"
+            return "its differences must name the vector that they are added to"
         if (whole_P := self.tensors[-1]).numel():
-            return None if hash_of(whole_P) == self.before else "the vector that it sent has another hash than it says"
+            return None if hash_of(whole_P) == self.before else "the vector that it sent has another hash than it named"
         return None if held == self.before else _LACKS
 
 
@@ -301,7 +301,7 @@ class GossipService(MemberService):
         if message.HasField("verdict"):
             self._take_verdict(link.name, message.verdict)
         else:
-            raise Refused("it says nothing that is known here")
+            raise Refused("its message is of a kind that is unknown here")
 
     def _resend(self, link: Link) -> None:
         for message in self._outbox.owed_to(link.name):

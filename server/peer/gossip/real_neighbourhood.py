@@ -120,7 +120,7 @@ class RealNeighbourhood:
             if (len(ready) >= count or self._last_names) and not missing:
                 return len(ready)
             if (missing or standing.furthest) and self._time.monotonic_s() > until_s:
-                _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "those that are not there")
+                _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "the missing peers")
                 return len(ready)
             if waiting.is_exhausted(self._time.monotonic_s()):
                 raise nobody_came(f"{len(ready)} of {len(self._last_names) or count} peers are there", waiting.limit_s)
@@ -186,7 +186,9 @@ class RealNeighbourhood:
 
     def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
         """Send this peer's row to its neighbours, and wait for theirs until the deadline."""
-        tensors = [part_NM[0] for part_NM in parts_NM] + ([encoded.messages[0]] if encoded is not None else [])
+        tensors = [part_NM[0] for part_NM in parts_NM]
+        if encoded is not None:
+            tensors.append(encoded.messages[0])
         differences = None
         if encoded is not None and encoded.before_NM is not None:
             differences = self._copies.begin(
@@ -208,32 +210,26 @@ class RealNeighbourhood:
                 differences=differences,
             )
         )
-        own = self._own
-        if missing := self._weights_from.keys() - outcome.vectors.keys():
-            self.left_out |= missing
-            if not self._pushes:  # the row still sums to 1
-                own += sum(self._weights_from[name] for name in sorted(missing))
-        if self._pushes:  # weight that does not arrive stays here, so that the column still sums to 1
-            own += sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
+        self.left_out |= self._weights_from.keys() - outcome.vectors.keys()
         here = [name for name in self._weights_from if name in outcome.vectors]  # in the order of the members
         self._has_mixed |= bool(here)
         weights = Weights(
-            torch.full((1, 1), own, dtype=torch.float64),
-            torch.tensor([len(here)]),
-            torch.arange(len(here)),
-            torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
+            own_N1=torch.full((1, 1), self._weight_kept(outcome), dtype=torch.float64),
+            degrees_N=torch.tensor([len(here)]),
+            senders_X=torch.arange(len(here)),
+            weights_X=torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
         )
         received = [
             torch.stack([outcome.vectors[name][place] for name in here]) if here else part_NM[:0]
             for place, part_NM in enumerate(parts_NM)
         ]
         if encoded is not None:
-            messages = [outcome.vectors[name][len(parts_NM)] for name in here]
-            senders = [client_id_of(name) for name in here]
-            decoded_SM = encoded.decode(messages, senders, key.round) if here else encoded.vectors_NM[:0]
+            messages = {name: outcome.vectors[name][len(parts_NM)] for name in here}
+            decoded_SM = self._decoded(encoded, messages, key.round)
             if differences is not None:
-                before = [self._copies.before(name, outcome.vectors[name][-1]) for name in here]
-                decoded_SM = torch.stack(before) + decoded_SM if here else decoded_SM
+                if here:
+                    before = [self._copies.before(name, outcome.vectors[name][-1]) for name in here]
+                    decoded_SM = torch.stack(before) + decoded_SM
                 after = dict(zip(here, decoded_SM, strict=True))
                 self._copies.end(after, outcome.reached, self._last_names)
             received.append(decoded_SM)
@@ -350,6 +346,26 @@ class RealNeighbourhood:
         own = self.service.members.own.name
         last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
         return frozenset(self.thread.call(self.service.admitted, last))
+
+    def _weight_kept(self, outcome: Outcome) -> float:
+        """Weight of this peer's own vector after an exchange, with the weight of vectors that did not arrive."""
+        if self._pushes:  # the column of W still sums to 1, and with it the mass of all peers stays
+            return self._own + sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
+        # the row of W still sums to 1
+        return self._own + sum(self._weights_from[name] for name in sorted(self._weights_from.keys() - outcome.vectors))
+
+    def _decoded(self, encoded: EncodedRows, messages: Mapping[str, Tensor], number: int) -> Tensor:
+        """Vectors that neighbours' encoded messages give, a row for each.
+
+        Args:
+            encoded: row of this peer, with the decoder.
+            messages: bytes of the neighbours' encoded vectors by name, in the order of the rows.
+            number: the round, from 1.
+        """
+        if not messages:
+            return encoded.vectors_NM[:0]
+        senders = [client_id_of(name) for name in messages]
+        return encoded.decode([*messages.values()], senders, number)
 
     def _find_neighbours(self, number: int, standing: Standing) -> None:
         self._standing = standing

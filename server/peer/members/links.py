@@ -196,7 +196,7 @@ class Links:
         async with channel:
             call: Any = channel.stream_stream(_METHOD)()
             try:
-                await self._converse(call.read, partial(written, call), name, address)
+                await self._converse(call.read, write=partial(written, call), name=name, address=address)
             finally:
                 call.cancel()
 
@@ -293,7 +293,7 @@ class Links:
             while (message := await _next(read, self._patience.silence_s)) is not None:
                 kind = message.WhichOneof("what")
                 if kind != "chunk" and not allowance.spend():
-                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a peer has to say")
+                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it sends more messages than a peer may")
                 if kind == "farewell":
                     return
                 if reason := refusal():
@@ -314,7 +314,7 @@ class Links:
                         incoming = None  # the last file has ended, even if this one is refused
                         left_bytes = getattr(message, kind).payload.size_bytes
                         if link.is_introduction:
-                            raise Refused("an introduction has no vectors")
+                            raise Refused("an introduction carries no vectors")
                         incoming = self._listener.incoming(link, message)
                     else:
                         self._listener.received(link, message)

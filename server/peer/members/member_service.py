@@ -256,7 +256,8 @@ class MemberService(ABC):
 
     def met_itself(self, address: str) -> None:
         """Dial this address no more."""
-        self.members.heard(self.members.own.name, self.members.own.start, self.clock.monotonic_s(), address)
+        own = self.members.own
+        self.members.heard(own.name, own.start, now_s=self.clock.monotonic_s(), address=address)
 
     def opened(self, link: Link) -> None:
         """Exchange tables, and say how far this peer is."""
@@ -281,7 +282,7 @@ class MemberService(ABC):
         elif message.HasField("revocations"):
             self._take_revocations(message.revocations.content)
         elif link.is_introduction:
-            raise Refused("an introduction has members alone")
+            raise Refused("an introduction carries only tables of members")
         elif message.HasField("progress"):
             self._check_round(message.progress.round - 1)
             self.reached[link.name] = message.progress.round
@@ -377,7 +378,7 @@ class MemberService(ABC):
             Refused: if the authority has not signed it.
         """
         if self.credentials is None:
-            raise Refused("peers without credentials have no authority that could revoke some")
+            raise Refused("peers without credentials have no authority that could revoke certificates")
         try:
             self.credentials.revocations.take(content)
         except InvalidCredentials as error:
@@ -415,7 +416,8 @@ class MemberService(ABC):
             link.tell(pb.PeerMessage(revocations=pb.Revocations(content=content)))
 
     def _hear(self, link: Link) -> None:
-        self.members.heard(link.name, link.greeting.start, self.clock.monotonic_s(), link.greeting.address)
+        greeting = link.greeting
+        self.members.heard(link.name, greeting.start, now_s=self.clock.monotonic_s(), address=greeting.address)
 
     async def _beat(self) -> None:
         told_s = 0.0

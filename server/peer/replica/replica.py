@@ -196,10 +196,8 @@ class ReplicatedFleet:
         """Take over another replica's :meth:`common`."""
         self._members = tuple(common["members"])
         self._known = {*common["known"]}
-        self.value = None
-        if common["value"] is not None:
-            sum_sha256, contributors, members = common["value"]
-            self.value = Value(sum_sha256, contributors=tuple(contributors), members=tuple(members))
+        value = common["value"]
+        self.value = None if value is None else Value(value[0], contributors=tuple(value[1]), members=tuple(value[2]))
 
     def _merged(self, decision: Decision, tasks: Mapping[int | str, Task]) -> Answer:
         self.value, total = decision

@@ -63,8 +63,8 @@ class ReplicaFiles:
             return _record(*record), tuple(founders)
         except (OSError, ValueError, TypeError) as error:
             raise InvalidCheckpoint(
-                f"{path} must be as this peer left it, got {error}: it has forgotten what it promised; remove the "
-                "run's folder and that one, and let the peer join anew under another name"
+                f"{path} must be as this peer left it, got {error}: without its promises it must not vote again; "
+                f"remove the run's folder and {self._folder}, and let the peer join anew under another name"
             ) from None
 
     def persist(self, record: Record, founders: Sequence[str]) -> None:

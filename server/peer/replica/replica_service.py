@@ -289,7 +289,7 @@ class ReplicaService(MemberService):
                     link.send(pb.PeerMessage(sum=pb.Sum(payload=payload)), path)
                     self._sums_sent += payload.size_bytes
             case _:
-                raise Refused("it says nothing that is known here")
+                raise Refused("its message is of a kind that is unknown here")
 
     def _resend(self, link: Link) -> None:
         self._rings.resend(link)
@@ -328,7 +328,8 @@ class ReplicaService(MemberService):
         listening = [member.name for member in there if member.address]
         self._bound_waiting(now_s, frozenset(names), len(ready))
         if self._agreement is None:
-            self._go_on_founding(self._founding.tick(now_s, ready, self.reached, listening))
+            messages = self._founding.tick(now_s, present=ready, rounds=self.reached, listening=listening)
+            self._go_on_founding(messages)
             return
         if self._agreement.record.round > self.rounds:  # the run is over: others are told when they ask
             return
@@ -336,7 +337,7 @@ class ReplicaService(MemberService):
             # after a restart members that are not heard yet count as present, so that they have time to come
             members = self.admitted([name for name in self._agreement.record.members if name != self.own.name])
             names += [name for name in members if self.members.is_unheard(name)]
-        self._do(self._agreement.tick(now_s, names, candidates, listening))
+        self._do(self._agreement.tick(now_s, present=names, candidates=candidates, listening=listening))
         if self._lacks_sums:
             self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
 

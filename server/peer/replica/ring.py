@@ -71,7 +71,12 @@ class RoundSum(NamedTuple):
         """
         total = WeightedMean(numbers)
         total.add(answer.update.mean_update_M, answer.update.weight)
-        own = Contribution(name, answer.samples[0], Fraction(total.weight), answer.train_losses[0])
+        own = Contribution(
+            name,
+            samples=answer.samples[0],
+            weight=Fraction(total.weight),
+            train_loss=answer.train_losses[0],
+        )
         return cls(_rows(total.packed(), numbers), answer.integers_I, (own,))
 
     @classmethod
@@ -94,7 +99,7 @@ class RoundSum(NamedTuple):
             said = json.loads(written.numpy().tobytes())
             contributions = tuple(_contribution(*one) for one in said)
         except (ValueError, TypeError, RecursionError):
-            raise InvalidPayload("a sum must say whose updates are in it") from None
+            raise InvalidPayload("a sum must list the members whose updates are in it") from None
         if not contributions or len({one.name for one in contributions}) < len(contributions):
             raise InvalidPayload("a sum must have each member's update once")
         return cls(_rows(packed, numbers), integers_I, contributions)
@@ -108,7 +113,12 @@ class RoundSum(NamedTuple):
         """The sum and its weight, as a coordinator counts them."""
         weight = sum((one.weight for one in self.contributions), Fraction())
         exact = int(weight) if weight.denominator == 1 else weight
-        return WeightedMean.unpacked(self.lanes.flatten(), self.lanes.shape[1], len(self.contributions), exact)
+        return WeightedMean.unpacked(
+            self.lanes.flatten(),
+            size=self.lanes.shape[1],
+            atoms=len(self.contributions),
+            weight=exact,
+        )
 
     def part(self, begin: int, end: int) -> "RoundSum":
         """Numbers from ``begin`` to before ``end``."""
@@ -254,4 +264,4 @@ def _contribution(name: Any, samples: Any, weight: Any, train_loss: Any) -> Cont
     # a huge fraction overflows float64; cut down to 10^60 it is still refused
     if reason := refusal_of_numbers(samples, float(min(exact, _TOO_HEAVY)), train_loss):
         raise InvalidPayload(reason)
-    return Contribution(name, samples, exact, float(train_loss))
+    return Contribution(name, samples, weight=exact, train_loss=float(train_loss))

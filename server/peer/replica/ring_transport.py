@@ -204,7 +204,8 @@ class RingTransport:
         for step in range(part.messages):
             tensors = await asyncio.to_thread(part.message, step)
             self._send(ring, step, part.successor, tensors)
-            received = await self._received(_Part(ring.round, ring.ballot, step, part.predecessor), part.successor)
+            awaited = _Part(ring.round, ring.ballot, step=step, sender=part.predecessor)
+            received = await self._received(awaited, part.successor)
             try:
                 await asyncio.to_thread(part.take, received)
             except InvalidPayload as error:
@@ -247,4 +248,4 @@ class RingTransport:
 
 
 def _part(said: pb.RingPart, sender: str) -> _Part:
-    return _Part(said.round, ballot_from_wire(said.ballot), said.step, sender)
+    return _Part(said.round, ballot_from_wire(said.ballot), step=said.step, sender=sender)
