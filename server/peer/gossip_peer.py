@@ -127,7 +127,7 @@ class GossipPeer(RealPeer[GossipService]):
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
         if not self._is_resumed and self._neighbourhood.is_late():
             self._join()
-            # this peer's share of a sum may be lost with an earlier life of its
+            # an earlier life of this peer may have taken its share of a sum along
             self.thread.call(self.service.begin_generation)
         self.thread.call(self.service.members.make_ready)
         return self._neighbourhood.await_members(self.setup.min_peers)

@@ -149,7 +149,7 @@ class RealPeer(ABC, Generic[_Service]):
 
     @abstractmethod
     def resume(self, kept: tuple[int, Tree] | None) -> None:
-        """Take up what is on disk, before the service listens.
+        """Take up the peer's state on disk, before the service listens.
 
         Args:
             kept: the newest checkpoint, with its round; None: the run begins.

@@ -92,7 +92,7 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         return self._replicated.is_behind
 
     def resume(self, kept: tuple[int, Tree] | None) -> None:
-        """Take up what this replica has promised, and the sums that are on disk."""
+        """Take up this replica's promises, and the sums that are on disk."""
         self.thread.call(self.service.restore, 0 if kept is None else kept[0])
         if kept is not None and not self.service.has_record:
             raise InvalidCheckpoint(

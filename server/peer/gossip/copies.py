@@ -34,7 +34,7 @@ class Differences(NamedTuple):
 
 
 class Copies:
-    """Vectors of a peer's neighbours, and the names of those that have its own."""
+    """Copies of the neighbours' vectors, and the names of neighbours that have a copy of this peer's own."""
 
     def __init__(self) -> None:
         self._first_P: Tensor | None = None
@@ -98,7 +98,7 @@ class Copies:
         return {"first": self._first_P, "of": dict(self._vectors), "known_by": known_by}
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from a state that :meth:`state` gave."""
         self._first_P = state["first"]
         self._vectors = dict(state["of"])
         self._hashes = {name: hash_of(vector_P) for name, vector_P in self._vectors.items()}

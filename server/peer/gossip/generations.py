@@ -1,4 +1,4 @@
-"""Generations: members that have begun anew together, over whose states a sum holds.
+"""Generations: groups of members that have begun anew together, so that a sum holds over their states.
 
 Some rules rely on a sum over the members' states (:attr:`fed.aggregators.peer_rule.PeerRule.conserves_sum`). Two
 members that mix keep it. A member that goes for good takes its share along, and a message that counts at one of its two
@@ -59,7 +59,7 @@ class Generations:
             self._counts[key] = counts
 
     def verdict(self, key: ExchangeKey, name: str, *, counts: bool) -> bool:
-        """Compare what a neighbour says of an exchange that is over with what this peer has assumed.
+        """Compare a neighbour's word on an exchange that is over with this peer's assumption.
 
         Args:
             key: the exchange.
@@ -114,7 +114,7 @@ class Generations:
         return {"own": self.own, "said": dict(self._said), "counts": counts}
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from a state that :meth:`state` gave."""
         self.own = self.latest = state["own"]
         self._said = dict(state["said"])
         self._counts = {ExchangeKey(number, place): dict(counts) for number, place, counts in state["counts"]}

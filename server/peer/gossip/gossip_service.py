@@ -289,7 +289,7 @@ class GossipService(MemberService):
         self._changed.set()
 
     def closed(self, link: Link) -> None:
-        """Forget what was to come over a stream."""
+        """Forget the vectors that were still to come over a stream."""
         self._coming = {(key, name) for key, name in self._coming if name != link.name}
         if self.links.link(link.name) is None:
             self._ahead.end(link.name)
@@ -428,12 +428,12 @@ class GossipService(MemberService):
             name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors)
         )
         self.included[key] = frozenset(vectors)
-        # of two that send to each other, one that has taken the other's vectors may still leave them out
+        # of two peers that send to each other, one may still leave out vectors that it has taken
         settled = reached | (receivers - senders)
         self.generations.ended(key, {name: name in reached for name in settled})
         for message in messages:
             message.owed &= reached
-        for name in sorted(senders - vectors.keys()):  # one that has not had this peer's vectors would wait for them
+        for name in sorted(senders - vectors.keys()):  # one without this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
         self._open = None
         self._next = ExchangeKey(key.round, key.exchange + 1)

@@ -145,7 +145,7 @@ class RealNeighbourhood:
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """None: the only peer whose row is here is this one."""
+        """No rows: the only row that is here is this peer's own."""
         return ()
 
     @property
@@ -274,7 +274,7 @@ class RealNeighbourhood:
         }
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from a state that :meth:`state` gave."""
         self._earlier_s = state["clock"]
         self._began_s = self._time.monotonic_s()
         self._last_names = state["members"]

@@ -67,7 +67,7 @@ class Link:
         self._wakes.set()
 
     def send(self, header: pb.PeerMessage, path: Path) -> None:
-        """Send a message and after it a file, between whose chunks other messages may go."""
+        """Send a message and then a file; other messages may go between its chunks."""
         self._files.append((header, path))
         self._end_if_full()
         self._wakes.set()

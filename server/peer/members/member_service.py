@@ -333,7 +333,7 @@ class MemberService(ABC):
 
     @abstractmethod
     def _resend(self, link: Link) -> None:
-        """Send what the other side of a new stream may lack."""
+        """Send messages that the other side of a new stream may lack."""
 
     @abstractmethod
     def _take_progress(self, name: str, progress: pb.Progress) -> None:

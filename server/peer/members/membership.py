@@ -43,7 +43,7 @@ _MOST_START = 2**62
 _MOST_START_BY_HEARSAY = _MOST_START // 2  # in nanoseconds since 1970: the year 2043
 _MOST_BEAT = 2**53
 _MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
-_TOLD_AT_A_BEAT = 16  # members that a beat tells of a start that they believe only this peer itself
+_TOLD_AT_A_BEAT = 16  # members told at a beat, where a start is believed of this peer itself alone
 _RETURNS = 0.5  # the probability that a beat tries a member that is gone
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([1-9][0-9]{0,4})")
 
@@ -186,7 +186,7 @@ class MembershipList:
         return self._targets()
 
     def table(self, receiver: str = "") -> tuple[Member, ...]:
-        """Records to send: all present members, those that left lately, and what is known of the receiver."""
+        """Records to send: all present members, those that left lately, and the receiver as it is known here."""
         # a receiver whose clock was set back between two starts must learn of its earlier life
         records = self._records.items()
         told = [one.member for name, one in records if name == receiver or self._is_told(one)]
@@ -258,7 +258,7 @@ class MembershipList:
         return _sorted([one.member for one in self._records.values() if one.member.has_ended])
 
     def remember(self, ended: Iterable[Member]) -> None:
-        """Take up at a restart what :meth:`ended` gave: members that have left since."""
+        """Take up the result of :meth:`ended` at a restart: members that have left since."""
         for member in ended:
             self._records[member.name] = _Record(member._replace(left=True), self._awake_s, self._awake_s)
 
@@ -311,7 +311,7 @@ class MembershipList:
         return self._is_present(record, self._awake_s)
 
     def _take(self, member: Member, time_s: float, *, is_direct: bool) -> bool:
-        """Take a record if it is later than what is known; true if it changes the view."""
+        """Take a record if it is later than the known one; true if it changes the view."""
         if member.name == self.own.name:
             return self._refute(member)
         known = self._records.get(member.name)

@@ -264,7 +264,7 @@ class Agreement(Proposer):
         self._round = RoundMemory(began_s=self._now_s, quiet_since_s=self._now_s)
 
     def _tell(self, receiver: str, number: int) -> None:
-        """Tell a member that is behind what was decided, or that it must copy a state."""
+        """Tell a member that is behind the decision of its round, or that it must copy a state."""
         decided = dict(self.record.decided)
         if not decided:
             return

@@ -178,11 +178,11 @@ class ReplicatedFleet:
         return False
 
     def state(self) -> Tree:
-        """State for a checkpoint: that of this peer, and what all replicas have in common."""
+        """State for a checkpoint: this peer's own, and the part that all replicas have in common."""
         return {"clock": self.clock, "clients": self.states.state(), "common": self.common()}
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from a state that :meth:`state` gave."""
         self._began_s = self.thread.service.clock.monotonic_s() - state["clock"]
         self.states.restore(state["clients"])
         self.adopt(state["common"])

@@ -123,7 +123,7 @@ class ReplicaService(MemberService):
     # The run's side.
 
     def restore(self, applied: int) -> None:
-        """Take up what is on disk, before the service starts.
+        """Take up the record and the sums on disk, before the service starts.
 
         Args:
             applied: the last round that this replica's model has been moved by; 0: none.
@@ -407,7 +407,7 @@ class ReplicaService(MemberService):
             self._begin_agreement(Record())
 
     def _begin_agreement(self, record: Record) -> None:
-        """Begin the agreement, from what is on disk."""
+        """Begin the agreement from the record on disk."""
         self._agreement = Agreement(
             self.own.name,
             record,

@@ -121,7 +121,7 @@ class Voter:
             self._outputs.append(Send(receiver, message))
 
     def _follow(self, proposer: str, message: Message) -> None:
-        """Do what a proposer asks, unless a later ballot has been promised."""
+        """Follow a proposer's request, unless a later ballot has been promised."""
         ballot = message.ballot
         promised = self.record.promised
         if ballot.proposer != proposer or not 0 < ballot.attempt <= _MOST_ATTEMPTS:
