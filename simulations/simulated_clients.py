@@ -82,7 +82,7 @@ class SimulatedClients:
         # all at once: the rate of failures does not move the draw of interruptions
         fails, at, is_cut, after = self.streams.uniforms("fate", *named)
         total = self.groups.steps(samples, steps)
-        cut = None
+        cut: int | None = None
         if is_cut < self.devices.interruption and total > 1:  # one step has no part that could be left out
             cut = 1 + int(after * (total - 1))
         breaks_at = at if fails < self.devices.failure else None
