@@ -58,7 +58,7 @@ def _attributes(module: "nn.Module") -> dict[str, Any]:
 
 
 def _form(value: object, depth: int = 3) -> object:
-    """Form of a value that can be compared: a plain value, a generator's state, a list of parts, or else the identity."""
+    """Form of a value that can be compared: a plain value itself, a generator's state, a list of parts, else the id."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, random.Random):
