@@ -290,12 +290,12 @@ class Attackers:
         """Encode reported updates, the attackers' after the attack.
 
         Args:
-            answers: answers of one client each, with the update that the algorithm reports.
+            answers: replies of one client each, with the update that the algorithm reports.
             message: format of clients' messages.
             encode: function from a reported answer to the answer that the coordinator receives.
 
         Returns:
-            Answers of honest clients in the order given, then those of attackers in the order of their tasks.
+            Honest answers in the order given, then those of attackers in the order of their tasks.
         """
         honest: dict[int, list[Answer]] = {}
         own: dict[int, list[Answer]] = {}

@@ -97,7 +97,7 @@ def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | Non
     """Record of each run, made in this process.
 
     Args:
-        planned: runs to make, in this order.
+        planned: plans of the runs, which are made in this order.
         observer: observer of the comparison; None for none.
         given: Python objects for :func:`fed.simulate`, by the names of its parameters.
     """
@@ -147,7 +147,7 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
     A process that dies fails its own run alone; another process takes its place.
 
     Args:
-        planned: runs to make; they begin in this order.
+        planned: plans of the runs, which begin in this order.
         jobs: number of processes, at least 1.
         observer: observer of the comparison; None for none.
 
