@@ -193,7 +193,7 @@ def read_table(path: str, row: Callable[..., _Traced]) -> list[tuple[str, _Trace
             if missing := [name for name in columns if name not in found]:
                 raise InvalidData(
                     f"{path} must have the columns {', '.join(columns)}, got none named {missing[0]}: its first line "
-                    f"must name them, parted by commas, and is {','.join(found)!r}"
+                    f"must name them, separated by commas, and is {','.join(found)!r}"
                 )
             lines = [{name: cells[name] or "" for name in columns} for cells in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:

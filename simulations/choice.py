@@ -75,7 +75,7 @@ def leave_rerun() -> None:
     It prints the reason; its parent, which waits for it, prints the remedy.
     """
     process = multiprocessing.current_process()
-    if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # as multiprocessing asks, too
+    if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # multiprocessing tests the same
         raise SystemExit(1)
 
 

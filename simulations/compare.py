@@ -133,8 +133,9 @@ def _hold_written(comparison: Comparison) -> None:
     for name, variant in comparison.variants().items():
         if held := variant.objects():
             raise InvalidInput(
-                f"experiments of a comparison must be such as files hold, got {' and '.join(held)} of {name} given in "
-                "Python as objects: name them as python:package.module:name, or give a loss or metrics to fed.compare"
+                f"experiments of a comparison must be ones that a file can hold, got {' and '.join(held)} of {name} "
+                "given in Python as objects: name them as python:package.module:name, or give a loss or metrics to "
+                "fed.compare"
             )
 
 

@@ -67,7 +67,7 @@ def _tasks(simulation: Simulation) -> tuple[int, int]:
     policy = simulation.policy
     trainees = simulation.trainees
     moving = trainees if simulation.has_peers else policy.cohort_of(simulation.population)
-    # clients asked beyond the cohort: once, where their late answers are kept, or anew in every round
+    # tasks whose answers do not count: those in flight at the end, or those beyond the cohort in every round
     beyond = (trainees - moving) * (1 if policy.keeps_late else policy.count)
     answered = policy.count * moving
     return answered + beyond, answered

@@ -86,7 +86,7 @@ class SimulatedFleet:
         self._changes = 0
         self._task_bytes: dict[tuple[int, int | None], int] = {}  # by content, of the last version
         self._unsettled: dict[int, tuple[ClientId, ClientState, ClientState]] = {}  # states before and after
-        self._cancelled: list[Flight] = []  # what codecs keep of them is not known
+        self._cancelled: list[Flight] = []  # the codecs' states after them are not known yet
         for client in clients.spells:
             self._place(client)
 
@@ -177,7 +177,7 @@ class SimulatedFleet:
 
     def state(self) -> Tree:
         """Whole state for a checkpoint, client states included."""
-        # a heap's own order depends on its history
+        # sorted, because a heap's own order depends on its history
         flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
         return {
             "clock": self.clock,
@@ -188,7 +188,7 @@ class SimulatedFleet:
 
     def occupation(self) -> dict[str, Any]:
         """Clients' use of their time, for a summary."""
-        # exact: after a resume the heap has another order
+        # fsum is exact, so that the order of the heap, which a resume changes, does not matter
         to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
         return self._occupation.summary(clients=len(self.clients.data.clients), clock=self.clock, to_come_s=to_come_s)
 
@@ -294,7 +294,7 @@ class SimulatedFleet:
         A group is reduced to one answer if ``reduces`` is set and all its flights are due, in one round.
         """
         batches: dict[object, list[Flight]] = {}
-        # in an order that a resume does not change, for the groups follow from it
+        # groups follow from the order of flights, so that must be one which a resume does not change
         for flight in sorted([*due, *ahead], key=lambda flight: (flight.arrives_s, flight.task.id)):
             task = flight.task  # a group has one step size, and one broadcast
             key = (task.lr, task.steps) if not task.model.broadcast and ahead else task.model.version
@@ -322,7 +322,7 @@ class SimulatedFleet:
                     continue
                 yield from self._diverged(group, dict(trained.diverged), due_tasks)
                 if self.drops_diverged and (others := [flight for flight in group if not flight.has_diverged]):
-                    submit(others)  # as they would have trained had the one that diverged never been asked
+                    submit(others)  # as if the one that diverged had never been asked
 
     def _diverged(self, group: list[Flight], reasons: Mapping[ClientId, str], due: set[int]) -> Iterator[Answer]:
         """Failures of the flights of a group that have diverged, each when it is due."""

@@ -211,7 +211,7 @@ class Simulation:
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         if secure is not None and self.message.fixed is not None:
-            from fed.simulations.secure import EmulatedSessions, RealSessions  # with cryptography
+            from fed.simulations.secure import EmulatedSessions, RealSessions  # they import cryptography
 
             sessions = RealSessions if secure.mode == "real" else EmulatedSessions
             fixed = self.message.fixed

@@ -33,7 +33,7 @@ def words_of_exit(code: int | None, fault: str) -> str:
     name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
     if -code == getattr(signal, "SIGKILL", None):
         return f"killed by signal {-code} ({name}): the system may have run out of memory"
-    crashed = fault.partition("Current thread")[2]  # which names the innermost frame first
+    crashed = fault.partition("Current thread")[2]  # the report names the innermost frame first
     frame = _innermost(re.findall(r'File "(.*)", line (\d+) in (.*)', crashed)[::-1])
     return ", ".join(filter(None, [f"ended by signal {-code} ({name})", *fault.splitlines()[:1], frame]))
 

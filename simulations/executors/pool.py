@@ -206,7 +206,7 @@ class Workers(Executor):
                     if self._pending.keys().isdisjoint(wanted):
                         raise KeyError(f"no results are to come for tickets {sorted(wanted)}")
                     self._listen(None)
-                for ticket in done:  # workers get new items between results, which the caller may take long over
+                for ticket in done:  # workers get new items between results, for the caller may take long
                     self._listen(0)
                     self._hand_out(SLOTS)
                     wanted.discard(ticket)
@@ -312,7 +312,7 @@ class Workers(Executor):
             content, tensors = worker.slots[slot].read(size)
         except Exception as error:
             answer = WorkerReply.REFUSED
-            content = RunFailed(f"what a worker answered cannot be read here: {error!r}")
+            content = RunFailed(f"the answer of a worker cannot be read here: {error!r}")
         if answer == WorkerReply.NOT_MADE:
             self.close()
             raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE.format(words=content))
