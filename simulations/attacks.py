@@ -341,9 +341,15 @@ class Attackers:
 
     def _forged(self, own: "list[Answer]", honest: "list[Answer]", size: int) -> "Iterator[Answer]":
         own_AP = torch.stack([answer.update.mean_update_M[:size] for answer in own])
-        honest_HP = torch.stack([answer.update.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
-        streams = tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own)
-        known = Knowledge(own_AP, honest_HP, self._mimicked([answer.clients[0] for answer in honest]), streams)
+        honest_HP = own_AP[:0]  # stack() takes no empty list
+        if honest:
+            honest_HP = torch.stack([answer.update.mean_update_M[:size] for answer in honest])
+        known = Knowledge(
+            own_AP=own_AP,
+            honest_HP=honest_HP,
+            mimicked=self._mimicked([answer.clients[0] for answer in honest]),
+            generators=tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own),
+        )
         for answer, update_P in zip(own, self.attack.forge(known), strict=True):
             yield answer.with_update(torch.cat([update_P, answer.update.mean_update_M[size:]]))
 

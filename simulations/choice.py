@@ -104,7 +104,8 @@ def _useful(simulation: Simulation) -> int:
     if multiprocessing.parent_process() is not None:  # one of several runs side by side
         return 1
     processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
-    return min(processors, -(-simulation.trainees // simulation.groups.size))
+    groups = -(-simulation.trainees // simulation.groups.size)  # rounded up
+    return min(processors, groups)
 
 
 def _started(simulation: Simulation, section: Component, workers: int, *, awaits: bool = False) -> Executor:

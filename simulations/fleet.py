@@ -291,7 +291,8 @@ class SimulatedFleet:
     def _train(self, due: list[Flight], ahead: list[Flight], *, reduces: bool) -> Iterator[Answer]:
         """Train flights, and give the answers of reduced groups and of failures; other flights keep their answers.
 
-        A group is reduced to one answer if ``reduces`` is set and all its flights are due, in one round.
+        A group is reduced to one answer if ``reduces`` is True, all its flights are due, and they have one model and
+        one round.
         """
         batches: dict[object, list[Flight]] = {}
         # groups follow from the order of flights, so that must be one which a resume does not change

@@ -89,6 +89,7 @@ def depart(
     seen = groups.seen(samples, steps or task.steps)
     takes_s = device.task_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
     if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
+        # a client that may answer with a part of its steps takes as many as end in time
         in_time = device.samples_in(task.deadline_s, bytes_down=bytes_down, bytes_up=bytes_up)
         # 0 means that not even one step fits: the client then takes all its steps, and is late
         steps = groups.steps_within(in_time, samples, task.steps) or steps

@@ -98,7 +98,7 @@ class SimulatedNeighbourhood:
         self._exchange = 0
         self.weights = self._whole = self._topology.weights(number) if self._topology else None
         self._has_mixed_S = np.zeros(len(self.members), bool)
-        if self._all_take_part:
+        if self._all_take_part:  # no peer can be away or fail, so nothing is drawn
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members))
         self._await_peer(number)
         attendance = self._attendance(number)
@@ -116,7 +116,7 @@ class SimulatedNeighbourhood:
     def exchange(
         self, *parts_SM: Tensor, encoded: EncodedRows | None = None
     ) -> tuple["Weights | None", tuple[Tensor, ...]]:
-        """Send each row's message to its peer's neighbours, which receive it at once: all rows are in this process."""
+        """Send each row's message to its peer's neighbours, which receive what was sent: all rows are here."""
         received = parts_SM if encoded is None else (*parts_SM, encoded.vectors_NM)
         if self.weights is None:
             return None, received
@@ -194,6 +194,7 @@ class SimulatedNeighbourhood:
         self.clock = max(self.clock, float(finished_s_S.max()))
         if len(finished_s_S) < len(ready_s_N):
             takes_part_N = self._takes_part_N
+            # the others wait for the first peer that has finished, and for the latest of their neighbours
             ready_s_N[~takes_part_N] = np.maximum(ready_s_N[~takes_part_N], finished_s_S.min())
             if self._whole:
                 rows_X = self._whole.rows_X.numpy()
@@ -256,7 +257,7 @@ class SimulatedNeighbourhood:
         for row, degree in enumerate(degrees_N):
             is_there, until_s, _ = self._spell(row)
             if not is_there:
-                if math.isinf(until_s):
+                if math.isinf(until_s):  # it never comes back
                     self.gone.add(row)
                 continue
             samples = self._clients.sizes[row]
@@ -270,6 +271,7 @@ class SimulatedNeighbourhood:
             else:
                 rows_S.append(row)
                 steps_S.append(steps)
+        # peers that have not taken part since the last departure begin anew
         anew_S = np.flatnonzero(self._generations_N[rows_S] < len(self.gone)).tolist()
         self._generations_N[rows_S] = len(self.gone)
         return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed, anew_S)
