@@ -62,7 +62,8 @@ class QFedAvg(FedAvg):
     def report(self, work: ClientWork) -> Report:
         """A client's terms of the numerator, −f^q w [P], and of the denominator [1], and a 1; weighted alike."""
         assert work.start_loss_K1 is not None
-        lipschitz = self.lipschitz or 1 / work.lr
+        # where a schedule ends at a step size of 0 the update is 0, whatever it is multiplied by
+        lipschitz = self.lipschitz or (1 / work.lr if work.lr else 1.0)
         loss_K1, ascent_KP = work.start_loss_K1.clamp(min=_LEAST_LOSS), lipschitz * work.update_KP
         square_K1 = (ascent_KP**2).sum(1, keepdim=True)
         curvature_K1 = self.q * loss_K1 ** (self.q - 1) * square_K1 + lipschitz * loss_K1**self.q

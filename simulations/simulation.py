@@ -141,6 +141,14 @@ class Simulation:
         """Number of clients that train in a round."""
         return self.population if self.has_peers else self.policy.asked_of(self.population)
 
+    @property
+    def adds_in_groups(self) -> bool:
+        """True if the messages of a group's clients are added where they train, so that their sum alone travels."""
+        secure = self.experiment.secure_aggregation
+        forges = self.attackers is not None and self.attackers.attack.forges
+        is_masked = secure is not None and secure.mode == "real"
+        return self.algorithm.linear and self.experiment.hierarchy is None and not forges and not is_masked
+
     def _message(self, experiment: Experiment) -> Format:
         """Format of the messages of clients that report."""
         secure, asked = experiment.secure_aggregation, self.policy.asked_of(self.population)
@@ -196,7 +204,7 @@ class Simulation:
             states=states,
             message=self.message,
             # an edge sums answers of its own clients alone, and each client masks its own
-            reduces=self.algorithm.linear and edges is None and not (secure and secure.mode == "real"),
+            reduces=self.adds_in_groups,
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
             attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,

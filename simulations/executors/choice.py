@@ -85,7 +85,9 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
 
 def _workers_if_possible(simulation: Simulation, count: int) -> Executor:
     """Pool of ``count`` workers; or this process, where none can be started and none was asked for."""
-    reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
+    codec = simulation.message.codec_state() if simulation.message else {}
+    # clients that were cancelled train all the same for what their codecs keep, and each gives its own
+    reduces = not simulation.has_peers and simulation.adds_in_groups and not simulation.policy.keeps_late and not codec
     # clients' whole models, of which some travel together to be scored
     scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
     travelling = max(1 if reduces else simulation.groups.size, scored)
@@ -93,7 +95,6 @@ def _workers_if_possible(simulation: Simulation, count: int) -> Executor:
     layout, numbers = simulation.layout, simulation.message.numbers if simulation.message else 0
     model_size = max(numbers, layout.size) + layout.integer_count
     # 4096 for what rounding each tensor up to 64 bytes adds
-    codec = simulation.message.codec_state() if simulation.message else {}
     lost = simulation.groups.size * sum(part.numel() for part in codec.values())
     item_bytes = 8 * (sum(part.numel() for part in tensors) + lost + travelling * model_size) + 4096
     is_free = simulation.experiment.simulation.workers == "auto"
