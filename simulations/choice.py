@@ -153,7 +153,9 @@ def _class_of(section: Component) -> type[Executor]:
 
 def _capacity_bytes(simulation: Simulation) -> int:
     """Bytes that the tensors of an item, or of its result, take at most."""
-    reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
+    codec = simulation.message.codec_state() if simulation.message else {}
+    # clients that were cancelled train all the same for what their codecs keep, and each gives its own
+    reduces = not simulation.has_peers and simulation.adds_in_groups and not simulation.policy.keeps_late and not codec
     trained = 1 if reduces else simulation.groups.size
     # clients' whole models, of which some travel together to be scored
     scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
@@ -162,7 +164,6 @@ def _capacity_bytes(simulation: Simulation) -> int:
     layout = simulation.layout
     numbers = simulation.message.numbers if simulation.message else 0
     model_size = max(numbers, layout.size) + layout.integer_count
-    codec = simulation.message.codec_state() if simulation.message else {}
     lost = simulation.groups.size * sum(part.numel() for part in codec.values())
     numbers_in_all = sum(part.numel() for part in tensors) + lost + travelling * model_size
     # a number takes at most 8 bytes; 4096 more are for rounding each tensor up to 64 bytes

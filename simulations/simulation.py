@@ -154,6 +154,13 @@ class Simulation:
         """Number of clients that train in a round."""
         return self.population if self.has_peers else self.policy.asked_of(self.population)
 
+    @property
+    def adds_in_groups(self) -> bool:
+        """True if the messages of a group's clients are added where they train, so that their sum alone travels."""
+        secure = settings_of(self.experiment)
+        is_masked = secure is not None and secure.mode == "real"
+        return self.algorithm.linear and self.experiment.hierarchy is None and self._forgers is None and not is_masked
+
     def _message(self, experiment: Experiment) -> Format:
         """Format of the messages of clients that report."""
         secure = settings_of(experiment)
@@ -202,7 +209,7 @@ class Simulation:
             states=states,
             way_out=self.way_out,
             # an edge sums the answers of its own clients alone, and in a real session each client masks its own
-            reduces=self.algorithm.linear and edges is None and not (secure and secure.mode == "real"),
+            reduces=self.adds_in_groups,
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
             attackers=self._forgers,

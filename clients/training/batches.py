@@ -111,7 +111,10 @@ class Block(NamedTuple):
         batches = len(self.index_E) // len(self.active)
         its = slice(step * batches, (step + 1) * batches)
         pairs = zip(self.index_E[its], self.weights_KB[its], strict=True)
-        return [(index_E[: rows * weights_KB.shape[1]], weights_KB[:rows]) for index_E, weights_KB in pairs]
+        # what is recorded once takes weights in one piece, and those of several batches of a step lie apart
+        return [
+            (index_E[: rows * weights_KB.shape[1]], weights_KB[:rows].contiguous()) for index_E, weights_KB in pairs
+        ]
 
 
 class _Client(NamedTuple):
