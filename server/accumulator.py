@@ -25,7 +25,10 @@ __all__ = ["Participation", "RoundStats", "Staleness", "TaskEnd", "UpdateAccumul
 _log = logging.getLogger(__name__)
 
 Staleness = Callable[[int], float | None]
-"""How many versions old an update's start is → the factor that the update is counted with; None: not at all."""
+"""Function from an update's staleness to the factor that it is counted with; None: it does not count.
+
+The staleness is the number of versions by which the model has moved since the update's start.
+"""
 
 
 class TaskEnd(Enum):
@@ -66,13 +69,14 @@ class RoundStats(NamedTuple):
         replied: updates that count.
         late: updates that came too late to count.
         failed: tasks that failed, or whose answers were refused.
-        bytes_up: from clients.
-        bytes_down: to clients.
+        bytes_up: bytes from clients.
+        bytes_down: bytes to clients.
         train_loss: the clients' mean loss, weighted by samples; None without updates.
         staleness_mean: versions by which the model had moved since the counted updates' tasks were sent, on average.
-        clipped_share: of all coordinates that were added under secure aggregation, those that were clipped.
-        capped_weights: of the clients in that sum, those whose weight was capped.
-        diverged: of the tasks that failed, those whose numbers were not finite; None where such a client ends the run.
+        clipped_share: share of clipped coordinates, in [0, 1], of all that were added under secure aggregation; None
+            without a sum of it.
+        capped_weights: number of clients in that sum whose weight was capped; None without such a sum.
+        diverged: number of failed tasks whose numbers were not finite; None where such a client ends the run.
         participation: the clients that are counted here.
     """
 
@@ -136,21 +140,21 @@ class UpdateAccumulator:
     Attributes:
         integers_I: the largest of the integers of updates that count.
         asked, replied, late, failed: the clients of tasks that were sent, and of what became of them, one a task.
-        bytes_up, bytes_down: what was moved for them.
+        bytes_up, bytes_down: bytes from clients, and to them.
         counted: task → the factor that its update was counted with.
-        staleness: of each update that counts, how many versions old its start was.
-        losses: of each such update (training loss, samples).
+        staleness: staleness of each update that counts, in versions.
+        losses: (training loss, samples) of each update that counts.
         loss_of: client → its training loss.
         samples_of: client → its number of samples, of those whose updates count.
         hidden: the sum of the round's clients under secure aggregation, which tells nothing of one of them.
-        diverged: answers of clients whose numbers were not finite.
+        diverged: list of answers whose numbers were not finite.
 
     Args:
-        size: M.
-        integers_I: the model's.
-        is_linear: the mean of updates will do.
+        size: number M of values in an update.
+        integers_I: integer buffers of the model.
+        is_linear: True if the rule needs the mean of the updates alone, rather than each update.
         present_V: the global model now, if it is to move towards clients' models, rather than by their updates.
-        drops_diverged: a client whose numbers are not finite has failed.
+        drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
     """
 
     def __init__(
@@ -185,10 +189,10 @@ class UpdateAccumulator:
         """Count an answer, if it may be, and close its tasks; returns what has become of them.
 
         Args:
-            answer: from a fleet, which has checked what clients say.
-            open_tasks: by id; those that are answered leave.
-            version: of the global model now.
-            weigh: the factor of an update by its staleness.
+            answer: answer from a fleet, which has checked what clients say.
+            open_tasks: open tasks by id; those that are answered are removed.
+            version: version of the global model now.
+            weigh: function from an update's staleness to its factor; None: the update is too late to count.
         """
         if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)

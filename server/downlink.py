@@ -25,11 +25,12 @@ class Downlink:
 
     Args:
         message: the format of messages, with codecs of differences.
-        streams: the run's.
+        streams: random streams of the run.
     """
 
     def __init__(self, message: Format, streams: Streams) -> None:
-        self._message, self._streams = message, streams
+        self._message = message
+        self._streams = streams
         self._version = -1
         self._reference: Reference | None = None
         self._state: CodecState = {}
@@ -77,14 +78,17 @@ class Downlink:
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._version, self._known, self._state = state["version"], state["known"], state["codecs"]
+        self._version = state["version"]
+        self._known = state["known"]
+        self._state = state["codecs"]
         self._reference = Reference(**state["reference"]) if state["reference"] else None
         self._differences = tuple(Difference(**one) for one in state["differences"])
 
     def _find_missing(self) -> None:
         """Find what clients of each version lack, as long as that is less than the whole; drop what nobody gets."""
         assert self._reference is not None
-        whole_bytes, size_bytes = self._reference.numbers_KP.nbytes, 0
+        whole_bytes = self._reference.numbers_KP.nbytes
+        size_bytes = 0
         self._missing = {self._reference.name: ()}
         for place in reversed(range(len(self._differences))):
             size_bytes += self._differences[place].size_bytes

@@ -45,9 +45,9 @@ class ScoringByCoordinator:
     """Scores of the federation's model and the clients' own on the test set.
 
     Args:
-        recipe: with the test set, the loss and the metrics.
-        federation: whose models are scored, as they are now.
-        executor: does the work.
+        recipe: recipe with the test set, the loss and the metrics.
+        federation: federation whose models are scored, as they are now.
+        executor: executor that does the work.
         only_own: True to score the clients' own models alone, where they have some.
         own: clients whose own models are scored; all unless given.
         sample: the test samples that clients' own models are scored on, where there are several; all unless given.
@@ -108,7 +108,8 @@ class ScoringByCoordinator:
 
     def _submit(self, states: Sequence[State], recipe: Recipe, places: tuple[int, ...] = ()) -> None:
         """Have models scored, on the whole test set or on some places of it."""
-        parts, groups = parts_of(recipe, len(places) or self._samples), _split(states, MODELS_AT_ONCE)
+        parts = parts_of(recipe, len(places) or self._samples)
+        groups = _split(states, MODELS_AT_ONCE)
         tickets = [self._executor.submit(_item(models, *part, places)) for models in groups for part in parts]
         self._sets.append(_ScoredSet(len(groups), [end - first for first, end in parts], tickets))
 
@@ -119,7 +120,7 @@ class _ScoredSet(NamedTuple):
     Args:
         groups: the number of groups of models that are scored at once.
         sizes: the numbers of samples of the parts that the samples are cut into.
-        tickets: of the items, group by group.
+        tickets: tickets of the items, group by group.
     """
 
     groups: int
@@ -143,10 +144,10 @@ class ScoringByClients:
     """Scores of each client's model, its own or the federation's, on its held-out samples.
 
     Args:
-        held_out: each client's samples.
-        metrics: that are computed, by name.
-        federation: whose models are scored, as they are now.
-        executor: does the work.
+        held_out: held-out samples of each client.
+        metrics: metrics to compute, by name.
+        federation: federation whose models are scored, as they are now.
+        executor: executor that does the work.
     """
 
     def __init__(
@@ -155,7 +156,8 @@ class ScoringByClients:
         self._executor = executor
         self._held_out = held_out
         self._metrics = metrics
-        self._model, self._own = federation.model(), federation.models()
+        self._model = federation.model()
+        self._own = federation.models()
         groups = _split(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
         self._tickets = [executor.submit(self._item(clients)) for clients in groups]
 
@@ -201,8 +203,8 @@ def scores_of_both(by_coordinator: Scores, by_clients: Scores) -> Scores:
     """A round's scores where both score: those of the test set from the coordinator, those of clients from clients.
 
     Args:
-        by_coordinator: of the coordinator's scoring.
-        by_clients: of the clients' own.
+        by_coordinator: scores that the coordinator has found.
+        by_clients: scores that the clients have found.
     """
     over_clients = {name: value for name, value in by_clients.line.items() if name.startswith("client_")}
     return Scores({**by_coordinator.line, **over_clients}, by_clients.clients)
@@ -222,8 +224,8 @@ def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Score
     Clients for whose samples a metric is undefined, such as AUROC of one class, have no part in what is said of it.
 
     Args:
-        found: of each client.
-        metrics: that were computed, by name.
+        found: score of each client.
+        metrics: metrics that were computed, by name.
     """
     if not found:
         names = [NamedMetric(name).of_clients(figure) for name in metrics for figure in CLIENT_FIGURES]
@@ -256,8 +258,8 @@ def parts_of(recipe: Recipe, samples: int | None = None) -> list[tuple[int, int]
     """Beginnings and ends of the parts in which models are scored; none without a test set.
 
     Args:
-        recipe: with the test set.
-        samples: how many are scored; all of the test set unless given.
+        recipe: recipe with the test set.
+        samples: number of samples that are scored; all of the test set unless given.
     """
     samples = _test_samples(recipe) if samples is None else samples
     part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)

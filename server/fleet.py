@@ -108,8 +108,8 @@ class ConversingFleet(Fleet, Protocol):
         """Fail an open task.
 
         Args:
-            task: its id.
-            reason: as a sentence for the user.
+            task: id of the task.
+            reason: reason of the failure, as a sentence for the user.
         """
 
     def pass_time(self, until: float) -> None:
