@@ -95,9 +95,10 @@ class RoundStats(NamedTuple):
 
     def measured(self) -> dict[str, Any]:
         """The counts as a part of the round's metrics; without what is not measured."""
-        values, hidden = self._asdict(), ("clipped_share", "capped_weights", "diverged")
+        values = self._asdict()
+        optional = ("clipped_share", "capped_weights", "diverged")
         del values["participation"]
-        return {name: value for name, value in values.items() if name not in hidden or value is not None}
+        return {name: value for name, value in values.items() if name not in optional or value is not None}
 
 
 def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:

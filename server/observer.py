@@ -77,10 +77,10 @@ class RunBegan(Event):
     """Beginning of a run, or of its continuation.
 
     Args:
-        experiment: with every default resolved.
+        experiment: experiment with every default resolved.
         rounds_done: number of rounds before a resume; 0 in a new run.
         clients: ids of the clients that have registered by now; at a real peer its own.
-        folder: of the run; None: nothing is written.
+        folder: folder of the run; None: nothing is written.
     """
 
     experiment: Experiment
@@ -95,7 +95,7 @@ class RunEnded(Event):
 
     Args:
         status: "finished", "interrupted" or "failed".
-        summary: as in ``summary.json``.
+        summary: figures of the run, as ``summary.json`` has them.
     """
 
     status: str
@@ -136,7 +136,7 @@ class RoundEnded(Event):
         round: number, from 1.
         line: the round's line of the metrics.
         participation: clients by what became of their tasks.
-        clients: for each client that was scored its id, samples, loss and metrics.
+        clients: id, samples, loss and metrics of each client that was scored.
     """
 
     round: int
@@ -193,7 +193,7 @@ class TaskSettled(TaskEvent):
     """Verdict on an answer.
 
     Args:
-        discount: factor in (0, 1] with which it moved the model; 0: it did not count.
+        discount: factor in (0, 1] with which the answer moved the model; 0: it did not count.
     """
 
     discount: float
@@ -204,7 +204,7 @@ class MessageRefused(Event):
     """Message of a node that breaks the protocol.
 
     Args:
-        client: its sender: a client's id, or an address.
+        client: sender of the message: a client's id, or an address.
         reason: sentence for the user.
     """
 
@@ -245,7 +245,7 @@ class Observer(Protocol):
         """Take note of an event.
 
         Args:
-            event: what has happened; it must not be changed.
+            event: event that has happened; it must not be changed.
         """
 
 
@@ -265,7 +265,7 @@ class Essential:
     """Observer without which a run must not go on: it is called in line, and its error ends the run.
 
     Args:
-        observer: is called in the thread that runs the rounds, which waits for it.
+        observer: observer that is called in the thread that runs the rounds, which waits for it.
     """
 
     observer: Observer

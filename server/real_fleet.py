@@ -38,10 +38,10 @@ class RealFleet(ABC):
     counted last, and at what discount, so that a server that resumes from a checkpoint finds its clients' states.
 
     Attributes:
-        counts: what became of each client's tasks in this run.
-        run: names the run, the same after a resume.
+        counts: counts of what became of each client's tasks in this run.
+        run: name of the run, the same after a resume.
         time: clock by which it waits; :attr:`clock` counts from the run's beginning.
-        observers: are told of nodes that come and go, and of what is refused.
+        observers: observers that are told of nodes that come and go, and of refused messages.
 
     Args:
         clock: time, by which it waits.
@@ -84,21 +84,23 @@ class RealFleet(ABC):
         """Tell nodes the plan of the run, before the first task.
 
         Args:
-            plan: as nodes get it; the format is added.
+            plan: plan of the run for nodes; the format is added to it.
             message: the format of clients' messages.
-            streams: the run's, for codecs.
-            keeps_states: clients keep a state from task to task.
-            keeps_checkpoints: the run may go on from an earlier state.
+            streams: random streams of the run, for codecs.
+            keeps_states: True if clients keep a state from task to task.
+            keeps_checkpoints: True if the run has checkpoints, so that it may go on from an earlier state.
         """
         self._incoming = partial(received, message=message, streams=streams)
-        self._kept.goes_back, self._keeps_states = keeps_checkpoints, keeps_states
+        self._kept.goes_back = keeps_checkpoints
+        self._keeps_states = keeps_states
         self._adds_up = message.error_feedback.adds_up
         plan.format.CopyFrom(message.header())
         self._make_known(plan, message)
 
     def await_nodes(self, count: int) -> None:
         """Wait until this many nodes are connected."""
-        said, may_say = -1, _once_in_a_while(self.time)
+        said = -1
+        may_say = _once_in_a_while(self.time)
         while (there := len(self._attending())) < count:
             if may_say.spend() or there != said:
                 said = there
@@ -138,7 +140,8 @@ class RealFleet(ABC):
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive."""
-        replies, may_say = 0, _once_in_a_while(self.time)
+        replies = 0
+        may_say = _once_in_a_while(self.time)
         while self._open and (enough is None or replies < enough):
             self._tell_observers()
             if not self._has_answer():
@@ -156,7 +159,8 @@ class RealFleet(ABC):
                 else:
                     self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
-                sent_again_bytes, self._sent_again_bytes = self._sent_again_bytes, 0
+                sent_again_bytes = self._sent_again_bytes
+                self._sent_again_bytes = 0
                 yield answer._replace(more_bytes_down=sent_again_bytes)
                 del answer  # it may be large, and the next is on its way
             elif self.clock >= until:
@@ -169,7 +173,8 @@ class RealFleet(ABC):
     def settle(self, counted: Mapping[int, float]) -> None:
         """Remember the tasks whose updates counted; with the next task a node commits the state that they left."""
         self._tell_observers()
-        unsettled, self._unsettled = self._unsettled, {}
+        unsettled = self._unsettled
+        self._unsettled = {}
         for task, client in unsettled.items():
             if discount := counted.get(task, 0.0):
                 self._kept.count(client, CountedTask(self._start, task, discount))
@@ -198,12 +203,14 @@ class RealFleet(ABC):
 
         Args:
             model: (vector [V], integers [I]).
-            limit_s: how long to wait for them.
+            limit_s: seconds to wait for them.
 
         Returns:
-            Client → what it found.
+            Scores by client, of those that have answered.
         """
-        self._examination, self._unscored, self._scores = self._examination + 1, set(), {}
+        self._examination += 1
+        self._unscored = set()
+        self._scores = {}
         until = self.clock + limit_s
         self._examine(model, limit_s)
         while self._unscored and self.clock < until:
@@ -240,9 +247,9 @@ class RealFleet(ABC):
         """Assignment of a task, as nodes are told it.
 
         Args:
-            task: to be done.
-            members: all that take part, in their order.
-            payload: of the task's tensors.
+            task: task of the assignment.
+            members: all clients that take part, in their order.
+            payload: description of the file of the task's tensors.
         """
         return pb.Assignment(
             task=pb.TaskId(start=self._start, number=task.id),
@@ -311,15 +318,16 @@ class RealFleet(ABC):
         """An answer as it is counted.
 
         Args:
-            task: that it answers.
-            header: what the node says of it.
-            tensors: the payload.
+            task: task that it answers.
+            header: header of the answer, as the node sent it.
+            tensors: tensors of the answer, as the node sent them.
 
         Raises:
             InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
-        if self._adds_up and header.samples > (joined := self._members.get(task.client, header.samples)):
+        joined = self._members.get(task.client, header.samples)
+        if self._adds_up and header.samples > joined:
             raise InvalidPayload(f"client {task.client!r} joined with {joined} samples, got {header.samples}")
         if header.began_anew and self._adds_up:
             raise InvalidPayload(
@@ -328,8 +336,8 @@ class RealFleet(ABC):
             )
         if header.began_anew:
             _log.warning(
-                "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on "
-                "from what it had at first",
+                "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and resumes "
+                "from its initial client state",
                 task.client,
             )
         return answer
@@ -381,7 +389,7 @@ def _base_of(task: Task) -> str:
 
 
 def _task_id(found: CountedTask | None) -> pb.TaskId | None:
-    return None if found is None else pb.TaskId(start=found[0], number=found[1])
+    return None if found is None else pb.TaskId(start=found.start, number=found.number)
 
 
 def _once_in_a_while(clock: Clock) -> Allowance:

@@ -29,8 +29,8 @@ class SessionResult:
         total: the sum of the survivors' messages; None if there is none.
         survivors: the tasks whose messages are in the sum; empty if there is none.
         problem: the reason why there is no sum, as a clause.
-        bytes_up: from clients, beside their first masked messages.
-        bytes_down: to clients, beside their tasks.
+        bytes_up: bytes from clients, beside their first masked messages.
+        bytes_down: bytes to clients, beside their tasks.
     """
 
     total: SecureSum | None = None
@@ -60,10 +60,10 @@ class SecureFleet:
     The sum is given when the coordinator has cancelled the tasks that are left, which ends the round.
 
     Args:
-        fleet: of the clients, whose answers are masked.
-        sessions: in which the answers are added and unmasked.
-        settings: the section of the experiment.
-        fixed: reads the sum.
+        fleet: fleet of the clients, whose answers are masked.
+        sessions: sessions in which the answers are added and unmasked.
+        settings: section of the experiment.
+        fixed: fixed point in which the sum is read.
     """
 
     fleet: Fleet
@@ -78,8 +78,10 @@ class SecureFleet:
 
     def __post_init__(self) -> None:
         """Forward what the clients' fleet does unchanged."""
-        self.registered, self.population = self.fleet.registered, self.fleet.population
-        self.settle, self.wait = self.fleet.settle, self.fleet.wait
+        self.registered = self.fleet.registered
+        self.population = self.fleet.population
+        self.settle = self.fleet.settle
+        self.wait = self.fleet.wait
         self._least = self.settings.least_asked(self.fixed.most_clients)
         facts = self.settings.facts(self.fixed)
         _log.info(
@@ -128,7 +130,8 @@ class SecureFleet:
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Failures as they come, and after the tasks that are left were cancelled the sum."""
-        refused, self._refused = self._refused, []
+        refused = self._refused
+        self._refused = []
         yield from refused
         for answer in self.fleet.collect(until, enough):
             if answer.problem:
@@ -166,7 +169,8 @@ class SecureFleet:
 
     def _closed(self) -> Iterator[Answer]:
         """The sum, as one answer; or a failure of each task."""
-        answers, self._answers = self._answers, []
+        answers = self._answers
+        self._answers = []
         answered = [task for answer in answers for task in answer.tasks]
         result = self.sessions.close()
         number = self._tasks[answered[0]].round

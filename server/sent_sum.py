@@ -35,8 +35,8 @@ class SentSum:
         """Add the messages of a round.
 
         Args:
-            mean_M: their weighted mean.
-            accumulator: that counted them.
+            mean_M: weighted mean of the messages, in float64.
+            accumulator: accumulator that counted them.
             fleet: the clients.
 
         Returns:
@@ -65,4 +65,5 @@ class SentSum:
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._sum_M, self._weights = state["sum"], state["weights"]
+        self._sum_M = state["sum"]
+        self._weights = state["weights"]

@@ -56,7 +56,7 @@ class Observers:
         """Have essential observers called before all others.
 
         Args:
-            essential: in their order.
+            essential: observers, in the order in which they are called.
         """
         self._essential[:0] = essential
         self._listeners = {}
@@ -74,10 +74,10 @@ class Observers:
         """Tell all whom it concerns, essential observers first; to be called in the thread that runs the rounds.
 
         Args:
-            event: what has happened.
+            event: event that has happened.
 
         Raises:
-            Exception: that an essential observer has raised.
+            Exception: if an essential observer has raised it.
         """
         essential, trackers = self._of(type(event))
         for observer in essential:

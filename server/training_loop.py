@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 
     Args:
         line: a part of the round's metrics.
-        clients: for each client that was scored its id, samples, loss and metrics.
+        clients: id, samples, loss and metrics of each client that was scored.
     """
 
     line: dict[str, Any]
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
 
 Scoring: TypeAlias = Callable[[], Scores]
-"""Gives the scores of one round's models, as they were when the scoring began."""
+"""Function that returns the scores of one round's models, as they were when the scoring began."""
 
 
 class _Round(NamedTuple):
@@ -58,24 +58,26 @@ class TrainingLoop:
     """All rounds of a run.
 
     Args:
-        experiment: with every default resolved.
-        federation: trains.
-        begin_scoring: begins to score the federation's models as they are now; told if no round comes after it.
-        has_scores: True where there are samples to score them on.
-        scores_meanwhile: True where the scoring continues during the next round.
-        keeps_models: True where the clients' own models are here, and belong to the run's results.
+        experiment: experiment with every default resolved.
+        federation: federation that trains.
+        begin_scoring: function that begins to score the federation's models as they are now; its argument is True if no
+            round comes after it.
+        has_scores: True if there are samples to score models on.
+        scores_meanwhile: True if the scoring continues during the next round.
+        keeps_models: True if the clients' own models are here, and belong to the run's results.
         keeps_metrics: True if all metrics stay in memory. Otherwise a run with a folder has them there alone, so that
             its memory does not grow with the rounds.
-        load_module: a model's state → a module.
+        load_module: function from a model's state to a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
-        facts: called at the end for what the summary says beside the measurements.
-        confusion: called at the end of a run that is kept, with the model's state, for its confusion matrix.
-        population: called at the end with that matrix, if there is one, for what the report draws, as
-            ``population.json`` keeps it.
+        facts: function that returns what the summary says beside the measurements; it is called at the end.
+        confusion: function from the model's state to its confusion matrix, or None; it is called at the end of a run
+            with a folder.
+        population: function from that matrix, or None, to what the report draws, as ``population.json`` keeps it; it
+            is called at the end of a run with a folder.
         fingerprint: the experiment and the shapes that its checkpoints belong to.
         clock: time, by which the run's wall time is measured.
-        observers: are told of rounds; they are closed when the run ends.
-        folder: of the run; None: nothing is written.
+        observers: observers that are told of rounds; they are closed when the run ends.
+        folder: folder of the run; None: nothing is written.
     """
 
     experiment: Experiment
@@ -216,7 +218,8 @@ class TrainingLoop:
     def _record_pending(self) -> None:
         if self._pending is None:
             return
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         unscored = {"test_accuracy": None, "test_loss": None, **{f"test_{name}": None for name in self.metrics}}
         scores = pending.scoring() if pending.scoring else Scores(unscored)
         line = {**pending.line, **scores.line, **pending.stats.measured()}

@@ -45,11 +45,11 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     A trained model stays as it came, so that no copy of it is made.
 
     Args:
-        task: that it answers.
-        header: the numbers that came with the tensors.
-        tensors: the payload, integers last.
+        task: task that the message answers.
+        header: numbers that came with the tensors.
+        tensors: tensors of the message, integers last.
         message: the format of clients' messages.
-        streams: the run's, for codecs.
+        streams: random streams of the run, for codecs.
 
     Returns:
         The update as it is counted.
@@ -138,11 +138,12 @@ class WayIn:
         """Make the mean of the updates that count, change it, and apply it.
 
         Args:
-            state: the algorithm's.
-            accumulator: of the updates; None where none counts: their mean is 0.
-            number: of the round, from 1.
+            state: state of the algorithm.
+            accumulator: accumulator of the updates; None where none counts: their mean is 0.
+            number: number of the round, from 1.
             population: N, the number of clients that have ever registered.
-            share: of all clients, where the mean over all is wanted: updates of clients that have not answered are 0.
+            share: share of all clients that the updates come from, where the mean over all is wanted, in which the
+                updates of the others are 0; None: the mean of the updates that came.
 
         Returns:
             The algorithm's next state, and the mean update of the float buffers, of which there may be none.
@@ -169,8 +170,8 @@ class WayIn:
             mean_M = accumulator.mean()
         else:
             state, mean_M = self.aggregator.combine(state, *accumulator.rows(), self._stream(number))
-        # a product with 1 would be a copy of the model
-        mean_M = mean_M if share is None or share == 1.0 else mean_M * share
+        if share is not None and share != 1.0:  # a product with 1 would be a copy of the model
+            mean_M = mean_M * share
         if self.sent_sum is not None:
             mean_M = self.sent_sum.add(mean_M, accumulator, self.fleet)
         return state, self.message.read(mean_M, self.streams, number)
