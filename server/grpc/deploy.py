@@ -90,17 +90,17 @@ def serve(
     """Coordinate an experiment over nodes that dial in.
 
     Args:
-        experiment: to run. Its data give the test set and the model's inputs. Where they are null, the first node to
-            join gives the inputs, and only clients can score models.
-        listen: HOST:PORT; port 0 takes a free one.
-        output: the run's folder.
-        credentials: of the server; None: no encryption, for loopback alone.
-        min_nodes: the number of nodes to wait for before the first round, and after a resumption.
-        overwrite: replace a run that the folder holds.
-        resume: continue the run that the folder holds, from its newest whole checkpoint.
-        patience: the times to wait for nodes.
+        experiment: experiment to run. Its data give the test set and the model's inputs. Where they are null, the first
+            node to join gives the inputs, and only clients can score models.
+        listen: address, HOST:PORT; port 0 takes a free one.
+        output: folder of the run.
+        credentials: credentials of the server; None: no encryption, on loopback only.
+        min_nodes: number of nodes to wait for before the first round, and after a resumption.
+        overwrite: True to replace a run that the folder holds.
+        resume: True to continue the run that the folder holds, from its newest whole checkpoint.
+        patience: time limits; None: the usual ones.
         clock: time, by which it waits.
-        on_listen: called with the port.
+        on_listen: function that is called with the port once the server listens.
         observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
             slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
@@ -146,16 +146,18 @@ def dismiss_nodes(
     attempts at most.
 
     Args:
-        output: the run's folder.
-        listen: HOST:PORT.
-        credentials: of the server; None: no encryption, for loopback alone.
+        output: folder of the run.
+        listen: address, HOST:PORT.
+        credentials: credentials of the server; None: no encryption, on loopback only.
         clock: time, by which it waits.
 
     Raises:
         InvalidInput: if nothing can listen there.
     """
-    folder, nodes = RunFolder.existing(output), (summary_of(output) or {}).get("clients", 0)
-    told, are_told = list[str](), threading.Event()
+    folder = RunFolder.existing(output)
+    nodes = (summary_of(output) or {}).get("clients", 0)
+    told: list[str] = []
+    are_told = threading.Event()
 
     def refuse(joining: Joining) -> str:
         told.append(joining.name)
@@ -175,8 +177,9 @@ class Deployment:
     """One experiment on real nodes, and the check of nodes that want to join it.
 
     Args:
-        experiment: to run.
-        identities: gives the clients' signed identities as they are now; None where there are no credentials.
+        experiment: experiment to run.
+        identities: function that returns the clients' signed identities as they are now; None where there are no
+            credentials.
 
     Raises:
         InvalidInput: if it cannot be deployed.
@@ -244,11 +247,11 @@ class Deployment:
         """Wait for nodes, then run all rounds.
 
         Args:
-            fleet: the nodes.
-            min_nodes: the number of nodes to wait for.
-            folder: of the run.
-            resume: continue the run that the folder holds.
-            observers: are told of the run's events; None: nobody is.
+            fleet: fleet of the nodes.
+            min_nodes: number of nodes to wait for.
+            folder: folder of the run.
+            resume: True to continue the run that the folder holds.
+            observers: observers that are told of the run's events; None: nobody is told.
         """
         observers = observers or Observers(clock=fleet.time)
         if self._signature is None:
@@ -260,7 +263,8 @@ class Deployment:
         test = prepared.recipe.test
         parts = kept_parts(prepared, None if test is None else pair_sha256(test))
         kept = newest_checkpoint(fingerprint, folder, self.experiment.objects(), parts) if resume else None
-        policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
+        policy = self.experiment.rounds.make()
+        asks_place = algorithm.needs_fixed_members
         if kept is None:
             folder.begin(self.experiment, parts=parts)
         else:
@@ -290,7 +294,7 @@ class Deployment:
         )
         if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
             fleet.sessions.plan_sha256 = plan_digest(plan)
-        loop = self._loop(prepared, federation, fleet, fingerprint, folder, observers)
+        loop = self._loop(prepared, federation, fleet, fingerprint=fingerprint, folder=folder, observers=observers)
         if kept is not None:
             loop.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
@@ -303,7 +307,8 @@ class Deployment:
         secure = settings_of(self.experiment)
         if secure is None:
             return prepared.message_format(population)
-        asked, most = policy.asked_of(population), policy.most_asked(population)
+        asked = policy.asked_of(population)
+        most = policy.most_asked(population)
         secure.check(asked, policy.cohort_of(population))
         return prepared.message_format(population, asked, most)
 
@@ -315,9 +320,16 @@ class Deployment:
         assert secure is not None
         assert message.fixed is not None
         identities = self._identities
-        plan.run, plan.identities = fleet.run, identities().content
-        patience_s = fleet.patience.session_s
-        fleet.sessions = NodeSessions(fleet, secure, message.fixed, plan.run, identities, patience_s)
+        plan.run = fleet.run
+        plan.identities = identities().content
+        fleet.sessions = NodeSessions(
+            fleet=fleet,
+            settings=secure,
+            fixed=message.fixed,
+            run=plan.run,
+            identities=identities,
+            patience_s=fleet.patience.session_s,
+        )
         return SecureFleet(fleet, fleet.sessions, secure, message.fixed)
 
     def _loop(
@@ -325,6 +337,7 @@ class Deployment:
         prepared: Preparation,
         federation: Coordinated,
         fleet: RealFleet,
+        *,
         fingerprint: Mapping[str, Any],
         folder: RunFolder,
         observers: Observers,
@@ -334,15 +347,17 @@ class Deployment:
 
         def by_nodes() -> Scoring:
             policy = federation.policy
-            limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
-            return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s), prepared.metrics)
+            deadline_s = policy.deadline_s if isinstance(policy, Synchronous) else None
+            scores = fleet.scores(federation.model(), deadline_s or _SCORED_WITHIN_S)
+            return partial(_scored_by_nodes, scores, prepared.metrics)
 
         def begin_scoring(is_last: bool) -> Scoring:
             if self._held_out is None:
                 return ScoringByCoordinator(recipe, federation, executor).scores
             if recipe.test is None:
                 return by_nodes()
-            nodes, here = by_nodes(), ScoringByCoordinator(recipe, federation, executor, own=()).scores
+            nodes = by_nodes()
+            here = ScoringByCoordinator(recipe, federation, executor, own=()).scores
             return lambda: scores_of_both(here(), nodes())
 
         restore_memory = _free_memory(prepared.module)

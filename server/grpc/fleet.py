@@ -51,15 +51,15 @@ class NodeFleet(RealFleet):
     """A fleet of nodes that hold a task each until its answer is there, through lost connections and restarts.
 
     Attributes:
-        patience: how long it waits.
-        sessions: of the nodes under secure aggregation; None without.
+        patience: time limits.
+        sessions: sessions of the nodes under secure aggregation; None without it.
 
     Args:
-        listen: HOST:PORT.
-        spool: a folder for files on their way, of this fleet alone.
-        credentials: of the server; None: no encryption, for loopback alone.
-        accepts: what a node says when it joins → why it is refused, or None.
-        patience: how long to wait for nodes.
+        listen: address, HOST:PORT.
+        spool: folder for files on their way, of this fleet alone.
+        credentials: credentials of the server; None: no encryption, on loopback only.
+        accepts: function from what a node says when it joins to the reason why it is refused, or None.
+        patience: time limits; None: the usual ones.
         clock: time, by which it waits.
 
     Raises:
@@ -90,11 +90,11 @@ class NodeFleet(RealFleet):
         self._loop = asyncio.new_event_loop()
         self._newcomers = Newcomers(clock)
         self._service = NodeService(
-            self._start,
-            spool,
-            self._arrivals,
-            None if credentials is None else credentials.roster.admits,
-            accepts,
+            start=self._start,
+            spool=spool,
+            arrivals=self._arrivals,
+            admits=None if credentials is None else credentials.roster.admits,
+            accepts=accepts,
             clock=clock,
             refusals=self._refusals,
             patience=self.patience,
@@ -170,7 +170,8 @@ class NodeFleet(RealFleet):
 
     def _make_known(self, plan: Plan, message: Format) -> None:
         plan.heartbeat_s = self._service.patience.heartbeat_s
-        self._plan, self._spec = plan, message.uplink
+        self._plan = plan
+        self._spec = message.uplink
         self._call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:

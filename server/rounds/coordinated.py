@@ -25,15 +25,16 @@ class Coordinated:
     """The federation of an experiment's clients under a coordinator.
 
     Args:
-        experiment: with the step size.
-        prepared: the experiment's algorithm, first model and random streams.
-        policy: of its rounds.
-        fleet: the clients, simulated or real.
-        message: the format of the run's messages.
-        states: the clients' own.
-        moved_bytes: what has travelled up and down in the last round, where a fleet does not count it.
-        occupation: the clients' use of their time.
-        observers: are told of tasks; None: nobody is.
+        experiment: experiment, with the step size.
+        prepared: algorithm, first model and random streams of the experiment.
+        policy: policy of its rounds.
+        fleet: fleet of the clients, simulated or real.
+        message: format of the run's messages.
+        states: states of the clients.
+        moved_bytes: function that returns the bytes that have travelled up and down in the last round; None: the fleet
+            counts them.
+        occupation: function that returns the clients' use of their time, for the summary.
+        observers: observers that are told of tasks; None: nobody is told.
     """
 
     experiment: InitVar[Experiment]
@@ -56,12 +57,22 @@ class Coordinated:
         observers: Observers | None,
     ) -> None:
         """Begin before the first round."""
-        shared, algorithm = prepared.layout.shared, prepared.algorithm
+        shared = prepared.layout.shared
+        algorithm = prepared.algorithm
         assert isinstance(algorithm, Aggregator)
-        model, lr_in = shared.pack(prepared.module), step_sizes(experiment, self.policy)
-        parts = shared, message, *model, prepared.streams, lr_in, self.policy.drops_diverged
+        vector_V, integers_I = shared.pack(prepared.module)
         self.coordinator = Coordinator(
-            algorithm, fleet, *parts, stages=prepared.stages, observers=observers or Observers()
+            aggregator=algorithm,
+            fleet=fleet,
+            layout=shared,
+            message=message,
+            vector_V=vector_V,
+            integers_I=integers_I,
+            streams=prepared.streams,
+            lr_in=step_sizes(experiment, self.policy),
+            drops_diverged=self.policy.drops_diverged,
+            stages=prepared.stages,
+            observers=observers or Observers(),
         )
         self._policy_state = self.policy.init()
 

@@ -30,7 +30,7 @@ class Staleness(Hyperparameters, ABC):
             staleness: τ ≥ 0, versions.
 
         Returns:
-            In (0, 1], as far as float64 tells it from 0.
+            Factor in (0, 1], as far as float64 tells it from 0.
         """
 
 
