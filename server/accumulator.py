@@ -187,7 +187,7 @@ class UpdateAccumulator:
         self._drops_diverged = drops_diverged
 
     def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> TaskEnd:
-        """Count an answer, if it may be, and close its tasks; returns what has become of them.
+        """Count an answer, if it may count, and close its tasks; returns the end of its tasks.
 
         Args:
             answer: answer from a fleet, which has checked what clients say.
@@ -269,7 +269,7 @@ class UpdateAccumulator:
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
             capped_weights=hidden.capped if hidden else None,
             diverged=len(self.diverged) if self._drops_diverged else None,
-            participation=Participation(self.asked, self.replied, self.late, self.failed),
+            participation=Participation(asked=self.asked, replied=self.replied, late=self.late, failed=self.failed),
         )
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:

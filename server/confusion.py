@@ -38,5 +38,5 @@ def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequen
     if not counts:
         return Confusion(None, [])
     total_CC = sum(counts[1:], counts[0])
-    labels = list(names) if len(names) == len(total_CC) else list(range(len(total_CC)))
+    labels: list[object] = list(names) if len(names) == len(total_CC) else list(range(len(total_CC)))
     return Confusion(total_CC.numpy(), labels)

@@ -89,7 +89,9 @@ class Coordinator:
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = self._population = 0
         self._sent: tuple[GlobalModel, int | None] | None = None
-        self._way_in = WayIn(rule, self.fleet, self.message, self.streams, stages)
+        self._way_in = WayIn(
+            aggregator=rule, fleet=self.fleet, message=self.message, streams=self.streams, stages=stages
+        )
         self._sent_sum = self._way_in.sent_sum
         self._downlink = Downlink(self.message, self.streams) if self.message.downlink_codecs else None
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
@@ -187,7 +189,8 @@ class Coordinator:
         for answer in self.fleet.collect(until, enough):
             if self._downlink is not None and not answer.problem:
                 self._downlink.note(answer, self.open)
-            self._tell(answer, accumulator.take(answer, self.open, self.version, weigh))
+            end = accumulator.take(answer, self.open, version=self.version, weigh=weigh)
+            self._tell(answer, end)
             del answer  # it may be large, and the next is on its way
         # after all answers of the instant: the order of arrival must not choose the client that is named
         if accumulator.diverged and (not self.drops_diverged or self._awaits_diverged_alone(accumulator)):
@@ -218,7 +221,7 @@ class Coordinator:
             return
         # in the order of the tasks, whatever the order of arrival
         for task, client in sorted(zip(accumulator.counted, accumulator.replied, strict=True)):
-            self.observers.tell(TaskSettled(number, client, task, counted.get(task, 0.0)))
+            self.observers.tell(TaskSettled(number, client, task, discount=counted.get(task, 0.0)))
 
     def _awaits_diverged_alone(self, accumulator: UpdateAccumulator) -> bool:
         """True if each client has answered or diverged, some again and again, and no other has a task."""
@@ -239,8 +242,10 @@ class Coordinator:
         unanswered = accumulator.late if are_late else accumulator.failed
         unanswered += [task.client for task in self.open.values()]
         for task in self.open.values():
-            late = TaskLate(task.round, task.client, task.id)
-            self.observers.tell(late if are_late else TaskFailed(task.round, task.client, task.id, _NOT_AWAITED))
+            if are_late:
+                self.observers.tell(TaskLate(task.round, task.client, task.id))
+            else:
+                self.observers.tell(TaskFailed(task.round, task.client, task.id, reason=_NOT_AWAITED))
         self.open.clear()
 
     def step(
@@ -332,7 +337,7 @@ class Coordinator:
         population = self.fleet.population()
         if self._population not in (0, population):  # 0: no update yet, and no sums over clients
             state = self.aggregator.resized(state, self._population, population)
-        state, mean_R = self._way_in.apply(state, accumulator, number, population, share)
+        state, mean_R = self._way_in.apply(state, accumulator, number=number, population=population, share=share)
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)
         buffers_R = self._buffers_R + mean_R if self.message.buffers else self._buffers_R

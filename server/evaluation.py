@@ -37,7 +37,7 @@ CLIENTS_AT_ONCE = 32
 MODELS_AT_ONCE = 8
 """The largest number of models in one item."""
 
-_SAMPLES = 4096
+_SAMPLES = 4096  # test samples of one item, where models can be scored in parts
 _AFTER_TRAINING = 1  # a priority behind training's: scores keep no client waiting
 
 
@@ -86,15 +86,14 @@ class ScoringByCoordinator:
             of_own = _over_clients([], self._metrics) if self._own else {}
             return Scores({**_test_line(None, self._metrics), **of_own})
         answers = iter(_answers(self._executor, [ticket for scored in self._sets for ticket in scored.tickets]))
-        scores = [
-            score
-            for scored in self._sets
-            for _ in range(scored.groups)
-            for score in _joined([next(answers) for _ in scored.sizes], scored.sizes)
-        ]
+        scores: list[Score] = []
+        for scored in self._sets:
+            for _ in range(scored.groups):
+                parts = [next(answers) for _ in scored.sizes]
+                scores += _joined(parts, scored.sizes)
         own = scores[: len(self._own)]
-        of_clients = zip(self._own, [self._of_own] * len(own), own, strict=True)
-        rows = [_client_line(ClientScore(*of_client), self._metrics) for of_client in of_clients]
+        of_clients = [ClientScore(client, self._of_own, one) for client, one in zip(self._own, own, strict=True)]
+        rows = [_client_line(one, self._metrics) for one in of_clients]
         line: dict[str, Any] = _over_clients(own, self._metrics) if own else {}
         if len(own) > 1:
             of_all = self._of_own if self._only_own else self._samples
@@ -110,7 +109,10 @@ class ScoringByCoordinator:
         """Have models scored, on the whole test set or on some places of it."""
         parts = parts_of(recipe, len(places) or self._samples)
         groups = _split(states, MODELS_AT_ONCE)
-        tickets = [self._executor.submit(_item(models, *part, places)) for models in groups for part in parts]
+        # one after another: an item holds a copy of its models
+        tickets = [
+            self._executor.submit(_item(models, first, end, places)) for models in groups for first, end in parts
+        ]
         self._sets.append(_ScoredSet(len(groups), [end - first for first, end in parts], tickets))
 
 
@@ -135,7 +137,7 @@ def _item(models: Sequence[State], first: int, end: int, places: tuple[int, ...]
 
 
 def _joined(parts: Sequence[Evaluated], sizes: Sequence[int]) -> list[Score]:
-    """Each model's scores over all parts of the samples, of means over samples; a single part is as it is."""
+    """Each model's scores over all parts, means weighted by the parts' samples; a single part keeps its bits."""
     by_model = zip(*(part.scores for part in parts), strict=True)
     return [_mean_score(of_parts, sizes) for of_parts in by_model]
 
@@ -169,9 +171,9 @@ class ScoringByClients:
         """
         answers = _answers(self._executor, self._tickets)
         found = [
-            ClientScore(*of_client)
+            ClientScore(client, samples, score)
             for answer in answers
-            for of_client in zip(answer.clients, answer.samples, answer.scores, strict=True)
+            for client, samples, score in zip(answer.clients, answer.samples, answer.scores, strict=True)
         ]
         if not found:
             raise no_held_out_samples(len(self._held_out))
@@ -221,7 +223,7 @@ class ClientScore(NamedTuple):
 def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Scores:
     """The scores of clients: means weighted by samples, the spread over clients, and each one's own.
 
-    Clients for whose samples a metric is undefined, such as AUROC of one class, have no part in what is said of it.
+    A client for whose samples a metric is undefined, such as AUROC of one class, is left out of that metric's figures.
 
     Args:
         found: score of each client.

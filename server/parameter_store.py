@@ -355,4 +355,5 @@ def _refuse_unlike(name: str, tensor: Tensor, stored: Tensor) -> None:
 def _few(items: Iterable[object]) -> str:
     """Text of the first of many items, and the number of the others."""
     texts = [str(item) for item in items]
-    return ", ".join(texts[:10]) + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")
+    more = f" and {len(texts) - 10} more" if len(texts) > 10 else ""
+    return ", ".join(texts[:10]) + more

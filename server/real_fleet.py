@@ -27,7 +27,7 @@ from fed.wire.rate_limits import Allowance, Refusals
 __all__ = ["RealFleet"]
 
 _log = logging.getLogger(__name__)
-_SAYS_EVERY_S = 30.0
+_SAYS_EVERY_S = 30.0  # seconds between two lines of the log on what is waited for
 _MOST_NOTED = 1_000  # nodes that come and go, and refusals, that observers have not been told of
 
 
@@ -69,7 +69,7 @@ class RealFleet(ABC):
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began, those in which there was no server left out."""
+        """Seconds since the run began, without those in which there was no server."""
         return self.time.monotonic_s() - self._began_s
 
     def begin(
@@ -109,7 +109,7 @@ class RealFleet(ABC):
             self._seen = self._changes
 
     def registered(self) -> Sequence[int | str]:
-        """All clients that have joined, those left out that came after the members were fixed; numbers, then names."""
+        """All clients that have joined, but for those that came after the members were fixed; numbers, then names."""
         return in_order(self._members)
 
     def population(self) -> int:
@@ -199,7 +199,7 @@ class RealFleet(ABC):
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> dict[int | str, pb.Scores]:
         """Let connected clients score a model, or their own, on samples that they hold out.
 
-        One that lets the time pass is asked again, and waited for, once it has answered or come back.
+        A client that does not answer in time is asked again only once it has answered or come back.
 
         Args:
             model: (vector [V], integers [I]).
@@ -217,7 +217,7 @@ class RealFleet(ABC):
             self._pass_time(until)
         if self._unscored:
             _log.warning(
-                "%d clients have not scored the model within %g s, and are not waited for until they have: %s",
+                "%d clients have not scored the model within %g s, and are asked again only once they have: %s",
                 len(self._unscored),
                 limit_s,
                 ", ".join(sorted(map(repr, self._unscored))[:5]),
@@ -225,7 +225,7 @@ class RealFleet(ABC):
         return self._scores
 
     def state(self) -> Tree:
-        """Clock, members, and after which task each client's state is to be found."""
+        """Clock, members, counts, the run's name, and the task after which each client's state was kept."""
         return {
             "clock": self.clock,
             "members": dict(self._members),
@@ -279,11 +279,14 @@ class RealFleet(ABC):
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 
     def _with_whole_model(self, number: int) -> Task | None:
-        """The open task with the whole model, for a node that lacks the base of its differences; None: it had that."""
+        """The open task, with the whole model for a node that lacks the base of its differences.
+
+        None: the task is not open any more, or has brought the whole model already.
+        """
         task = self._open.get(number)
         if task is None or task.differences is None:
             return None
-        _log.info("client %r does not have the model of its last task any more, and is sent all of it", task.client)
+        _log.info("client %r has lost the model of its last task, and is sent the whole model", task.client)
         self._open[number] = task = task._replace(differences=None)
         self._sent_again_bytes += task.size_bytes()
         return task
@@ -350,7 +353,7 @@ class RealFleet(ABC):
 
     @abstractmethod
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
-        """Ask clients for the scores of this examination; those that are asked are not scored yet."""
+        """Ask clients for the scores of this examination, and enter those that are asked as unscored."""
 
     @abstractmethod
     def _make_known(self, plan: pb.Plan, message: Format) -> None:

@@ -175,12 +175,15 @@ class SecureFleet:
         answered = [task for answer in answers for task in answer.tasks]
         result = self.sessions.close()
         number = self._tasks[answered[0]].round
-        hidden, survivors, problem = None, result.survivors, result.problem
+        hidden = None
+        survivors = result.survivors
+        problem = result.problem
         if result.total is not None:
             try:
                 hidden = self.fixed.read(result.total)
             except InvalidPayload as error:
-                survivors, problem = (), str(error)
+                survivors = ()
+                problem = str(error)
         problem = problem or "it dropped out of the round's session"
         size_bytes = sum(answer.size_bytes for answer in answers) + result.bytes_up
         failed = [Answer.failure(self._tasks[task], problem) for task in sorted({*answered} - {*survivors})]
@@ -189,11 +192,10 @@ class SecureFleet:
             failed[0] = failed[0]._replace(size_bytes=size_bytes, more_bytes_down=result.bytes_down)
         else:
             counted = [self._tasks[task] for task in sorted(survivors)]
-            tasks, clients = tuple(task.id for task in counted), tuple(task.client for task in counted)
             yield Answer(
-                tasks=tasks,
+                tasks=tuple(task.id for task in counted),
                 round=number,
-                clients=clients,
+                clients=tuple(task.client for task in counted),
                 content=RevealedSum(hidden),
                 integers_I=answers[0].integers_I,
                 size_bytes=size_bytes,

@@ -163,7 +163,8 @@ class TrainingLoop:
         try:
             folder = self.folder.path if self.folder else None
             clients = self.federation.clients() if self.observers.want(RunBegan) else ()
-            self.observers.tell(RunBegan(self.experiment, self._first - 1, tuple(clients), folder))
+            began = RunBegan(self.experiment, rounds_done=self._first - 1, clients=tuple(clients), folder=folder)
+            self.observers.tell(began)
             for number in range(self._first, self._policy.count + 1):
                 self._round(number)
                 self._keep(number)
@@ -176,7 +177,8 @@ class TrainingLoop:
                 reason = str(error)
                 with contextlib.suppress(Exception):  # the error that counts is on its way
                     self._record_pending()
-            self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._give_up(status, reason)
             raise
         totals = self._tally.totals
         if totals.rounds and not totals.replied:
@@ -201,7 +203,8 @@ class TrainingLoop:
         self._record_pending()
         is_last = number == self._policy.count
         scoring = self.begin_scoring(is_last) if self._policy.evaluates(number) else None
-        self._pending = _Round(line, stats, scoring, (self.federation.model(), self.federation.models()))
+        states = self.federation.model(), self.federation.models()
+        self._pending = _Round(line=line, stats=stats, scoring=scoring, states=states)
         if not self.scores_meanwhile:
             self._record_pending()
 
@@ -228,7 +231,8 @@ class TrainingLoop:
         number = line["round"]
         if pending.scoring is not None:
             self.observers.tell(ModelScored(number, scores.line))
-        self.observers.tell(RoundEnded(number, line, pending.stats.participation, scores.clients))
+        ended = RoundEnded(number, line, participation=pending.stats.participation, clients=scores.clients)
+        self.observers.tell(ended)
 
     def _finish(self, status: str, reason: str | None) -> Run:
         model = self.load_module(self._states[0])

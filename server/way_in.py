@@ -159,16 +159,16 @@ class WayIn:
             mean_M = torch.zeros(self.message.numbers, dtype=torch.float64)
             replied = 0
         else:
-            state, mean_M = self._mean(state, accumulator, number, share)
+            state, mean_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
         clients = replied if share is None else len(self.fleet.registered())
         for place, stage in enumerate(self.stages):
-            draw = Draw(self.streams, [number], [0], f"stage {place} of the mean")
+            draw = Draw(self.streams, rounds=[number], clients=[0], purpose=f"stage {place} of the mean")
             mean_M = stage.change_mean(mean_M, clients, draw)
         parts = len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
         mean = (mean_M,) if is_one else mean_M.split_with_sizes(self.message.sizes)
-        reduced = Reduced(mean[:parts], clients, population, partial(self._stream, number))
+        reduced = Reduced(mean[:parts], clients=clients, population=population, stream=partial(self._stream, number))
         return self.aggregator.apply(state, reduced), mean[-1]
 
     def _mean(self, state: Any, accumulator: UpdateAccumulator, number: int, share: float | None) -> tuple[Any, Tensor]:

@@ -148,7 +148,8 @@ class FlowerFleet(RealFleet):
         for client, node in self._free().items():
             examination = pb.Examination(id=self._examination, payload=payload, **self._kept_state(client))
             content = packed(pb.Request(plan=self._plan, examination=examination), array)
-            asked.append((_Sent(node, "evaluate", client, self._examination), content, limit_s))
+            sent = _Sent(node, "evaluate", client=client, number=self._examination)
+            asked.append((sent, content, limit_s))
             self._unscored.add(client)
         self._push(asked)
 
@@ -213,7 +214,8 @@ class FlowerFleet(RealFleet):
             left_s = progress.due_s - self.clock
             if node is not None and left_s > 0:
                 ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
-                asked.append((_Sent(node, "train", task.client, number, task.round), self._content(task), ttl_s))
+                sent = _Sent(node, "train", client=task.client, number=number, round=task.round)
+                asked.append((sent, self._content(task), ttl_s))
                 progress.sends += 1
                 progress.since_s = None
             elif left_s <= 0:
@@ -271,7 +273,8 @@ class FlowerFleet(RealFleet):
             else:
                 self._take_scores(sent.client, sent.number, response.scores)
         except InvalidPayload as error:
-            self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, str(error))
+            sender: int | str = Unnamed(f"node {sent.node}") if sent.client is None else sent.client
+            self._refusals.note(sender, str(error))
             self._give_up(sent, f"its answer was refused: {error}")
 
     def _take_joining(self, node: int, joining: pb.Joining) -> None:

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 _OVER = "the run is over"
 _DIALLED_WITHIN_S = 1.6 * DialPatience().most_backoff_s  # a node's longest pause is 1.5 times that
-_SCORED_WITHIN_S = 600.0  # where rounds have no deadline
+_SCORED_WITHIN_S = 600.0  # seconds for nodes to score a model, where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 _DTYPES: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
 
@@ -283,7 +283,15 @@ class Deployment:
         states = prepared.client_states(message)
         plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
         seen = fleet if secure is None else self._secured(fleet, message, plan)
-        federation = Coordinated(self.experiment, prepared, policy, seen, message, states, observers=observers)
+        federation = Coordinated(
+            experiment=self.experiment,
+            prepared=prepared,
+            policy=policy,
+            fleet=seen,
+            message=message,
+            states=states,
+            observers=observers,
+        )
         fleet.begin(
             plan,
             message,
@@ -329,7 +337,7 @@ class Deployment:
             identities=identities,
             patience_s=fleet.patience.session_s,
         )
-        return SecureFleet(fleet, fleet.sessions, secure, message.fixed)
+        return SecureFleet(fleet, sessions=fleet.sessions, settings=secure, fixed=message.fixed)
 
     def _loop(
         self,
@@ -432,8 +440,8 @@ def _warn_of_states(prepared: Preparation, message: Format) -> None:
     """Say that nodes refuse to keep something between the tasks of secure aggregation, unless their owners allow it."""
     if prepared.client_states(message).names:
         _log.warning(
-            "the experiment's algorithm or error_feedback has clients keep something between tasks, which under "
-            "secure_aggregation nodes refuse that are not started with --allow-state"
+            "the experiment's algorithm or error_feedback has clients keep something between tasks: under "
+            "secure_aggregation nodes refuse that unless they are started with --allow-state"
         )
 
 

@@ -35,7 +35,7 @@ __all__ = ["NodeFleet"]
 
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
-_ENDING_S = 2.0
+_ENDING_S = 2.0  # seconds in which gRPC's calls may end after the server has stopped
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else a second server could take the same port, and some of the nodes
@@ -201,7 +201,9 @@ class NodeFleet(RealFleet):
                 self.sessions.take_message(arrival.client, arrival.message)
         elif isinstance(arrival, TaskOutcome):
             if self.sessions is not None and arrival.answer is None and not arrival.lacks_model:
-                self.sessions.take_failure(self._open[arrival.task].client if arrival.task in self._open else "")
+                # no client has the empty name: a failure of a task that is over makes no difference
+                holder = self._open[arrival.task].client if arrival.task in self._open else ""
+                self.sessions.take_failure(holder)
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
             if task is None:
                 self._ready.append(arrival)

@@ -114,7 +114,8 @@ class Leases:
     def give(self, client: int | str, assignment: pb.Assignment) -> Lease:
         """Begin a lease for a task."""
         now_s = self._clock.monotonic_s()
-        lease = self._open[assignment.task.number] = Lease(assignment, client, now_s, now_s + self._lease_s)
+        lease = Lease(assignment, client, given_s=now_s, lease_until_s=now_s + self._lease_s)
+        self._open[assignment.task.number] = lease
         return lease
 
     def find(self, task: pb.TaskId) -> Lease | None:

@@ -22,7 +22,7 @@ from fed.wire.messages import Answer, GlobalModel, Task, one_line
 __all__ = ["NodeSessions"]
 
 _log = logging.getLogger(__name__)
-_ATTEMPTS = 2
+_ATTEMPTS = 2  # of a round: the second has fresh keys, and the clients that have revealed no shares
 _WHILE_TRAINING = {SessionPhase.KEYS: "keys", SessionPhase.SHARES: "shares"}
 
 
@@ -229,6 +229,7 @@ class NodeSessions:
     def _collect_again(self) -> None:
         """Take the masked messages of another attempt, for which no client trains again."""
         tasks = [task.id for task in self._tasks.values()]
+        # keys, shares and masked messages each have their time
         for answer in self.fleet.collect(self.fleet.clock + 3 * self.patience_s):
             if not answer.problem:
                 self._result.bytes_up += answer.size_bytes

@@ -322,9 +322,10 @@ def _checked(rule: PeerRule, method: str, state: Any, shape: "torch.Size") -> An
         is_model = name == "model_NP"
         its_shape: tuple[int, ...] = part.shape if isinstance(part, Tensor) else ()
         dtype = part.dtype if isinstance(part, Tensor) else None
-        is_like_first = its_shape == shape and dtype == torch.float64
-        has_rows = its_shape[:1] == shape[:1]
-        if is_like_first if is_model else has_rows:
+        is_like_models = its_shape == shape and dtype == torch.float64
+        has_row_a_peer = its_shape[:1] == shape[:1]
+        fits = is_like_models if is_model else has_row_a_peer
+        if fits:
             continue
         got = f"{str(dtype)[6:]} {list(its_shape)}" if dtype else type(part).__name__  # without "torch."
         must = f"float64 {list(shape)}" if is_model else f"a tensor with a row for each of {shape[0]} peers"

@@ -85,11 +85,11 @@ class _Unsynchronised(WithoutCohorts):
         while len(accumulator.replied) < self.updates:
             fail_if_stalled(coordinator, number, begins_s)
             free = self.asked_of(len(coordinator.fleet.registered())) - len(coordinator.open)
-            if clients := self.draw(coordinator, number, free, len(accumulator.asked)):
+            if clients := self.draw(coordinator, number, free, again=len(accumulator.asked)):
                 coordinator.dispatch(accumulator, number, clients, cohort=self.updates)
             if not coordinator.open:
                 if coordinator.keeps_states and accumulator.loss_of and not coordinator.fleet.available():
-                    break  # who could answer waits for the verdict on its last answer
+                    break  # all clients that could answer wait for the verdict on their last answers
                 await_clients(coordinator, number, 1)
                 continue
             # one instant at a time, so that free clients get tasks at once

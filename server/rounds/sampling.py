@@ -131,7 +131,7 @@ class RoundRobin(Sampling):
     """Round-robin sampling: all clients in turn, in a random order that stays the same."""
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
-        """The next in the order."""
+        """Next clients in the order."""
         order = draw.streams.generator("order of clients").permutation(draw.population)
         return order[(np.arange(draw.size) + (draw.number - 1) * draw.size) % draw.population]
 
@@ -149,7 +149,7 @@ class Poisson(Sampling):
         return (Term(Feature.COHORTS, "write rounds.sampling: uniform", subject="rounds.sampling poisson"),)
 
     def most(self, cohort: int, population: int) -> int:
-        """All of them, by chance."""
+        """All clients, since chance may draw them all."""
         return population
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:

@@ -40,7 +40,7 @@ class ConstantStaleness(Staleness):
 
     @property
     def discounts(self) -> bool:
-        """False."""
+        """False: every update counts in full."""
         return False
 
     def weight(self, staleness: int) -> float:

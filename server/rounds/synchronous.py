@@ -276,7 +276,7 @@ class Synchronous(Rounds):
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
             slow = len(coordinator.open) if len(accumulator.replied) < enough else 0
-            backups = self.draw(coordinator, number, slow, len(accumulator.asked))
+            backups = self.draw(coordinator, number, slow, again=len(accumulator.asked))
             self._ask(coordinator, accumulator, number, backups, until)
         missing = None if enough is None else enough - len(accumulator.replied)
         coordinator.collect(accumulator, until=until, enough=missing)
@@ -325,7 +325,7 @@ class Synchronous(Rounds):
                 _wait_a_day(coordinator, number, lacking)
                 if not coordinator.fleet.available() and not coordinator.open:
                     return
-                clients = self.draw(coordinator, number, lacking, len(accumulator.asked))
+                clients = self.draw(coordinator, number, lacking, again=len(accumulator.asked))
                 self._ask(coordinator, accumulator, number, clients)
             coordinator.collect(accumulator, enough=missing)
 
