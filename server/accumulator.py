@@ -65,19 +65,19 @@ class RoundStats(NamedTuple):
     """The counts of a round.
 
     Args:
-        selected: tasks that were sent.
-        replied: updates that count.
-        late: updates that came too late to count.
-        failed: tasks that failed, or whose answers were refused.
+        selected: number of tasks that were sent.
+        replied: number of updates that count.
+        late: number of updates that came too late to count.
+        failed: number of tasks that failed, or whose answers were refused.
         bytes_up: bytes from clients.
         bytes_down: bytes to clients.
-        train_loss: the clients' mean loss, weighted by samples; None without updates.
-        staleness_mean: versions by which the model had moved since the counted updates' tasks were sent, on average.
+        train_loss: mean training loss of the clients, weighted by samples; None without updates.
+        staleness_mean: mean staleness of the counted updates, in versions of the model since their tasks were sent.
         clipped_share: share of clipped coordinates, in [0, 1], of all that were added under secure aggregation; None
             without a sum of it.
         capped_weights: number of clients in that sum whose weight was capped; None without such a sum.
         diverged: number of failed tasks whose numbers were not finite; None where such a client ends the run.
-        participation: the clients that are counted here.
+        participation: clients that are counted here.
     """
 
     selected: int
@@ -94,7 +94,7 @@ class RoundStats(NamedTuple):
     participation: Participation = Participation()
 
     def measured(self) -> dict[str, Any]:
-        """The counts as a part of the round's metrics; without what is not measured."""
+        """The counts as a part of the round's metrics, without those that are not measured."""
         values = self._asdict()
         optional = ("clipped_share", "capped_weights", "diverged")
         del values["participation"]
@@ -139,7 +139,7 @@ class UpdateAccumulator:
     Answers may come in any order and grouping: what is counted is the same, to the bit.
 
     Attributes:
-        integers_I: the largest of the integers of updates that count.
+        integers_I: largest integers of the updates that count.
         asked, replied, late, failed: the clients of tasks that were sent, and of what became of them, one a task.
         bytes_up, bytes_down: bytes from clients, and to them.
         counted: task → the factor that its update was counted with.
@@ -154,7 +154,7 @@ class UpdateAccumulator:
         size: number M of values in an update.
         integers_I: integer buffers of the model.
         is_linear: True if the rule needs the mean of the updates alone, rather than each update.
-        present_V: the global model now, if it is to move towards clients' models, rather than by their updates.
+        present_V: present global model, if it moves towards clients' models; None: it moves by their updates.
         drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
     """
 

@@ -38,22 +38,22 @@ class Coordinator:
     """Keeps the global model and the aggregator's state, in float64; dispatches tasks and counts their answers.
 
     Attributes:
-        losses: the last training loss of each client that has answered.
-        version: the number of times that the model has moved.
-        open: the tasks that are to be answered, by id.
+        losses: last training loss of each client that has answered.
+        version: number of times that the model has moved.
+        open: tasks that are not answered yet, by id.
         keeps_states: True if clients keep a state; then they take no task until the verdict on their last one.
 
     Args:
         aggregator: algorithm that moves the model by the mean update.
-        fleet: the clients.
-        layout: the layout of what leaves a client.
-        message: the format of the run's messages.
-        vector_V: the first model.
+        fleet: fleet of the clients.
+        layout: layout of the parameters and buffers that leave a client.
+        message: format of the run's messages.
+        vector_V: parameters and float buffers of the first model.
         integers_I: integer buffers of the first model.
-        streams: the run's random streams.
-        lr_in: (round, clients asked) → step size of local steps; None: the clients know it.
+        streams: random streams of the run.
+        lr_in: function from (round, clients asked) to the step size of local steps; None: the clients know it.
         drops_diverged: True if a client that diverges has failed; otherwise it ends the run.
-        stages: the changes of the mean update.
+        stages: changes of the mean update.
         observers: observers that are told of tasks.
 
     Raises:
@@ -130,9 +130,9 @@ class Coordinator:
         Args:
             accumulator: accumulator that counts the tasks.
             number: number of the round, from 1.
-            clients: the clients that train, none of which has a task.
-            cohort: the number of clients that the step size is scaled for; those of ``clients`` unless given.
-            deadline_s: seconds from now in which an answer must arrive.
+            clients: clients that train, none of which has a task.
+            cohort: number of clients that the step size is scaled for; that of ``clients`` unless given.
+            deadline_s: seconds from now in which an answer must arrive; None: no deadline.
             takes_parts: True if a client may answer with fewer steps; under secure aggregation none may.
         """
         model, steps = self._model_to_send()
@@ -178,8 +178,9 @@ class Coordinator:
 
         Args:
             accumulator: accumulator that counts them.
-            until: the clock at which to stop.
-            enough: the number of updates after which to stop, counted from now; all of one instant are taken.
+            until: time at which to stop, in seconds of the fleet's clock.
+            enough: number of updates after which to stop, counted from now; all of one instant are taken. None: stop
+                when no task is left.
             weigh: function from an update's staleness to its factor; None: the update is too late to count.
 
         Raises:
@@ -258,7 +259,7 @@ class Coordinator:
             number: number of the round, from 1; no task of an earlier round is sent any more.
             share: share of all clients that the updates come from, where the mean over all is wanted, in which the
                 updates of the others are 0; None: the mean of the updates that came.
-            quorum: the number of updates without which the model stays as it was.
+            quorum: number of updates below which the model stays as it was.
         """
         self.losses |= accumulator.loss_of
         suffice = bool(accumulator.replied) and self._suffice(len(accumulator.replied), quorum, number)
@@ -332,7 +333,7 @@ class Coordinator:
         return True
 
     def _apply(self, accumulator: UpdateAccumulator | None, number: int, share: float | None) -> None:
-        """Move the model by the updates that count; None: by what stages make of none."""
+        """Move the model by the updates that count; None: by what the stages alone add."""
         state = self._state
         population = self.fleet.population()
         if self._population not in (0, population):  # 0: no update yet, and no sums over clients
@@ -362,7 +363,7 @@ class Coordinator:
             )
 
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:
-        """The model that goes out with tasks for as long as it stays, and their number of steps."""
+        """The model that tasks bring until it moves, and the number of their local steps; None: the experiment's."""
         if self._sent is None:
             params_V = self._vector(self.aggregator.model_to_send(self._state))
             broadcast = tuple(part.to(self.layout.dtype) for part in self.aggregator.broadcast(self._state))

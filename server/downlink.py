@@ -92,7 +92,7 @@ class Downlink:
         self._differences = tuple(Difference(**one) for one in state["differences"])
 
     def _find_missing(self) -> None:
-        """Find the differences that clients of each version lack; drop those that the model is no longer than."""
+        """Find the differences that clients of each version lack; forget versions for which the model is shorter."""
         assert self._reference is not None
         whole_bytes = self._reference.numbers_KP.nbytes
         size_bytes = 0

@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 CLIENTS_AT_ONCE = 32
-"""The largest number of clients in one item that score the same model."""
+"""Largest number of clients in one item that score the same model."""
 
 MODELS_AT_ONCE = 8
-"""The largest number of models in one item."""
+"""Largest number of models in one item."""
 
 _SAMPLES = 4096  # test samples of one item, where models can be scored in parts
 _AFTER_TRAINING = 1  # a priority behind training's: scores keep no client waiting
@@ -50,7 +50,8 @@ class ScoringByCoordinator:
         executor: executor that does the work.
         only_own: True to score the clients' own models alone, where they have some.
         own: clients whose own models are scored; all unless given.
-        sample: the test samples that clients' own models are scored on, where there are several; all unless given.
+        sample: places of the test samples that clients' own models are scored on, where there are several; all samples
+            unless given.
     """
 
     def __init__(
@@ -120,8 +121,8 @@ class _ScoredSet(NamedTuple):
     """Models that are scored on the same samples.
 
     Args:
-        groups: the number of groups of models that are scored at once.
-        sizes: the numbers of samples of the parts that the samples are cut into.
+        groups: number of groups of models, each of which is scored at once.
+        sizes: number of samples in each part that the samples are cut into.
         tickets: tickets of the items, group by group.
     """
 
@@ -213,7 +214,7 @@ def scores_of_both(by_coordinator: Scores, by_clients: Scores) -> Scores:
 
 
 class ClientScore(NamedTuple):
-    """Score of a client's model, and the number of samples that it is of."""
+    """Score of a client's model, and the number of samples that it was scored on."""
 
     client: ClientId
     samples: int

@@ -66,7 +66,7 @@ class HierarchicalFleet:
     Args:
         fleet: fleet of clients that answer singly or in groups.
         hierarchy: tree of the edges.
-        message: the format of clients' messages; edges send sums, which no codec encodes.
+        message: format of clients' messages; edges send sums, which no codec encodes.
     """
 
     def __init__(self, fleet: "Fleet", hierarchy: Hierarchy, message: "Format") -> None:

@@ -48,7 +48,7 @@ class Expectation(Event):
         wall_s: seconds on this machine in one process.
         bytes_up: bytes from clients, over all rounds.
         bytes_down: bytes to clients.
-        proviso: condition under which this holds, as a clause; empty where it holds anyhow.
+        proviso: condition under which this holds, as a clause; empty where it always holds.
     """
 
     rounds: int
@@ -91,7 +91,7 @@ class RunBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
-    """End of a run; what it has come to is written.
+    """End of a run; its results are written.
 
     Args:
         status: "finished", "interrupted" or "failed".
@@ -134,7 +134,7 @@ class RoundEnded(Event):
 
     Args:
         round: number, from 1.
-        line: the round's line of the metrics.
+        line: line of the round's metrics.
         participation: clients by what became of their tasks.
         clients: id, samples, loss and metrics of each client that was scored.
     """

@@ -396,7 +396,7 @@ def _task_id(found: CountedTask | None) -> pb.TaskId | None:
 
 
 def _once_in_a_while(clock: Clock) -> Allowance:
-    """Limit of how often the log says what is waited for; it does not say so at once."""
+    """Limit on how often the log says what is waited for; the first line has to wait as long as any other."""
     allowance = Allowance(1, 1 / _SAYS_EVERY_S, clock)
     allowance.spend()
     return allowance

@@ -127,7 +127,7 @@ class CountedTask(NamedTuple):
     Args:
         start: number that names the start of its server.
         number: number of the task, given by that server.
-        discount: the factor s in (0, 1] with which it counted: the client's state moves s of the way.
+        discount: factor s in (0, 1] with which it counted: the client's state moves s of the way.
     """
 
     start: int

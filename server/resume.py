@@ -23,7 +23,7 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
     """Refuse other parts given in Python beside the experiment than the run began with.
 
     Args:
-        given: the names of these parts.
+        given: names of these parts.
         folder: folder of the run to resume.
 
     Raises:
@@ -44,7 +44,7 @@ def kept_parts(prepared: Preparation, data: str | None) -> dict[str, Any]:
 
     Args:
         prepared: preparation of the run.
-        data: the SHA-256 of the samples that this process has; None where it has none.
+        data: SHA-256 of the samples that this process has; None where it has none.
     """
     recipe = prepared.recipe
     code = {"loss": code_sha256(recipe.loss), "metrics": code_sha256(recipe.metrics)}
@@ -97,7 +97,7 @@ def newest_checkpoint(
 
 
 def _check_may_begin_again(every: int | None, rounds: int, folder: RunFolder) -> None:
-    """Refuse where a checkpoint is missing; before the first one nothing is."""
+    """Refuse a run whose checkpoint is missing; one that ended before its first checkpoint may begin again."""
     summarised = (summary_of(folder.path) or {}).get("rounds")
     rounds = max(rounds, summarised) if isinstance(summarised, int) else rounds
     # A line of metrics is written before the checkpoint of its round.

@@ -26,9 +26,9 @@ class SessionResult:
     """Outcome of a round's sessions.
 
     Args:
-        total: the sum of the survivors' messages; None if there is none.
-        survivors: the tasks whose messages are in the sum; empty if there is none.
-        problem: the reason why there is no sum, as a clause.
+        total: sum of the survivors' messages; None if there is none.
+        survivors: ids of the tasks whose messages are in the sum; empty if there is none.
+        problem: reason why there is no sum, as a clause.
         bytes_up: bytes from clients, beside their first masked messages.
         bytes_down: bytes to clients, beside their tasks.
     """
@@ -86,7 +86,7 @@ class SecureFleet:
         facts = self.settings.facts(self.fixed)
         _log.info(
             "secure aggregation of %d clients: each has masks with %d others, %d must stay to a round's end, and %d "
-            "may collude; numbers have %d levels on either side of 0, and a mean moves by less than %.2g",
+            "may collude; numbers have %d levels on either side of 0, and rounding moves a mean by less than %.2g",
             *(facts[key] for key in ("clients", "neighbours", "least_survivors", "corrupt_clients", "levels")),
             facts["largest_rounding"],
         )
@@ -129,7 +129,7 @@ class SecureFleet:
         self.fleet.dispatch(tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
-        """Failures as they come, and after the tasks that are left were cancelled the sum."""
+        """Failures as they come; and the sum, once the tasks that are left have been cancelled."""
         refused = self._refused
         self._refused = []
         yield from refused

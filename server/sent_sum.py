@@ -21,7 +21,7 @@ class SentSum:
     The second sum goes over all clients that have ever registered, whether their messages counted or were lost.
 
     Args:
-        message: the format of clients' messages, of which the parts that are not encoded are no changes.
+        message: format of clients' messages; their encoded parts are changes, and the others are not.
     """
 
     def __init__(self, message: Format) -> None:
@@ -37,10 +37,10 @@ class SentSum:
         Args:
             mean_M: weighted mean of the messages, in float64.
             accumulator: accumulator that counted them.
-            fleet: the clients.
+            fleet: fleet of the clients.
 
         Returns:
-            The mean of all clients' updates, [M], with the mean of the messages where these are no changes.
+            Mean of all clients' updates, [M]; of parts that are not changes, the mean of the messages.
 
         Raises:
             RunFailed: if the algorithm weighs clients neither by samples nor alike.

@@ -156,8 +156,8 @@ class _Tracker:
     def _drop(self) -> None:
         if not self._dropped:
             _log.warning(
-                "observer %s is slower than the run: %d events wait for it, and those that come while as many do are "
-                "dropped",
+                "observer %s is slower than the run: %d events wait for it, and further ones are dropped until it has "
+                "taken some",
                 self._name,
                 len(self._waiting),
             )

@@ -32,7 +32,7 @@ class Scores(NamedTuple):
     """Scores of one round's models.
 
     Args:
-        line: a part of the round's metrics.
+        line: part of the round's metrics.
         clients: id, samples, loss and metrics of each client that was scored.
     """
 
@@ -74,7 +74,7 @@ class TrainingLoop:
             with a folder.
         population: function from that matrix, or None, to what the report draws, as ``population.json`` keeps it; it
             is called at the end of a run with a folder.
-        fingerprint: the experiment and the shapes that its checkpoints belong to.
+        fingerprint: experiment and shapes that its checkpoints belong to.
         clock: time, by which the run's wall time is measured.
         observers: observers that are told of rounds; they are closed when the run ends.
         folder: folder of the run; None: nothing is written.
@@ -123,7 +123,7 @@ class TrainingLoop:
 
     @property
     def _wall_s(self) -> float:
-        """Seconds since the run began, those between a stop and its resumption left out."""
+        """Seconds since the run began, without those between a stop and its resumption."""
         return self.clock.monotonic_s() - self._began_s
 
     @property

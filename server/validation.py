@@ -96,8 +96,8 @@ def _first_difference(kind: str, said: Sequence[str], asked: Sequence[str]) -> s
         if pair[0] != pair[1]:
             expected, got = ["none" if name is None else repr(one_line(name[:_MOST_LETTERS])) for name in pair]
             return (
-                f"{kind} {number} of what the model is made for is {expected}, got {got}: give the node the "
-                "same names in the same order"
+                f"{kind} {number} must be {expected}, which the model is made for, got {got}: give the node the same "
+                "names in the same order"
             )
     return None
 

@@ -48,7 +48,7 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
         task: task that the message answers.
         header: numbers that came with the tensors.
         tensors: tensors of the message, integers last.
-        message: the format of clients' messages.
+        message: format of clients' messages.
         streams: random streams of the run, for codecs.
 
     Returns:
@@ -113,14 +113,14 @@ class WayIn:
     """The way in from the updates that count to the model, composed once when a run is prepared.
 
     Attributes:
-        sent_sum: the sum of all that clients have sent, where messages say how updates have changed; else None.
+        sent_sum: sum of all that clients have sent, where messages say how updates have changed; else None.
 
     Args:
-        aggregator: the algorithm, which moves the model.
-        fleet: the clients.
-        message: the format of clients' messages.
-        streams: the run's random streams.
-        stages: the changes of the mean; stages that change updates alone are left out.
+        aggregator: algorithm, which moves the model.
+        fleet: fleet of the clients.
+        message: format of clients' messages.
+        streams: random streams of the run.
+        stages: changes of the mean; stages that change updates alone are left out.
     """
 
     aggregator: Aggregator
@@ -148,7 +148,7 @@ class WayIn:
             state: state of the algorithm.
             accumulator: accumulator of the updates; None where none counts: their mean is 0.
             number: number of the round, from 1.
-            population: N, the number of clients that have ever registered.
+            population: number N of clients that have ever registered.
             share: share of all clients that the updates come from, where the mean over all is wanted, in which the
                 updates of the others are 0; None: the mean of the updates that came.
 

@@ -25,7 +25,7 @@ _SAYS_EVERY_S = 30.0
 
 
 class Deliveries:
-    """Takes nodes' answers.
+    """Receiver of nodes' answers.
 
     Attributes:
         spec: types and lengths that an answer's tensors must have.

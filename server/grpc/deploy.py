@@ -139,7 +139,7 @@ def dismiss_nodes(
     credentials: "ServerCredentials | None" = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Tell nodes that dial that a finished run is over, until as many have heard it as it had, or for 24 s.
+    """Tell nodes that dial that a finished run is over, until all of its nodes have heard it, or for 24 s.
 
     For a run whose server was killed before it had told them: they dial again and again, with 22.5 s between two
     attempts at most.
@@ -304,7 +304,8 @@ class Deployment:
         loop = self._loop(prepared, federation, fleet, fingerprint=fingerprint, folder=folder, observers=observers)
         if kept is not None:
             loop.restore(*kept)
-        _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
+        rounds_done = kept[0] if kept is not None else 0
+        _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + rounds_done)
         del kept  # its tensors are large
         fleet.observers = observers  # only now: clients that are there already are in the run's first event
         fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint

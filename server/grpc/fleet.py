@@ -232,7 +232,7 @@ class NodeFleet(RealFleet):
             return Answer.failure(task, f"its answer was refused: {error}")
 
     def _payload(self, content: tuple[int, int | None], tensors: tuple[Tensor, ...]) -> Payload:
-        """The file of these tensors; a content that no open task has goes."""
+        """Description of the file of these tensors; files that no open task needs are removed."""
         if content in self._payloads:
             return self._payloads[content]
         needed = {task.content for task in self._open.values()}

@@ -82,7 +82,7 @@ class Lease:
 
 
 class Leases:
-    """All tasks of one start of a server that are under way, and which were answered last.
+    """All tasks of one start of a server that are under way, and the last ones that were answered.
 
     Args:
         start: number that names this start of the server.

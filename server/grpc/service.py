@@ -270,7 +270,7 @@ class NodeService:
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
     def _problem_with(self, message: pb.FromNode, node: Node) -> str | None:
-        """Reason to refuse a message; "" for one that is in order, None for one that was asked for."""
+        """Reason to refuse a message; None: it was asked for; "": it is in order, but was not asked for."""
         client = node.client
         if message.HasField("heartbeat"):
             return self._heard(client, message.heartbeat)
@@ -303,7 +303,7 @@ class NodeService:
         return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
 
     def _renew(self, client: int | str, task: pb.TaskId) -> str:
-        """Renew the lease of a client's task; the refusal if the task is another's, else "". A task may be over."""
+        """Renew the lease of a client's task, if it is not over; returns the refusal of another's task, else ""."""
         lease = self._leases.find(task)
         if lease is None:
             return ""
@@ -381,7 +381,7 @@ class NodeService:
 
 
 def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
-    """Calls of the protocol, for a server; bytes that are no request are taken for an empty one, which is refused."""
+    """Handlers of the protocol's calls; bytes that are no request count as an empty one, which is refused."""
 
     def wanted(request: bytes) -> pb.Wanted:
         try:

@@ -80,7 +80,7 @@ class Exchange(Protocol):
 
         Args:
             parts_NM: parts of the messages that travel as they are, each in its own type.
-            encoded: the part that travels encoded.
+            encoded: part that travels encoded; None: there is none.
 
         Returns:
             W of those that took part, None where peers never meet; of each part what was sent to the rows that are

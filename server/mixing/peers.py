@@ -50,7 +50,7 @@ class Peers:
         executor: executor that trains.
         layout: layout of the model.
         first: first model of every peer: (vector [V], integers [I]).
-        lr_in: (round, peers) → step size of local steps.
+        lr_in: function from (round, peers) to the step size of local steps.
         codec: codec of vectors that travel encoded; None where the rule has none.
         honest: rows of the peers whose models count in the mean and in measures; None: all.
         stages: changes of what local steps add to models.

@@ -1,4 +1,7 @@
-"""Federation of clients under a coordinator, whose rounds follow a policy."""
+"""Federation of clients under a coordinator, whose rounds follow a policy.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
@@ -94,11 +97,11 @@ class Coordinated:
         return self.coordinator.fleet.registered()
 
     def measures(self) -> dict[str, float]:
-        """Give none: there is one model."""
+        """Empty: there is one model."""
         return {}
 
     def state(self) -> Tree:
-        """The coordinator's, the fleet's and the policy's."""
+        """State of the coordinator, the fleet and the policy."""
         policy = None if self._policy_state is None else self._policy_state.state()
         return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
 
@@ -114,10 +117,10 @@ class Coordinated:
         return self.states.whole(self.coordinator.model())
 
     def models(self) -> Mapping[int | str, State]:
-        """Each client's own, where it has private parts of a model, or a whole one."""
+        """Each client's own model, where clients have private parts of a model, or whole ones."""
         return self.states.models(self.coordinator.model())
 
 
 def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], float]:
-    """(round, clients asked) → the step size of their local steps."""
+    """Function from (round, clients asked) to the step size of their local steps."""
     return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)

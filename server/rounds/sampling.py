@@ -40,7 +40,7 @@ class CohortDraw(NamedTuple):
 
     @property
     def population(self) -> int:
-        """The number of available clients."""
+        """Number of available clients."""
         return len(self.fleet.available())
 
     @property
@@ -50,7 +50,7 @@ class CohortDraw(NamedTuple):
 
     @property
     def stream(self) -> tuple[str, *tuple[int, ...]]:
-        """The name of the draw's own stream."""
+        """Name of the draw's own stream."""
         return ("cohort", self.number, self.again) if self.again else ("cohort", self.number)
 
     @property
