@@ -110,7 +110,7 @@ def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
     lists = zip(*(one.participation for one in rounds_stats), strict=True)
     who = Participation(*(tuple(chain.from_iterable(ids)) for ids in lists))
     replied = [one for one in rounds_stats if one.train_loss is not None]
-    if len(replied) == 1:
+    if len(replied) == 1:  # it keeps its figures to the bit
         return replied[0]._replace(**counts, participation=who)
     loss = mean_loss([(one.train_loss or 0.0, one.replied) for one in replied])
     staleness = sum(one.staleness_mean * one.replied for one in replied) / max(counts["replied"], 1)
@@ -213,7 +213,7 @@ class UpdateAccumulator:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
             return TaskEnd.IGNORED
         tasks = [open_tasks.pop(task) for task in answer.tasks]
-        if isinstance(answer.content, RevealedSum):
+        if isinstance(answer.content, RevealedSum):  # it tells nothing of single clients
             self.hidden = answer.content.of_clients
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
             self.staleness += [0] * len(tasks)

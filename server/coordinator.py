@@ -86,7 +86,7 @@ class Coordinator:
         rule.check_state(self._state, parameters, "init")
         self._buffers_R = vector_V[parameters:].double()
         self._integers_I = integers_I
-        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # parameters, buffers, and the vector made of them
         self._tasks = self._population = 0
         self._sent: tuple[GlobalModel, int | None] | None = None
         self._way_in = WayIn(
@@ -156,12 +156,12 @@ class Coordinator:
         self._tasks += len(tasks)
         self.open.update((task.id, task) for task in tasks)
         accumulator.asked += clients
-        sizes: dict[object, int] = {}
+        sizes: dict[object, int] = {}  # tasks with the same content have one size, which is found once
         for task in tasks:
             if (content := task.content) not in sizes:
                 sizes[content] = task.size_bytes()
             accumulator.bytes_down += sizes[content]
-        if self.observers.want(TaskSent):
+        if self.observers.want(TaskSent):  # a large cohort has many events, which may be for nobody
             for task in tasks:
                 self.observers.tell(TaskSent(number, task.client, task.id))
         self.fleet.dispatch(tasks)

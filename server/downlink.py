@@ -97,6 +97,7 @@ class Downlink:
         whole_bytes = self._reference.numbers_KP.nbytes
         size_bytes = 0
         self._missing = {self._reference.name: ()}
+        # from the newest back: each older version lacks one difference more
         for place in reversed(range(len(self._differences))):
             size_bytes += self._differences[place].size_bytes
             if size_bytes >= whole_bytes:

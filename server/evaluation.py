@@ -74,6 +74,7 @@ class ScoringByCoordinator:
         self._samples = _test_samples(recipe)
         self._of_own = self._samples
         self._sets: list[_ScoredSet] = []
+        # many models are scored on a sample, the federation's alone on all
         if len(own_models) > 1 and 0 < len(sample) < self._samples:
             self._of_own = len(sample)
             self._submit(own_models, recipe, tuple(sample))
@@ -92,7 +93,7 @@ class ScoringByCoordinator:
             for _ in range(scored.groups):
                 parts = [next(answers) for _ in scored.sizes]
                 scores += _joined(parts, scored.sizes)
-        own = scores[: len(self._own)]
+        own = scores[: len(self._own)]  # they were submitted first
         of_clients = [ClientScore(client, self._of_own, one) for client, one in zip(self._own, own, strict=True)]
         rows = [_client_line(one, self._metrics) for one in of_clients]
         line: dict[str, Any] = _over_clients(own, self._metrics) if own else {}

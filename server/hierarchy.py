@@ -102,6 +102,7 @@ class HierarchicalFleet:
         received_bytes = self._bytes_to_edges(tasks)
         for edge, size_bytes in received_bytes.items():
             self._received_bytes[edge] = self._received_bytes.get(edge, 0) + size_bytes
+        # edges receive at the same time: the largest message is the last to arrive
         down_s = self._hierarchy.transfer_s(max(received_bytes.values()))
         self._passed_s += down_s
         ways_s = down_s + self._hierarchy.transfer_s(self._message.sum_bytes)
@@ -117,7 +118,7 @@ class HierarchicalFleet:
                 yield answer
             else:
                 of_edges.setdefault(self._edges[answer.clients[0]], []).append(answer)
-        self._passed_s += up_s if of_edges else 0.0
+        self._passed_s += up_s if of_edges else 0.0  # once: edges send at the same time, and as many bytes each
         for edge, answers in of_edges.items():
             # the edge's message and the model that it received travel once more
             yield summed(

@@ -236,7 +236,7 @@ class RealFleet(ABC):
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
-        self._began_s = self.time.monotonic_s() - state["clock"]
+        self._began_s = self.time.monotonic_s() - state["clock"]  # the clock goes on from where it stopped
         self._members.clear()
         self._members.update(state["members"])
         self._kept.restore(state["kept"])

@@ -173,7 +173,7 @@ class ClientStateVersions:
 
     def state(self) -> Tree:
         """The versions, for a checkpoint, which is the newest from now on."""
-        if len(self._history) > _CHECKPOINTS:
+        if len(self._history) > _CHECKPOINTS:  # nobody goes back over so many: nodes may drop older states
             self.durable_after = self._history.popleft()
         self._history.append(dict(self.after))
         return {"after": {client: tuple(task) for client, task in self.after.items()}, "lost_after": self.lost_after}

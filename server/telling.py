@@ -99,7 +99,7 @@ class Observers:
         if found is None:
             essential = [observer for observer in self._essential if _is_of(kind, _kinds_of(observer))]
             trackers = [tracker for tracker in self._trackers if _is_of(kind, tracker.kinds)]
-            found = self._listeners[kind] = essential, trackers
+            found = self._listeners[kind] = essential, trackers  # kept: events of tasks are many, kinds are few
         return found
 
 
@@ -133,7 +133,7 @@ class _Tracker:
                 return
             self._waiting.append(event)
             self._changed.notify()
-        if self._thread is None:
+        if self._thread is None:  # an observer that is told of nothing needs none
             self._thread = threading.Thread(target=self._run, name=f"observer {self._name}", daemon=True)
             self._thread.start()
 

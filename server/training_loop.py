@@ -119,7 +119,7 @@ class TrainingLoop:
         self.federation.restore(state["federation"])
         self._states = self.federation.model(), self.federation.models()
         self._first = number + 1
-        self._began_s -= state["wall_s"]
+        self._began_s -= state["wall_s"]  # the wall time goes on from where it stopped
 
     @property
     def _wall_s(self) -> float:

@@ -10,6 +10,7 @@ from fed.wire.messages import LARGEST, MOST_SAMPLES, one_line
 
 __all__ = ["reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 
+# what a node says of itself is believed up to these: models are made by it, and log lines written
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28
 _MOST_SIGNATURE_BYTES = 1 << 16

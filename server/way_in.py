@@ -161,7 +161,7 @@ class WayIn:
         else:
             state, mean_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
-        clients = replied if share is None else len(self.fleet.registered())
+        clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
         for place, stage in enumerate(self.stages):
             draw = Draw(self.streams, rounds=[number], clients=[0], purpose=f"stage {place} of the mean")
             mean_M = stage.change_mean(mean_M, clients, draw)

@@ -347,10 +347,10 @@ class NodeService:
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
-            if self._leases.find(task) is None:
+            if self._leases.find(task) is None:  # it has ended while the node was away
                 node.outbox.put_nowait(pb.ToNode(withdrawal=pb.Withdrawal(task=task)))
         for lease in self._leases.of(client):
-            if lease.number not in held:
+            if lease.number not in held:  # it was lost with a connection, or with the node's process
                 node.outbox.put_nowait(lease.told(self.clock.monotonic_s()))
         return node
 

@@ -303,7 +303,7 @@ def renewed_state(rule: PeerRule, state: Any, anew_S: Sequence[int]) -> Any:
     Raises:
         InvalidExperiment: if :meth:`PeerRule.renewed` gives no such state.
     """
-    if not rule.conserves_sum or not anew_S:
+    if not rule.conserves_sum or not anew_S:  # without a sum over members nothing has to be put right
         return state
     rows_K = torch.tensor(anew_S)
     before = type(state)(*(part[rows_K] for part in state))

@@ -266,6 +266,7 @@ class _LocalSteps:
             return self._changed(x_SP, start_SV, trained_SV)
         self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
         trained_SP = trained_SV[:, : x_SP.shape[1]]
+        # what rounding took away is exact, as the difference of two numbers so close
         return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
 
     def _changed(self, x_SP: Tensor, start_SV: Tensor, trained_SV: Tensor) -> Tensor:
