@@ -25,7 +25,10 @@ __all__ = ["Participation", "RoundStats", "Staleness", "TaskEnd", "UpdateAccumul
 _log = logging.getLogger(__name__)
 
 Staleness = Callable[[int], float | None]
-"""How many versions old an update's start is → the factor that the update is counted with; None: not at all."""
+"""Function from an update's staleness to the factor that it is counted with; None: it does not count.
+
+The staleness is the number of versions by which the model has moved since the update's start.
+"""
 
 
 class TaskEnd(Enum):
@@ -62,18 +65,19 @@ class RoundStats(NamedTuple):
     """The counts of a round.
 
     Args:
-        selected: tasks that were sent.
-        replied: updates that count.
-        late: updates that came too late to count.
-        failed: tasks that failed, or whose answers were refused.
-        bytes_up: from clients.
-        bytes_down: to clients.
-        train_loss: the clients' mean loss, weighted by samples; None without updates.
-        staleness_mean: versions by which the model had moved since the counted updates' tasks were sent, on average.
-        clipped_share: of all coordinates that were added under secure aggregation, those that were clipped.
-        capped_weights: of the clients in that sum, those whose weight was capped.
-        diverged: of the tasks that failed, those whose numbers were not finite; None where such a client ends the run.
-        participation: the clients that are counted here.
+        selected: number of tasks that were sent.
+        replied: number of updates that count.
+        late: number of updates that came too late to count.
+        failed: number of tasks that failed, or whose answers were refused.
+        bytes_up: bytes from clients.
+        bytes_down: bytes to clients.
+        train_loss: mean training loss of the clients, weighted by samples; None without updates.
+        staleness_mean: mean staleness of the counted updates, in versions of the model since their tasks were sent.
+        clipped_share: share of clipped coordinates, in [0, 1], of all that were added under secure aggregation; None
+            without a sum of it.
+        capped_weights: number of clients in that sum whose weight was capped; None without such a sum.
+        diverged: number of failed tasks whose numbers were not finite; None where such a client ends the run.
+        participation: clients that are counted here.
     """
 
     selected: int
@@ -90,10 +94,11 @@ class RoundStats(NamedTuple):
     participation: Participation = Participation()
 
     def measured(self) -> dict[str, Any]:
-        """The counts as a part of the round's metrics; without what is not measured."""
-        values, hidden = self._asdict(), ("clipped_share", "capped_weights", "diverged")
+        """The counts as a part of the round's metrics, without those that are not measured."""
+        values = self._asdict()
+        optional = ("clipped_share", "capped_weights", "diverged")
         del values["participation"]
-        return {name: value for name, value in values.items() if name not in hidden or value is not None}
+        return {name: value for name, value in values.items() if name not in optional or value is not None}
 
 
 def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
@@ -105,7 +110,7 @@ def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
     lists = zip(*(one.participation for one in rounds_stats), strict=True)
     who = Participation(*(tuple(chain.from_iterable(ids)) for ids in lists))
     replied = [one for one in rounds_stats if one.train_loss is not None]
-    if len(replied) == 1:
+    if len(replied) == 1:  # it keeps its figures to the bit
         return replied[0]._replace(**counts, participation=who)
     loss = mean_loss([(one.train_loss or 0.0, one.replied) for one in replied])
     staleness = sum(one.staleness_mean * one.replied for one in replied) / max(counts["replied"], 1)
@@ -134,23 +139,23 @@ class UpdateAccumulator:
     Answers may come in any order and grouping: what is counted is the same, to the bit.
 
     Attributes:
-        integers_I: the largest of the integers of updates that count.
+        integers_I: largest integers of the updates that count.
         asked, replied, late, failed: the clients of tasks that were sent, and of what became of them, one a task.
-        bytes_up, bytes_down: what was moved for them.
+        bytes_up, bytes_down: bytes from clients, and to them.
         counted: task → the factor that its update was counted with.
-        staleness: of each update that counts, how many versions old its start was.
-        losses: of each such update (training loss, samples).
+        staleness: staleness of each update that counts, in versions.
+        losses: (training loss, samples) of each update that counts.
         loss_of: client → its training loss.
         samples_of: client → its number of samples, of those whose updates count.
         hidden: the sum of the round's clients under secure aggregation, which tells nothing of one of them.
-        diverged: answers of clients whose numbers were not finite.
+        diverged: list of answers whose numbers were not finite.
 
     Args:
-        size: M.
-        integers_I: the model's.
-        is_linear: the mean of updates will do.
-        present_V: the global model now, if it is to move towards clients' models, rather than by their updates.
-        drops_diverged: a client whose numbers are not finite has failed.
+        size: number M of values in an update.
+        integers_I: integer buffers of the model.
+        is_linear: True if the rule needs the mean of the updates alone, rather than each update.
+        present_V: present global model, if it moves towards clients' models; None: it moves by their updates.
+        drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
     """
 
     def __init__(
@@ -182,13 +187,13 @@ class UpdateAccumulator:
         self._drops_diverged = drops_diverged
 
     def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> TaskEnd:
-        """Count an answer, if it may be, and close its tasks; returns what has become of them.
+        """Count an answer, if it may count, and close its tasks; returns the end of its tasks.
 
         Args:
-            answer: from a fleet, which has checked what clients say.
-            open_tasks: by id; those that are answered leave.
-            version: of the global model now.
-            weigh: the factor of an update by its staleness.
+            answer: answer from a fleet, which has checked what clients say.
+            open_tasks: open tasks by id; those that are answered are removed.
+            version: version of the global model now.
+            weigh: function from an update's staleness to its factor; None: the update is too late to count.
         """
         if answer.has_diverged:  # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
@@ -208,7 +213,7 @@ class UpdateAccumulator:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
             return TaskEnd.IGNORED
         tasks = [open_tasks.pop(task) for task in answer.tasks]
-        if isinstance(answer.content, RevealedSum):
+        if isinstance(answer.content, RevealedSum):  # it tells nothing of single clients
             self.hidden = answer.content.of_clients
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
             self.staleness += [0] * len(tasks)
@@ -264,7 +269,7 @@ class UpdateAccumulator:
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
             capped_weights=hidden.capped if hidden else None,
             diverged=len(self.diverged) if self._drops_diverged else None,
-            participation=Participation(self.asked, self.replied, self.late, self.failed),
+            participation=Participation(asked=self.asked, replied=self.replied, late=self.late, failed=self.failed),
         )
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:

@@ -46,19 +46,20 @@ def assembled(
 
     Args:
         experiment: experiment with every default resolved.
-        prepared: the experiment's algorithm, model and test set.
-        federation: the clients that train.
+        prepared: algorithm, model and test set of the experiment.
+        federation: federation that trains.
         executor: executor of the work that is done here: scores, confusion matrix.
-        begin_scoring: function that begins to score the models as they are now; told True before the last round ends.
+        begin_scoring: function that begins to score the federation's models as they are now; its argument is True if no
+            round comes after it.
         is_scored_by_clients: True if clients score models on samples of their own.
-        facts: function that is called at the end for what the summary says beside the measurements.
-        fingerprint: the experiment and the shapes that its checkpoints belong to.
+        facts: function that returns what the summary says beside the measurements; it is called at the end.
+        fingerprint: experiment and shapes that its checkpoints belong to.
         clock: clock by which the run's wall time is measured.
         observers: observers that are told of rounds.
         folder: folder of the run; None: nothing is written.
-        graph: function that gives the graph of neighbours for the report; None: there is none.
-        partition: function that gives the samples by client and class for the report; None: they are not known here.
-        load_module: a model's state → a module; the prepared module itself unless given.
+        graph: function that returns the graph of neighbours for the report; None: there is none.
+        partition: function that returns the samples by client and class for the report; None: they are not known here.
+        load_module: function from a model's state to a module; it fills the prepared module unless given.
         has_one_model: True if there is one model that a confusion matrix can be of.
         is_simulated: True if the clients' own models are here, and all metrics stay in memory.
     """

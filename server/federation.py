@@ -10,7 +10,7 @@ from fed.vectors.tensors import Tensor
 __all__ = ["Federation", "State"]
 
 State: TypeAlias = tuple[Tensor, Tensor]
-"""A model as (vector [V], integers [I])."""
+"""Model as (vector [V], integers [I])."""
 
 
 class Federation(Protocol):
@@ -21,7 +21,7 @@ class Federation(Protocol):
         """Seconds since the run began."""
 
     def round(self, number: int) -> RoundStats:
-        """Train and exchange."""
+        """Run one round, numbered from 1: train, and exchange updates or models."""
 
     def clients(self) -> Sequence[int | str]:
         """Clients that have registered by now; at a real peer its own."""

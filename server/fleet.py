@@ -53,8 +53,8 @@ class Fleet(Protocol):
         such as one of another shape, is a failure.
 
         Args:
-            until: the clock at which to stop.
-            enough: the number of updates after which to stop; all of one instant are given. None: when no task is left.
+            until: time at which to stop, in seconds of :attr:`clock`.
+            enough: number of updates after which to stop; all of one instant are given. None: no limit.
         """
 
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -108,8 +108,8 @@ class ConversingFleet(Fleet, Protocol):
         """Fail an open task.
 
         Args:
-            task: its id.
-            reason: as a sentence for the user.
+            task: id of the task.
+            reason: reason of the failure, as a sentence for the user.
         """
 
     def pass_time(self, until: float) -> None:

@@ -48,7 +48,7 @@ class Expectation(Event):
         wall_s: seconds on this machine in one process.
         bytes_up: bytes from clients, over all rounds.
         bytes_down: bytes to clients.
-        proviso: condition under which this holds, as a clause; empty where it holds anyhow.
+        proviso: condition under which this holds, as a clause; empty where it always holds.
     """
 
     rounds: int
@@ -77,10 +77,10 @@ class RunBegan(Event):
     """Beginning of a run, or of its continuation.
 
     Args:
-        experiment: with every default resolved.
+        experiment: experiment with every default resolved.
         rounds_done: number of rounds before a resume; 0 in a new run.
         clients: ids of the clients that have registered by now; at a real peer its own.
-        folder: of the run; None: nothing is written.
+        folder: folder of the run; None: nothing is written.
     """
 
     experiment: Experiment
@@ -91,11 +91,11 @@ class RunBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
-    """End of a run; what it has come to is written.
+    """End of a run; its results are written.
 
     Args:
         status: "finished", "interrupted" or "failed".
-        summary: as in ``summary.json``.
+        summary: figures of the run, as ``summary.json`` has them.
     """
 
     status: str
@@ -134,9 +134,9 @@ class RoundEnded(Event):
 
     Args:
         round: number, from 1.
-        line: the round's line of the metrics.
+        line: line of the round's metrics.
         participation: clients by what became of their tasks.
-        clients: for each client that was scored its id, samples, loss and metrics.
+        clients: id, samples, loss and metrics of each client that was scored.
     """
 
     round: int
@@ -193,7 +193,7 @@ class TaskSettled(TaskEvent):
     """Verdict on an answer.
 
     Args:
-        discount: factor in (0, 1] with which it moved the model; 0: it did not count.
+        discount: factor in (0, 1] with which the answer moved the model; 0: it did not count.
     """
 
     discount: float
@@ -204,7 +204,7 @@ class MessageRefused(Event):
     """Message of a node that breaks the protocol.
 
     Args:
-        client: its sender: a client's id, or an address.
+        client: sender of the message: a client's id, or an address.
         reason: sentence for the user.
     """
 
@@ -245,7 +245,7 @@ class Observer(Protocol):
         """Take note of an event.
 
         Args:
-            event: what has happened; it must not be changed.
+            event: event that has happened; it must not be changed.
         """
 
 
@@ -265,7 +265,7 @@ class Essential:
     """Observer without which a run must not go on: it is called in line, and its error ends the run.
 
     Args:
-        observer: is called in the thread that runs the rounds, which waits for it.
+        observer: observer that is called in the thread that runs the rounds, which waits for it.
     """
 
     observer: Observer

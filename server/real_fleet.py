@@ -27,7 +27,7 @@ from fed.wire.rate_limits import Allowance, Refusals
 __all__ = ["RealFleet"]
 
 _log = logging.getLogger(__name__)
-_SAYS_EVERY_S = 30.0
+_SAYS_EVERY_S = 30.0  # seconds between two lines of the log on what is waited for
 _MOST_NOTED = 1_000  # nodes that come and go, and refusals, that observers have not been told of
 
 
@@ -38,10 +38,10 @@ class RealFleet(ABC):
     counted last, and at what discount, so that a server that resumes from a checkpoint finds its clients' states.
 
     Attributes:
-        counts: what became of each client's tasks in this run.
-        run: names the run, the same after a resume.
+        counts: counts of what became of each client's tasks in this run.
+        run: name of the run, the same after a resume.
         time: clock by which it waits; :attr:`clock` counts from the run's beginning.
-        observers: are told of nodes that come and go, and of what is refused.
+        observers: observers that are told of nodes that come and go, and of refused messages.
 
     Args:
         clock: time, by which it waits.
@@ -69,7 +69,7 @@ class RealFleet(ABC):
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began, those in which there was no server left out."""
+        """Seconds since the run began, without those in which there was no server."""
         return self.time.monotonic_s() - self._began_s
 
     def begin(
@@ -84,21 +84,23 @@ class RealFleet(ABC):
         """Tell nodes the plan of the run, before the first task.
 
         Args:
-            plan: as nodes get it; the format is added.
+            plan: plan of the run for nodes; the format is added to it.
             message: the format of clients' messages.
-            streams: the run's, for codecs.
-            keeps_states: clients keep a state from task to task.
-            keeps_checkpoints: the run may go on from an earlier state.
+            streams: random streams of the run, for codecs.
+            keeps_states: True if clients keep a state from task to task.
+            keeps_checkpoints: True if the run has checkpoints, so that it may go on from an earlier state.
         """
         self._incoming = partial(received, message=message, streams=streams)
-        self._kept.goes_back, self._keeps_states = keeps_checkpoints, keeps_states
+        self._kept.goes_back = keeps_checkpoints
+        self._keeps_states = keeps_states
         self._adds_up = message.error_feedback.adds_up
         plan.format.CopyFrom(message.header())
         self._make_known(plan, message)
 
     def await_nodes(self, count: int) -> None:
         """Wait until this many nodes are connected."""
-        said, may_say = -1, _once_in_a_while(self.time)
+        said = -1
+        may_say = _once_in_a_while(self.time)
         while (there := len(self._attending())) < count:
             if may_say.spend() or there != said:
                 said = there
@@ -107,7 +109,7 @@ class RealFleet(ABC):
             self._seen = self._changes
 
     def registered(self) -> Sequence[int | str]:
-        """All clients that have joined, those left out that came after the members were fixed; numbers, then names."""
+        """All clients that have joined, but for those that came after the members were fixed; numbers, then names."""
         return in_order(self._members)
 
     def population(self) -> int:
@@ -138,7 +140,8 @@ class RealFleet(ABC):
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive."""
-        replies, may_say = 0, _once_in_a_while(self.time)
+        replies = 0
+        may_say = _once_in_a_while(self.time)
         while self._open and (enough is None or replies < enough):
             self._tell_observers()
             if not self._has_answer():
@@ -156,7 +159,8 @@ class RealFleet(ABC):
                 else:
                     self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
-                sent_again_bytes, self._sent_again_bytes = self._sent_again_bytes, 0
+                sent_again_bytes = self._sent_again_bytes
+                self._sent_again_bytes = 0
                 yield answer._replace(more_bytes_down=sent_again_bytes)
                 del answer  # it may be large, and the next is on its way
             elif self.clock >= until:
@@ -169,7 +173,8 @@ class RealFleet(ABC):
     def settle(self, counted: Mapping[int, float]) -> None:
         """Remember the tasks whose updates counted; with the next task a node commits the state that they left."""
         self._tell_observers()
-        unsettled, self._unsettled = self._unsettled, {}
+        unsettled = self._unsettled
+        self._unsettled = {}
         for task, client in unsettled.items():
             if discount := counted.get(task, 0.0):
                 self._kept.count(client, CountedTask(self._start, task, discount))
@@ -194,23 +199,25 @@ class RealFleet(ABC):
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> dict[int | str, pb.Scores]:
         """Let connected clients score a model, or their own, on samples that they hold out.
 
-        One that lets the time pass is asked again, and waited for, once it has answered or come back.
+        A client that does not answer in time is asked again only once it has answered or come back.
 
         Args:
             model: (vector [V], integers [I]).
-            limit_s: how long to wait for them.
+            limit_s: seconds to wait for them.
 
         Returns:
-            Client → what it found.
+            Scores by client, of those that have answered.
         """
-        self._examination, self._unscored, self._scores = self._examination + 1, set(), {}
+        self._examination += 1
+        self._unscored = set()
+        self._scores = {}
         until = self.clock + limit_s
         self._examine(model, limit_s)
         while self._unscored and self.clock < until:
             self._pass_time(until)
         if self._unscored:
             _log.warning(
-                "%d clients have not scored the model within %g s, and are not waited for until they have: %s",
+                "%d clients have not scored the model within %g s, and are asked again only once they have: %s",
                 len(self._unscored),
                 limit_s,
                 ", ".join(sorted(map(repr, self._unscored))[:5]),
@@ -218,7 +225,7 @@ class RealFleet(ABC):
         return self._scores
 
     def state(self) -> Tree:
-        """Clock, members, and after which task each client's state is to be found."""
+        """Clock, members, counts, the run's name, and the task after which each client's state was kept."""
         return {
             "clock": self.clock,
             "members": dict(self._members),
@@ -229,7 +236,7 @@ class RealFleet(ABC):
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
-        self._began_s = self.time.monotonic_s() - state["clock"]
+        self._began_s = self.time.monotonic_s() - state["clock"]  # the clock goes on from where it stopped
         self._members.clear()
         self._members.update(state["members"])
         self._kept.restore(state["kept"])
@@ -240,9 +247,9 @@ class RealFleet(ABC):
         """Assignment of a task, as nodes are told it.
 
         Args:
-            task: to be done.
-            members: all that take part, in their order.
-            payload: of the task's tensors.
+            task: task of the assignment.
+            members: all clients that take part, in their order.
+            payload: description of the file of the task's tensors.
         """
         return pb.Assignment(
             task=pb.TaskId(start=self._start, number=task.id),
@@ -272,11 +279,14 @@ class RealFleet(ABC):
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 
     def _with_whole_model(self, number: int) -> Task | None:
-        """The open task with the whole model, for a node that lacks the base of its differences; None: it had that."""
+        """The open task, with the whole model for a node that lacks the base of its differences.
+
+        None: the task is not open any more, or has brought the whole model already.
+        """
         task = self._open.get(number)
         if task is None or task.differences is None:
             return None
-        _log.info("client %r does not have the model of its last task any more, and is sent all of it", task.client)
+        _log.info("client %r has lost the model of its last task, and is sent the whole model", task.client)
         self._open[number] = task = task._replace(differences=None)
         self._sent_again_bytes += task.size_bytes()
         return task
@@ -311,15 +321,16 @@ class RealFleet(ABC):
         """An answer as it is counted.
 
         Args:
-            task: that it answers.
-            header: what the node says of it.
-            tensors: the payload.
+            task: task that it answers.
+            header: header of the answer, as the node sent it.
+            tensors: tensors of the answer, as the node sent them.
 
         Raises:
             InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
-        if self._adds_up and header.samples > (joined := self._members.get(task.client, header.samples)):
+        joined = self._members.get(task.client, header.samples)
+        if self._adds_up and header.samples > joined:
             raise InvalidPayload(f"client {task.client!r} joined with {joined} samples, got {header.samples}")
         if header.began_anew and self._adds_up:
             raise InvalidPayload(
@@ -328,8 +339,8 @@ class RealFleet(ABC):
             )
         if header.began_anew:
             _log.warning(
-                "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on "
-                "from what it had at first",
+                "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and resumes "
+                "from its initial client state",
                 task.client,
             )
         return answer
@@ -342,7 +353,7 @@ class RealFleet(ABC):
 
     @abstractmethod
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
-        """Ask clients for the scores of this examination; those that are asked are not scored yet."""
+        """Ask clients for the scores of this examination, and enter those that are asked as unscored."""
 
     @abstractmethod
     def _make_known(self, plan: pb.Plan, message: Format) -> None:
@@ -381,11 +392,11 @@ def _base_of(task: Task) -> str:
 
 
 def _task_id(found: CountedTask | None) -> pb.TaskId | None:
-    return None if found is None else pb.TaskId(start=found[0], number=found[1])
+    return None if found is None else pb.TaskId(start=found.start, number=found.number)
 
 
 def _once_in_a_while(clock: Clock) -> Allowance:
-    """Limit of how often the log says what is waited for; it does not say so at once."""
+    """Limit on how often the log says what is waited for; the first line has to wait as long as any other."""
     allowance = Allowance(1, 1 / _SAYS_EVERY_S, clock)
     allowance.spend()
     return allowance

@@ -11,15 +11,15 @@ from fed.storage.totals import Totals
 __all__ = ["RunFiles", "RunLog", "Tally"]
 
 _log = logging.getLogger(__name__)
-_MOST_CLIPPED = 1e-3  # of all coordinates of a round, without a warning
+_MOST_CLIPPED = 1e-3  # share of a round's coordinates that may be clipped without a warning
 
 
 class Tally:
     """Totals of a run's metrics, for its summary, and their lines where they stay in memory.
 
     Attributes:
-        totals: of all rounds that have ended.
-        lines: for each of them its line; empty where they are not kept.
+        totals: totals of all rounds that have ended.
+        lines: line of each of these rounds; empty where lines are not kept.
 
     Args:
         keeps_lines: True if the lines stay in memory.
@@ -41,7 +41,7 @@ class Tally:
         """Count a round by its line of the metrics."""
         self.totals.add(line)
         if self._keeps_lines:
-            self.lines.append(dict(line))  # a copy, for observers of all kinds get the other one
+            self.lines.append(dict(line))  # a copy: other observers are given the line itself
 
 
 class RunFiles:
@@ -50,7 +50,7 @@ class RunFiles:
     It is essential: results rest on these files, and a checkpoint must not outlive the lines of its rounds.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
     """
 
     kinds: Kinds = (RoundEnded,)
@@ -77,7 +77,7 @@ class RunLog:
     kinds: Kinds = (RoundEnded, TaskFailed)
 
     def __init__(self) -> None:
-        self._is_unanswered = False  # the last round
+        self._is_unanswered = False  # True after a round without an answer that counts
         self._warned_share = 0.0
         self._has_capped = False
 

@@ -56,7 +56,7 @@ class Observers:
         """Have essential observers called before all others.
 
         Args:
-            essential: in their order.
+            essential: observers, in the order in which they are called.
         """
         self._essential[:0] = essential
         self._listeners = {}
@@ -74,10 +74,10 @@ class Observers:
         """Tell all whom it concerns, essential observers first; to be called in the thread that runs the rounds.
 
         Args:
-            event: what has happened.
+            event: event that has happened.
 
         Raises:
-            Exception: that an essential observer has raised.
+            Exception: if an essential observer has raised it.
         """
         essential, trackers = self._of(type(event))
         for observer in essential:
@@ -99,7 +99,7 @@ class Observers:
         if found is None:
             essential = [observer for observer in self._essential if _is_of(kind, _kinds_of(observer))]
             trackers = [tracker for tracker in self._trackers if _is_of(kind, tracker.kinds)]
-            found = self._listeners[kind] = essential, trackers
+            found = self._listeners[kind] = essential, trackers  # kept: events of tasks are many, kinds are few
         return found
 
 
@@ -133,7 +133,7 @@ class _Tracker:
                 return
             self._waiting.append(event)
             self._changed.notify()
-        if self._thread is None:
+        if self._thread is None:  # an observer that is told of nothing needs none
             self._thread = threading.Thread(target=self._run, name=f"observer {self._name}", daemon=True)
             self._thread.start()
 
@@ -156,8 +156,8 @@ class _Tracker:
     def _drop(self) -> None:
         if not self._dropped:
             _log.warning(
-                "observer %s is slower than the run: %d events wait for it, and those that come while as many do are "
-                "dropped",
+                "observer %s is slower than the run: %d events wait for it, and further ones are dropped until it has "
+                "taken some",
                 self._name,
                 len(self._waiting),
             )

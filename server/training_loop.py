@@ -32,8 +32,8 @@ class Scores(NamedTuple):
     """Scores of one round's models.
 
     Args:
-        line: a part of the round's metrics.
-        clients: for each client that was scored its id, samples, loss and metrics.
+        line: part of the round's metrics.
+        clients: id, samples, loss and metrics of each client that was scored.
     """
 
     line: dict[str, Any]
@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 
 
 Scoring: TypeAlias = Callable[[], Scores]
-"""Gives the scores of one round's models, as they were when the scoring began."""
+"""Function that returns the scores of one round's models, as they were when the scoring began."""
 
 
 class _Round(NamedTuple):
@@ -58,24 +58,26 @@ class TrainingLoop:
     """All rounds of a run.
 
     Args:
-        experiment: with every default resolved.
-        federation: trains.
-        begin_scoring: begins to score the federation's models as they are now; told if no round comes after it.
-        has_scores: True where there are samples to score them on.
-        scores_meanwhile: True where the scoring continues during the next round.
-        keeps_models: True where the clients' own models are here, and belong to the run's results.
+        experiment: experiment with every default resolved.
+        federation: federation that trains.
+        begin_scoring: function that begins to score the federation's models as they are now; its argument is True if no
+            round comes after it.
+        has_scores: True if there are samples to score models on.
+        scores_meanwhile: True if the scoring continues during the next round.
+        keeps_models: True if the clients' own models are here, and belong to the run's results.
         keeps_metrics: True if all metrics stay in memory. Otherwise a run with a folder has them there alone, so that
             its memory does not grow with the rounds.
-        load_module: a model's state → a module.
+        load_module: function from a model's state to a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
-        facts: called at the end for what the summary says beside the measurements.
-        confusion: called at the end of a run that is kept, with the model's state, for its confusion matrix.
-        population: called at the end with that matrix, if there is one, for what the report draws, as
-            ``population.json`` keeps it.
-        fingerprint: the experiment and the shapes that its checkpoints belong to.
+        facts: function that returns what the summary says beside the measurements; it is called at the end.
+        confusion: function from the model's state to its confusion matrix, or None; it is called at the end of a run
+            with a folder.
+        population: function from that matrix, or None, to what the report draws, as ``population.json`` keeps it; it
+            is called at the end of a run with a folder.
+        fingerprint: experiment and shapes that its checkpoints belong to.
         clock: time, by which the run's wall time is measured.
-        observers: are told of rounds; they are closed when the run ends.
-        folder: of the run; None: nothing is written.
+        observers: observers that are told of rounds; they are closed when the run ends.
+        folder: folder of the run; None: nothing is written.
     """
 
     experiment: Experiment
@@ -117,11 +119,11 @@ class TrainingLoop:
         self.federation.restore(state["federation"])
         self._states = self.federation.model(), self.federation.models()
         self._first = number + 1
-        self._began_s -= state["wall_s"]
+        self._began_s -= state["wall_s"]  # the wall time goes on from where it stopped
 
     @property
     def _wall_s(self) -> float:
-        """Seconds since the run began, those between a stop and its resumption left out."""
+        """Seconds since the run began, without those between a stop and its resumption."""
         return self.clock.monotonic_s() - self._began_s
 
     @property
@@ -161,7 +163,8 @@ class TrainingLoop:
         try:
             folder = self.folder.path if self.folder else None
             clients = self.federation.clients() if self.observers.want(RunBegan) else ()
-            self.observers.tell(RunBegan(self.experiment, self._first - 1, tuple(clients), folder))
+            began = RunBegan(self.experiment, rounds_done=self._first - 1, clients=tuple(clients), folder=folder)
+            self.observers.tell(began)
             for number in range(self._first, self._policy.count + 1):
                 self._round(number)
                 self._keep(number)
@@ -174,7 +177,8 @@ class TrainingLoop:
                 reason = str(error)
                 with contextlib.suppress(Exception):  # the error that counts is on its way
                     self._record_pending()
-            self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._give_up(status, reason)
             raise
         totals = self._tally.totals
         if totals.rounds and not totals.replied:
@@ -199,7 +203,8 @@ class TrainingLoop:
         self._record_pending()
         is_last = number == self._policy.count
         scoring = self.begin_scoring(is_last) if self._policy.evaluates(number) else None
-        self._pending = _Round(line, stats, scoring, (self.federation.model(), self.federation.models()))
+        states = self.federation.model(), self.federation.models()
+        self._pending = _Round(line=line, stats=stats, scoring=scoring, states=states)
         if not self.scores_meanwhile:
             self._record_pending()
 
@@ -216,7 +221,8 @@ class TrainingLoop:
     def _record_pending(self) -> None:
         if self._pending is None:
             return
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         unscored = {"test_accuracy": None, "test_loss": None, **{f"test_{name}": None for name in self.metrics}}
         scores = pending.scoring() if pending.scoring else Scores(unscored)
         line = {**pending.line, **scores.line, **pending.stats.measured()}
@@ -225,7 +231,8 @@ class TrainingLoop:
         number = line["round"]
         if pending.scoring is not None:
             self.observers.tell(ModelScored(number, scores.line))
-        self.observers.tell(RoundEnded(number, line, pending.stats.participation, scores.clients))
+        ended = RoundEnded(number, line, participation=pending.stats.participation, clients=scores.clients)
+        self.observers.tell(ended)
 
     def _finish(self, status: str, reason: str | None) -> Run:
         model = self.load_module(self._states[0])

@@ -45,11 +45,11 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     A trained model stays as it came, so that no copy of it is made.
 
     Args:
-        task: that it answers.
-        header: the numbers that came with the tensors.
-        tensors: the payload, integers last.
-        message: the format of clients' messages.
-        streams: the run's, for codecs.
+        task: task that the message answers.
+        header: numbers that came with the tensors.
+        tensors: tensors of the message, integers last.
+        message: format of clients' messages.
+        streams: random streams of the run, for codecs.
 
     Returns:
         The update as it is counted.
@@ -113,14 +113,14 @@ class WayIn:
     """The way in from the updates that count to the model, composed once when a run is prepared.
 
     Attributes:
-        sent_sum: the sum of all that clients have sent, where messages say how updates have changed; else None.
+        sent_sum: sum of all that clients have sent, where messages say how updates have changed; else None.
 
     Args:
-        aggregator: the algorithm, which moves the model.
-        fleet: the clients.
-        message: the format of clients' messages.
-        streams: the run's random streams.
-        stages: the changes of the mean; stages that change updates alone are left out.
+        aggregator: algorithm, which moves the model.
+        fleet: fleet of the clients.
+        message: format of clients' messages.
+        streams: random streams of the run.
+        stages: changes of the mean; stages that change updates alone are left out.
     """
 
     aggregator: Aggregator
@@ -145,11 +145,12 @@ class WayIn:
         """Make the mean of the updates that count, change it, and apply it.
 
         Args:
-            state: the algorithm's.
-            accumulator: of the updates; None where none counts: their mean is 0.
-            number: of the round, from 1.
-            population: N, the number of clients that have ever registered.
-            share: of all clients, where the mean over all is wanted: updates of clients that have not answered are 0.
+            state: state of the algorithm.
+            accumulator: accumulator of the updates; None where none counts: their mean is 0.
+            number: number of the round, from 1.
+            population: number N of clients that have ever registered.
+            share: share of all clients that the updates come from, where the mean over all is wanted, in which the
+                updates of the others are 0; None: the mean of the updates that came.
 
         Returns:
             The algorithm's next state, and the mean update of the float buffers, of which there may be none.
@@ -158,16 +159,16 @@ class WayIn:
             mean_M = torch.zeros(self.message.numbers, dtype=torch.float64)
             replied = 0
         else:
-            state, mean_M = self._mean(state, accumulator, number, share)
+            state, mean_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
-        clients = replied if share is None else len(self.fleet.registered())
+        clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
         for place, stage in enumerate(self.stages):
-            draw = Draw(self.streams, [number], [0], f"stage {place} of the mean")
+            draw = Draw(self.streams, rounds=[number], clients=[0], purpose=f"stage {place} of the mean")
             mean_M = stage.change_mean(mean_M, clients, draw)
         parts = len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
         mean = (mean_M,) if is_one else mean_M.split_with_sizes(self.message.sizes)
-        reduced = Reduced(mean[:parts], clients, population, partial(self._stream, number))
+        reduced = Reduced(mean[:parts], clients=clients, population=population, stream=partial(self._stream, number))
         return self.aggregator.apply(state, reduced), mean[-1]
 
     def _mean(self, state: Any, accumulator: UpdateAccumulator, number: int, share: float | None) -> tuple[Any, Tensor]:
@@ -176,8 +177,8 @@ class WayIn:
             mean_M = accumulator.mean()
         else:
             state, mean_M = self.aggregator.combine(state, *accumulator.rows(), self._stream(number))
-        # a product with 1 would be a copy of the model
-        mean_M = mean_M if share is None or share == 1.0 else mean_M * share
+        if share is not None and share != 1.0:  # a product with 1 would be a copy of the model
+            mean_M = mean_M * share
         if self.sent_sum is not None:
             mean_M = self.sent_sum.add(mean_M, accumulator, self.fleet)
         return state, self.message.read(mean_M, self.streams, number)

@@ -38,8 +38,8 @@ def write_app(experiment: Experiment, folder: Path) -> None:
     """Write a Flower app that runs an experiment.
 
     Args:
-        experiment: what to run.
-        folder: of the app; it is made, and must be empty if it is there.
+        experiment: experiment to run.
+        folder: folder of the app; it is made, and must be empty if it is there.
 
     Raises:
         InvalidInput: if the experiment cannot be deployed, or the folder cannot be written to.
@@ -79,7 +79,7 @@ def server_app(path: Path) -> Any:
     """Flower's ``ServerApp`` for an experiment.
 
     Args:
-        path: of the experiment's file, which travels with the app.
+        path: path of the experiment's file, which travels with the app.
 
     Raises:
         InvalidInput: if Flower is not installed.
@@ -131,7 +131,8 @@ class _RoundLog:
     def observe(self, event: Event) -> None:
         """Log a finished round."""
         assert isinstance(event, RoundEnded)
-        line, score = event.line, score_of(event.line)
+        line = event.line
+        score = score_of(line)
         found = "" if score is None else f", test {words_of(score[0])} {score_text(score[1])}"
         _log.info("round %d: %d of %d replied%s", line["round"], line["replied"], line["selected"], found)
 

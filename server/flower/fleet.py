@@ -25,7 +25,9 @@ from fed.wire.rate_limits import Unnamed
 __all__ = ["FlowerFleet", "flat_payload"]
 
 _log = logging.getLogger(__name__)
-_MESSAGE_LOST, _NODE_LOST = 3, 5  # Flower's codes
+# codes of Flower's errors
+_MESSAGE_LOST = 3
+_NODE_LOST = 5
 _UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
 _SHORTEST_TTL_S = 1.0
 _MOST_LETTERS = 200
@@ -36,11 +38,11 @@ class _Sent(NamedTuple):
     """A message under way.
 
     Args:
-        node: the receiver.
-        kind: what it is asked: who it is, to do a task, or to score a model.
-        client: the one that it stands for, once it has said so.
-        number: of the task or the examination.
-        round: the task's.
+        node: id of the receiving node, from Flower.
+        kind: "query", who it is; "train", to do a task; or "evaluate", to score a model.
+        client: client that the node stands for; None: it has not said so yet.
+        number: number of the task or the examination; 0 for a query.
+        round: number of the task's round; 0 where there is no task.
     """
 
     node: int
@@ -55,9 +57,9 @@ class _Progress:
     """A task until its answer is there.
 
     Args:
-        due_s: when it must be answered.
-        since_s: when it began to wait to be sent; None: it is under way.
-        sends: how often it was sent.
+        due_s: time by which it must be answered, in seconds of the fleet's clock.
+        since_s: time since which it has waited to be sent, in seconds of that clock; None: it is under way.
+        sends: number of times that it was sent.
     """
 
     due_s: float
@@ -73,14 +75,14 @@ class FlowerFleet(RealFleet):
     again. A client is who its node says: the first of several nodes that say the same, for as long as that is there.
 
     Attributes:
-        pull_every_s: between two looks for answers.
-        look_every_s: between two looks for nodes.
-        absent_s: for a node that is gone to come back for its task, after which the task has failed.
-        sends: how often a task is sent before it has failed.
+        pull_every_s: seconds from one look for answers to the next.
+        look_every_s: seconds from one look for nodes to the next.
+        absent_s: seconds that a node which is gone has to come back for its task, after which the task has failed.
+        sends: number of times that a task is sent before it has failed.
 
     Args:
-        grid: Flower's.
-        accepts: what a node says of its data → why it is refused, or None.
+        grid: grid of the ``ServerApp``, from Flower.
+        accepts: function from what a node says of its data to the reason why it is refused, or None.
         clock: time, by which it waits.
     """
 
@@ -146,7 +148,8 @@ class FlowerFleet(RealFleet):
         for client, node in self._free().items():
             examination = pb.Examination(id=self._examination, payload=payload, **self._kept_state(client))
             content = packed(pb.Request(plan=self._plan, examination=examination), array)
-            asked.append((_Sent(node, "evaluate", client, self._examination), content, limit_s))
+            sent = _Sent(node, "evaluate", client=client, number=self._examination)
+            asked.append((sent, content, limit_s))
             self._unscored.add(client)
         self._push(asked)
 
@@ -202,7 +205,8 @@ class FlowerFleet(RealFleet):
         waiting = [(number, one) for number, one in self._progress.items() if one.since_s is not None]
         if not waiting:
             return
-        free, attending = self._free(), self._attending()
+        free = self._free()
+        attending = self._attending()
         asked = []
         for number, progress in waiting:
             task = self._open[number]
@@ -210,8 +214,10 @@ class FlowerFleet(RealFleet):
             left_s = progress.due_s - self.clock
             if node is not None and left_s > 0:
                 ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
-                asked.append((_Sent(node, "train", task.client, number, task.round), self._content(task), ttl_s))
-                progress.sends, progress.since_s = progress.sends + 1, None
+                sent = _Sent(node, "train", client=task.client, number=number, round=task.round)
+                asked.append((sent, self._content(task), ttl_s))
+                progress.sends += 1
+                progress.since_s = None
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
             elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self.absent_s:
@@ -267,7 +273,8 @@ class FlowerFleet(RealFleet):
             else:
                 self._take_scores(sent.client, sent.number, response.scores)
         except InvalidPayload as error:
-            self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, str(error))
+            sender: int | str = Unnamed(f"node {sent.node}") if sent.client is None else sent.client
+            self._refusals.note(sender, str(error))
             self._give_up(sent, f"its answer was refused: {error}")
 
     def _take_joining(self, node: int, joining: pb.Joining) -> None:
@@ -342,8 +349,8 @@ def _response_of(kind: str, content: Mapping[str, Any]) -> tuple[pb.Response, by
     """A node's untrusted response, as far as it can be checked without the task, and the bytes of its payload.
 
     Args:
-        kind: what the node was asked.
-        content: of its message.
+        kind: kind of the request: "query", "train" or "evaluate".
+        content: content of the node's message, from Flower.
 
     Raises:
         InvalidPayload: if no node can answer that.
@@ -353,7 +360,8 @@ def _response_of(kind: str, content: Mapping[str, Any]) -> tuple[pb.Response, by
         raise InvalidPayload(f"a node must answer {_ANSWERS[kind]} or failed, got {what or 'nothing'}")
     reason = refusal_of_scores(response.scores) if what == "scores" else None
     if what == "joining":
-        name, reason = response.joining.name, refusal_of_joining(response.joining)
+        name = response.joining.name
+        reason = refusal_of_joining(response.joining)
         if not 0 < len(name) <= _MOST_LETTERS:
             reason = f"a client's name must have 1 to {_MOST_LETTERS} letters, got {len(name)}"
     if reason is not None:

@@ -25,17 +25,17 @@ _SAYS_EVERY_S = 30.0
 
 
 class Deliveries:
-    """Takes nodes' answers.
+    """Receiver of nodes' answers.
 
     Attributes:
-        spec: what an answer's tensors must be.
+        spec: types and lengths that an answer's tensors must have.
 
     Args:
-        leases: the tasks that are answered.
-        refusals: takes down what is refused.
-        spool: the folder of files on their way.
-        stall_s: for the next piece of a delivery.
-        clock: time, by which the log is told of a full disk.
+        leases: leases of the tasks that are answered.
+        refusals: counter of refused answers.
+        spool: folder of files on their way.
+        stall_s: seconds to wait for the next piece of a delivery.
+        clock: time, which limits how often the log reports a full disk.
     """
 
     def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float, clock: Clock) -> None:

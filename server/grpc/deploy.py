@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 _OVER = "the run is over"
 _DIALLED_WITHIN_S = 1.6 * DialPatience().most_backoff_s  # a node's longest pause is 1.5 times that
-_SCORED_WITHIN_S = 600.0  # where rounds have no deadline
+_SCORED_WITHIN_S = 600.0  # seconds for nodes to score a model, where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 _DTYPES: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
 
@@ -89,17 +89,17 @@ def serve(
     """Coordinate an experiment over nodes that dial in.
 
     Args:
-        experiment: to run. Its data give the test set and the model's inputs. Where they are null, the first node to
-            join gives the inputs, and only clients can score models.
-        listen: HOST:PORT; port 0 takes a free one.
-        output: the run's folder.
-        credentials: of the server; None: no encryption, for loopback alone.
-        min_nodes: the number of nodes to wait for before the first round, and after a resumption.
-        overwrite: replace a run that the folder holds.
-        resume: continue the run that the folder holds, from its newest whole checkpoint.
-        patience: the times to wait for nodes.
+        experiment: experiment to run. Its data give the test set and the model's inputs. Where they are null, the first
+            node to join gives the inputs, and only clients can score models.
+        listen: address, HOST:PORT; port 0 takes a free one.
+        output: folder of the run.
+        credentials: credentials of the server; None: no encryption, on loopback only.
+        min_nodes: number of nodes to wait for before the first round, and after a resumption.
+        overwrite: True to replace a run that the folder holds.
+        resume: True to continue the run that the folder holds, from its newest whole checkpoint.
+        patience: time limits; None: the usual ones.
         clock: time, by which it waits.
-        on_listen: called with the port.
+        on_listen: function that is called with the port once the server listens.
         observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
             slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
@@ -139,22 +139,24 @@ def dismiss_nodes(
     credentials: "ServerCredentials | None" = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Tell nodes that dial that a finished run is over, until as many have heard it as it had, or for 24 s.
+    """Tell nodes that dial that a finished run is over, until all of its nodes have heard it, or for 24 s.
 
     For a run whose server was killed before it had told them: they dial again and again, with 22.5 s between two
     attempts at most.
 
     Args:
-        output: the run's folder.
-        listen: HOST:PORT.
-        credentials: of the server; None: no encryption, for loopback alone.
+        output: folder of the run.
+        listen: address, HOST:PORT.
+        credentials: credentials of the server; None: no encryption, on loopback only.
         clock: time, by which it waits.
 
     Raises:
         InvalidInput: if nothing can listen there.
     """
-    folder, nodes = RunFolder.existing(output), (summary_of(output) or {}).get("clients", 0)
-    told, are_told = list[str](), threading.Event()
+    folder = RunFolder.existing(output)
+    nodes = (summary_of(output) or {}).get("clients", 0)
+    told: list[str] = []
+    are_told = threading.Event()
 
     def refuse(joining: Joining) -> str:
         told.append(joining.name)
@@ -174,8 +176,9 @@ class Deployment:
     """One experiment on real nodes, and the check of nodes that want to join it.
 
     Args:
-        experiment: to run.
-        identities: gives the clients' signed identities as they are now; None where there are no credentials.
+        experiment: experiment to run.
+        identities: function that returns the clients' signed identities as they are now; None where there are no
+            credentials.
 
     Raises:
         InvalidInput: if it cannot be deployed.
@@ -243,11 +246,11 @@ class Deployment:
         """Wait for nodes, then run all rounds.
 
         Args:
-            fleet: the nodes.
-            min_nodes: the number of nodes to wait for.
-            folder: of the run.
-            resume: continue the run that the folder holds.
-            observers: are told of the run's events; None: nobody is.
+            fleet: fleet of the nodes.
+            min_nodes: number of nodes to wait for.
+            folder: folder of the run.
+            resume: True to continue the run that the folder holds.
+            observers: observers that are told of the run's events; None: nobody is told.
         """
         observers = observers or Observers(clock=fleet.time)
         if self._signature is None:
@@ -259,7 +262,8 @@ class Deployment:
         test = prepared.recipe.test
         parts = kept_parts(prepared, None if test is None else pair_sha256(test))
         kept = newest_checkpoint(fingerprint, folder, self.experiment.objects(), parts) if resume else None
-        policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
+        policy = self.experiment.rounds.make()
+        asks_place = algorithm.needs_fixed_members
         if kept is None:
             folder.begin(self.experiment, parts=parts)
         else:
@@ -279,7 +283,15 @@ class Deployment:
         states = prepared.client_states(message)
         plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
         seen = fleet if secure is None else self._secured(fleet, message, plan)
-        federation = Coordinated(self.experiment, prepared, policy, seen, message, states, observers=observers)
+        federation = Coordinated(
+            experiment=self.experiment,
+            prepared=prepared,
+            policy=policy,
+            fleet=seen,
+            message=message,
+            states=states,
+            observers=observers,
+        )
         fleet.begin(
             plan,
             message,
@@ -289,10 +301,11 @@ class Deployment:
         )
         if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
             fleet.sessions.plan_sha256 = plan_digest(plan)
-        loop = self._loop(prepared, federation, fleet, fingerprint, folder, observers)
+        loop = self._loop(prepared, federation, fleet, fingerprint=fingerprint, folder=folder, observers=observers)
         if kept is not None:
             loop.restore(*kept)
-        _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
+        rounds_done = kept[0] if kept is not None else 0
+        _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + rounds_done)
         del kept  # its tensors are large
         fleet.observers = observers  # only now: clients that are there already are in the run's first event
         fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
@@ -302,7 +315,8 @@ class Deployment:
         secure = settings_of(self.experiment)
         if secure is None:
             return prepared.message_format(population)
-        asked, most = policy.asked_of(population), policy.most_asked(population)
+        asked = policy.asked_of(population)
+        most = policy.most_asked(population)
         secure.check(asked, policy.cohort_of(population))
         return prepared.message_format(population, asked, most)
 
@@ -314,16 +328,24 @@ class Deployment:
         assert secure is not None
         assert message.fixed is not None
         identities = self._identities
-        plan.run, plan.identities = fleet.run, identities().content
-        patience_s = fleet.patience.session_s
-        fleet.sessions = NodeSessions(fleet, secure, message.fixed, plan.run, identities, patience_s)
-        return SecureFleet(fleet, fleet.sessions, secure, message.fixed)
+        plan.run = fleet.run
+        plan.identities = identities().content
+        fleet.sessions = NodeSessions(
+            fleet=fleet,
+            settings=secure,
+            fixed=message.fixed,
+            run=plan.run,
+            identities=identities,
+            patience_s=fleet.patience.session_s,
+        )
+        return SecureFleet(fleet, sessions=fleet.sessions, settings=secure, fixed=message.fixed)
 
     def _loop(
         self,
         prepared: Preparation,
         federation: Coordinated,
         fleet: RealFleet,
+        *,
         fingerprint: Mapping[str, Any],
         folder: RunFolder,
         observers: Observers,
@@ -333,15 +355,17 @@ class Deployment:
 
         def by_nodes() -> Scoring:
             policy = federation.policy
-            limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
-            return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s), prepared.metrics)
+            deadline_s = policy.deadline_s if isinstance(policy, Synchronous) else None
+            scores = fleet.scores(federation.model(), deadline_s or _SCORED_WITHIN_S)
+            return partial(_scored_by_nodes, scores, prepared.metrics)
 
         def begin_scoring(is_last: bool) -> Scoring:
             if self._held_out is None:
                 return ScoringByCoordinator(recipe, federation, executor).scores
             if recipe.test is None:
                 return by_nodes()
-            nodes, here = by_nodes(), ScoringByCoordinator(recipe, federation, executor, own=()).scores
+            nodes = by_nodes()
+            here = ScoringByCoordinator(recipe, federation, executor, own=()).scores
             return lambda: scores_of_both(here(), nodes())
 
         restore_memory = _free_memory(prepared.module)
@@ -417,8 +441,8 @@ def _warn_of_states(prepared: Preparation, message: Format) -> None:
     """Say that nodes refuse to keep something between the tasks of secure aggregation, unless their owners allow it."""
     if prepared.client_states(message).names:
         _log.warning(
-            "the experiment's algorithm or error_feedback has clients keep something between tasks, which under "
-            "secure_aggregation nodes refuse that are not started with --allow-state"
+            "the experiment's algorithm or error_feedback has clients keep something between tasks: under "
+            "secure_aggregation nodes refuse that unless they are started with --allow-state"
         )
 
 

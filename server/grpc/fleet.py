@@ -35,7 +35,7 @@ __all__ = ["NodeFleet"]
 
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
-_ENDING_S = 2.0
+_ENDING_S = 2.0  # seconds in which gRPC's calls may end after the server has stopped
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else a second server could take the same port, and some of the nodes
@@ -51,15 +51,15 @@ class NodeFleet(RealFleet):
     """A fleet of nodes that hold a task each until its answer is there, through lost connections and restarts.
 
     Attributes:
-        patience: how long it waits.
-        sessions: of the nodes under secure aggregation; None without.
+        patience: time limits.
+        sessions: sessions of the nodes under secure aggregation; None without it.
 
     Args:
-        listen: HOST:PORT.
-        spool: a folder for files on their way, of this fleet alone.
-        credentials: of the server; None: no encryption, for loopback alone.
-        accepts: what a node says when it joins → why it is refused, or None.
-        patience: how long to wait for nodes.
+        listen: address, HOST:PORT.
+        spool: folder for files on their way, of this fleet alone.
+        credentials: credentials of the server; None: no encryption, on loopback only.
+        accepts: function from what a node says when it joins to the reason why it is refused, or None.
+        patience: time limits; None: the usual ones.
         clock: time, by which it waits.
 
     Raises:
@@ -90,11 +90,11 @@ class NodeFleet(RealFleet):
         self._loop = asyncio.new_event_loop()
         self._newcomers = Newcomers(clock)
         self._service = NodeService(
-            self._start,
-            spool,
-            self._arrivals,
-            None if credentials is None else credentials.roster.admits,
-            accepts,
+            start=self._start,
+            spool=spool,
+            arrivals=self._arrivals,
+            admits=None if credentials is None else credentials.roster.admits,
+            accepts=accepts,
             clock=clock,
             refusals=self._refusals,
             patience=self.patience,
@@ -170,7 +170,8 @@ class NodeFleet(RealFleet):
 
     def _make_known(self, plan: Plan, message: Format) -> None:
         plan.heartbeat_s = self._service.patience.heartbeat_s
-        self._plan, self._spec = plan, message.uplink
+        self._plan = plan
+        self._spec = message.uplink
         self._call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
@@ -200,7 +201,9 @@ class NodeFleet(RealFleet):
                 self.sessions.take_message(arrival.client, arrival.message)
         elif isinstance(arrival, TaskOutcome):
             if self.sessions is not None and arrival.answer is None and not arrival.lacks_model:
-                self.sessions.take_failure(self._open[arrival.task].client if arrival.task in self._open else "")
+                # no client has the empty name: a failure of a task that is over makes no difference
+                holder = self._open[arrival.task].client if arrival.task in self._open else ""
+                self.sessions.take_failure(holder)
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
             if task is None:
                 self._ready.append(arrival)
@@ -229,7 +232,7 @@ class NodeFleet(RealFleet):
             return Answer.failure(task, f"its answer was refused: {error}")
 
     def _payload(self, content: tuple[int, int | None], tensors: tuple[Tensor, ...]) -> Payload:
-        """The file of these tensors; a content that no open task has goes."""
+        """Description of the file of these tensors; files that no open task needs are removed."""
         if content in self._payloads:
             return self._payloads[content]
         needed = {task.content for task in self._open.values()}

@@ -41,11 +41,11 @@ class Patience:
     """Time limits of a server.
 
     Args:
-        heartbeat_s: between two heartbeats, either way.
-        silence_s: without one, after which a connection counts as lost.
+        heartbeat_s: seconds from one heartbeat to the next, either way.
+        silence_s: seconds without a message, heartbeats among them, after which a connection counts as lost.
         lease_s: seconds without a heartbeat after which a task has failed.
-        stall_s: for the next piece of a transfer.
-        session_s: for the messages of one phase of a session of secure aggregation.
+        stall_s: seconds to wait for the next piece of a transfer.
+        session_s: seconds to wait for the messages of one phase of a session of secure aggregation.
     """
 
     heartbeat_s: float = 5.0
@@ -60,11 +60,11 @@ class Node:
     """A node that has joined in this run.
 
     Args:
-        client: its id.
-        samples: that it trains on.
-        unasked: how much it may say unasked.
-        outbox: what is to be told it; None while it does not attend.
-        owed: answers in sessions that it was asked for, and has not sent.
+        client: id of the client that it stands for.
+        samples: number of samples that it trains on.
+        unasked: allowance of messages that it was not asked for.
+        outbox: queue of messages to it; None while it does not attend.
+        owed: number of answers in sessions that it was asked for, and has not sent.
     """
 
     client: int | str
@@ -97,17 +97,17 @@ class NodeService:
     """Answers nodes' calls, each in the name that its certificate says.
 
     Args:
-        start: of this server, which its tasks are named by.
-        spool: the folder of files on their way.
-        arrivals: takes what becomes of tasks, and nodes that come and go.
-        admits: (name, certificate in PEM) → why a node is refused, or None; where there are no certificates it is
-            None itself, and nodes are believed.
-        accepts: what a node says when it joins → why it is refused, or None.
-        patience: how long to wait.
-        plan: what nodes are told when they join; None until it is known.
-        refusals: takes down what nodes are refused.
-        identified: function that is told the address of each call that shows a certificate.
-        nodes: by the client that each stands for.
+        start: number that names this start of the server, and its tasks.
+        spool: folder of files on their way.
+        arrivals: queue of what becomes of tasks, what nodes say, and of nodes that come and go.
+        admits: function from a name and a certificate in PEM to the reason why a node is refused, or None. It is None
+            itself where there are no certificates, and nodes are believed.
+        accepts: function from what a node says when it joins to the reason why it is refused, or None.
+        patience: time limits.
+        plan: plan that nodes are told when they join; None until it is known.
+        refusals: counter of refused messages.
+        identified: function that is called with the address of each call that shows a certificate.
+        nodes: client → node that stands for it.
         clock: time, by which it waits.
     """
 
@@ -127,8 +127,20 @@ class NodeService:
 
     def __post_init__(self) -> None:
         self._reception = Reception(self.admits, self.refusals, self.identified)
-        self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s, self.clock)
-        self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s, self.clock)
+        self._leases = Leases(
+            self.start,
+            self.spool,
+            arrived=self.arrivals.put,
+            lease_s=self.patience.lease_s,
+            clock=self.clock,
+        )
+        self._deliveries = Deliveries(
+            self._leases,
+            self.refusals,
+            self.spool,
+            stall_s=self.patience.stall_s,
+            clock=self.clock,
+        )
 
     def assign(self, assignments: Sequence[tuple[int | str, pb.Assignment]]) -> None:
         """Give tasks to nodes; a node that does not attend gets its task when it returns."""
@@ -151,7 +163,8 @@ class NodeService:
 
     def make_known(self, plan: pb.Plan, answer_spec: tuple[TensorSpec, ...]) -> None:
         """Tell the plan to all that attend, and from now on to all that join."""
-        self.plan, self._deliveries.spec = plan, answer_spec
+        self.plan = plan
+        self._deliveries.spec = answer_spec
         for client in self.nodes:
             self._tell(client, pb.ToNode(plan=plan))
 
@@ -257,7 +270,7 @@ class NodeService:
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
     def _problem_with(self, message: pb.FromNode, node: Node) -> str | None:
-        """Reason to refuse a message; "" for one that is in order, None for one that was asked for."""
+        """Reason to refuse a message; None: it was asked for; "": it is in order, but was not asked for."""
         client = node.client
         if message.HasField("heartbeat"):
             return self._heard(client, message.heartbeat)
@@ -271,7 +284,8 @@ class NodeService:
             return self._scored(client, message.scores)
         if message.HasField("session"):
             self.arrivals.put(SessionMessage(client, message.session))
-            node.owed, is_asked = max(node.owed - 1, 0), node.owed > 0
+            is_asked = node.owed > 0
+            node.owed = max(node.owed - 1, 0)
             return None if is_asked else ""
         if message.HasField("farewell"):
             return ""
@@ -289,7 +303,7 @@ class NodeService:
         return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
 
     def _renew(self, client: int | str, task: pb.TaskId) -> str:
-        """Renew the lease of a client's task; the refusal if the task is another's, else "". A task may be over."""
+        """Renew the lease of a client's task, if it is not over; returns the refusal of another's task, else ""."""
         lease = self._leases.find(task)
         if lease is None:
             return ""
@@ -326,16 +340,17 @@ class NodeService:
             # a dead connection may not have been noticed yet
             node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason="another connection came in your name")))
             self._drop_examination(client)
-        node.samples, node.outbox = joining.samples, asyncio.Queue()
+        node.samples = joining.samples
+        node.outbox = asyncio.Queue()
         if self.plan is not None:
             node.outbox.put_nowait(pb.ToNode(plan=self.plan))
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
-            if self._leases.find(task) is None:
+            if self._leases.find(task) is None:  # it has ended while the node was away
                 node.outbox.put_nowait(pb.ToNode(withdrawal=pb.Withdrawal(task=task)))
         for lease in self._leases.of(client):
-            if lease.number not in held:
+            if lease.number not in held:  # it was lost with a connection, or with the node's process
                 node.outbox.put_nowait(lease.told(self.clock.monotonic_s()))
         return node
 
@@ -366,7 +381,7 @@ class NodeService:
 
 
 def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
-    """Calls of the protocol, for a server; bytes that are no request are taken for an empty one, which is refused."""
+    """Handlers of the protocol's calls; bytes that are no request count as an empty one, which is refused."""
 
     def wanted(request: bytes) -> pb.Wanted:
         try:

@@ -31,15 +31,17 @@ def exchanged_bytes(
     """Bytes that peers send in rounds in which all take part: each receives what its neighbours send.
 
     Args:
-        rule: makes the exchanges.
-        layout: of a peer's model.
-        topology: each round's neighbours; None where peers never meet.
-        rounds: how many.
-        codec: of vectors that travel encoded.
+        rule: rule that makes the exchanges.
+        layout: layout of a peer's model.
+        topology: neighbours in each round; None where peers never meet.
+        rounds: number of rounds.
+        codec: codec of vectors that travel encoded.
     """
     if topology is None:
         return 0
-    of_rounds = [topology.weights(number) for number in range(1, 1 + (rounds if topology.changes else 1))]
+    # one round stands for all where the topology stays the same
+    last = rounds if topology.changes else 1
+    of_rounds = [topology.weights(number) for number in range(1, 1 + last)]
     pairs = sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds)
     return pairs * sent_bytes(rule, layout, codec)
 
@@ -48,9 +50,9 @@ def sent_bytes(rule: PeerRule, layout: Layout, codec: PeerCodec | None = None) -
     """Bytes that a peer sends each neighbour in a round.
 
     Args:
-        rule: makes the exchanges.
-        layout: of a peer's model.
-        codec: of vectors that travel encoded.
+        rule: rule that makes the exchanges.
+        layout: layout of a peer's model.
+        codec: codec of vectors that travel encoded.
     """
     return _dry_run(rule, layout, codec).sent_bytes
 
@@ -61,9 +63,9 @@ def exchange_specs(
     """The tensors that a peer sends each neighbour in each exchange of a round.
 
     Args:
-        rule: makes the exchanges.
-        layout: of a peer's model.
-        codec: of vectors that travel encoded.
+        rule: rule that makes the exchanges.
+        layout: layout of a peer's model.
+        codec: codec of vectors that travel encoded.
     """
     return tuple(_dry_run(rule, layout, codec).sent)
 
@@ -73,7 +75,7 @@ def _dry_run(rule: PeerRule, layout: Layout, codec: PeerCodec | None) -> "_DryRu
     dry_run = _DryRun()
     buffers_NR = torch.zeros(1, layout.size - layout.parameters, dtype=layout.dtype)
     first = first_state(rule, torch.zeros(1, layout.parameters, dtype=torch.float64))
-    exchanges = Exchanges(dry_run, buffers_NR, codec, first_codec_state(codec, 1), [0])
+    exchanges = Exchanges(dry_run, buffers_NR, codec, codec_state=first_codec_state(codec, 1), members=[0])
     next_state(rule, first, dry_run, exchanges)
     return dry_run
 
@@ -94,9 +96,9 @@ class _DryRun:
         specs = [TensorSpec(part_NM.dtype, part_NM.shape[1]) for part_NM in parts_NM]
         self.sent_bytes += sum(spec.size_bytes for spec in specs)
         if encoded is not None:
-            specs.append(TensorSpec(torch.uint8, encoded.most_bytes, True))
+            specs.append(TensorSpec(torch.uint8, encoded.most_bytes, may_be_shorter=True))
             self.sent_bytes += encoded.size_bytes
             if encoded.before_NM is not None:
-                specs.append(TensorSpec(torch.float64, encoded.before_NM.shape[1], True))
+                specs.append(TensorSpec(torch.float64, encoded.before_NM.shape[1], may_be_shorter=True))
         self.sent.append(tuple(specs))
         return Weights.of(torch.ones(1, 1)), parts_NM if encoded is None else (*parts_NM, encoded.vectors_NM)

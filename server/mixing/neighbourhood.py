@@ -34,10 +34,10 @@ class Attendance(NamedTuple):
     """Peers that take part in a round, of those whose rows are here.
 
     Args:
-        rows_S: the places of those that take part, ascending.
-        steps_S: how many optimizer steps each takes where it is cut off in them; None: all.
-        failed: the others that broke down, or went away too soon.
-        anew_S: the places in ``rows_S`` of the peers that begin anew, since members have come or gone for good.
+        rows_S: places of those that take part, ascending.
+        steps_S: number of optimizer steps after which each is cut off; None: it takes them all.
+        failed: other peers, which broke down or went away too soon.
+        anew_S: places in ``rows_S`` of the peers that begin anew, since members have come or gone for good.
     """
 
     rows_S: Tensor
@@ -50,14 +50,16 @@ class EncodedRows(NamedTuple):
     """Vectors that travel encoded, one for each row that is here.
 
     Args:
-        messages: the bytes of each row, uint8, of unequal lengths.
-        vectors_NM: what receivers make of them, in float64: ``before_NM``, if there is one, and what they decode.
-        before_NM: what each row's message is added to, of which every receiver keeps a copy: the ``vectors_NM`` of the
-            row's last message, and before the first the same at all peers. A receiver that missed messages gets them
-            with the next one, or ``before_NM`` itself where that is shorter.
-        decode: (messages of one round, who sent each, the round) → vectors; for receivers that are not here.
-        size_bytes: of a message, or the most of them before lossless compression.
-        most_bytes: the largest size that a message may have.
+        messages: message of each row, uint8, of unequal lengths.
+        vectors_NM: vectors that receivers then have, in float64: the decoded messages, added to ``before_NM`` if there
+            is one.
+        before_NM: vectors that the messages are added to, of which every receiver keeps a copy: the ``vectors_NM`` of
+            the row's last message, and before the first the same at all peers. A receiver that missed messages gets
+            them with the next one, or ``before_NM`` itself where that is shorter. None: a message is the whole vector.
+        decode: function from messages of one round, their senders and the round's number to vectors; for receivers that
+            are not here.
+        size_bytes: bytes of a message; with lossless compression the largest number before it.
+        most_bytes: largest number of bytes that a message may have.
     """
 
     messages: Sequence[Tensor]
@@ -78,7 +80,7 @@ class Exchange(Protocol):
 
         Args:
             parts_NM: parts of the messages that travel as they are, each in its own type.
-            encoded: the part that travels encoded.
+            encoded: part that travels encoded; None: there is none.
 
         Returns:
             W of those that took part, None where peers never meet; of each part what was sent to the rows that are
@@ -90,8 +92,8 @@ class Neighbourhood(Exchange, Protocol):
     """Peers that exchange vectors with their neighbours, in their own time.
 
     Attributes:
-        bytes_sent: in this round, by the peers that are here.
-        bytes_received: likewise.
+        bytes_sent: bytes sent in this round by the peers that are here.
+        bytes_received: bytes received in this round by the peers that are here.
     """
 
     bytes_sent: int
@@ -137,8 +139,8 @@ class PeerCodec:
     """Codecs of what rules send by ``mix.encoded`` and ``mix.differences``.
 
     Args:
-        encoder: of vectors of the model's length.
-        streams: the run's.
+        encoder: encoder of vectors of the model's length.
+        streams: random streams of the run.
     """
 
     encoder: Encoder
@@ -152,9 +154,9 @@ class PeerCodec:
         """Decode untrusted messages, [K, M] in float64.
 
         Args:
-            messages: uint8 each.
-            members: who sent each.
-            number: the round.
+            messages: one tensor of uint8 a message.
+            members: sender of each message.
+            number: number of the round, from 1.
 
         Raises:
             InvalidPayload: if one is no such message.
@@ -167,15 +169,15 @@ class Exchanges:
 
     Attributes:
         buffers_NR: float buffers as they are now: trained by local steps, and mixed with the first exchange.
-        codec_state: what peers keep for the codecs, [N, ·] each.
+        codec_state: state that peers keep for the codecs, [N, ·] each.
 
     Args:
-        neighbourhood: of this round.
-        buffers_NR: in the model's own type, in which vectors travel.
-        codec: of vectors that travel encoded; None: rules of this round send none.
-        codec_state: before the round.
-        members: whose rows are here.
-        number: the round, from 1.
+        neighbourhood: neighbourhood in this round.
+        buffers_NR: float buffers before the round, in the model's own type, in which vectors travel.
+        codec: codec of vectors that travel encoded; None: the rule sends none.
+        codec_state: state of the codecs before the round.
+        members: peers whose rows are here.
+        number: number of the round, from 1.
     """
 
     def __init__(
@@ -187,9 +189,12 @@ class Exchanges:
         members: Sequence[int | str] = (),
         number: int = 1,
     ) -> None:
-        self.buffers_NR, self.codec_state = buffers_NR, codec_state or {}
-        self._neighbourhood, self._codec = neighbourhood, codec
-        self._members, self._number = members, number
+        self.buffers_NR = buffers_NR
+        self.codec_state = codec_state or {}
+        self._neighbourhood = neighbourhood
+        self._codec = codec
+        self._members = members
+        self._number = number
         self._buffers_travel = True
 
     @overload
@@ -221,13 +226,19 @@ class Exchanges:
         codec = self._codec
         if codec is None:
             raise InvalidExperiment(
-                "a rule that encodes vectors must say so, got one that does not: give the class compresses = True"
+                "a rule that encodes vectors must have compresses = True, got one without it: add it to the class"
             )
         made = codec.encoder.encode(v_NP, self.codec_state, codec.draw(self._members, self._number))
         self.codec_state = made.counted
         own_NP = made.decoded_KM.double() if sum_NP is None else sum_NP + made.decoded_KM
-        sizes = codec.encoder.size_bytes, codec.encoder.most_bytes
-        message = EncodedRows(made.messages, own_NP, sum_NP, codec.decode, *sizes)
+        message = EncodedRows(
+            messages=made.messages,
+            vectors_NM=own_NP,
+            before_NM=sum_NP,
+            decode=codec.decode,
+            size_bytes=codec.encoder.size_bytes,
+            most_bytes=codec.encoder.most_bytes,
+        )
         weights, (sent_SP,) = self._exchanged(encoded=message)
         return own_NP, weights.mixed(own_NP, sent_SP)
 
@@ -241,8 +252,8 @@ class Exchanges:
         weights, received = self._neighbourhood.exchange(*beside, *parts, encoded=encoded)
         if weights is None:
             raise InvalidExperiment(
-                "a rule that mixes must have the primitive mix, so that its peers get a topology, got none: "
-                'give the class primitive = "mix"'
+                'the rule called mix, but its primitive is not "mix", so there is no topology: give its class '
+                'primitive = "mix"'
             )
         self._buffers_travel = False
         if not sends_buffers:
@@ -270,10 +281,10 @@ def next_state(rule: PeerRule, state: Any, descend: Any, mix: Exchanges) -> Any:
     """A rule's state after a round, checked against its contract.
 
     Args:
-        rule: makes one step.
-        state: before the round.
-        descend: the rule's :class:`fed.aggregators.peer_rule.Descend`.
-        mix: its exchanges.
+        rule: rule that makes one step.
+        state: state of the rule before the round.
+        descend: local steps of the round, a :class:`fed.aggregators.peer_rule.Descend`.
+        mix: exchanges of the round.
 
     Raises:
         InvalidExperiment: if it is another than :meth:`PeerRule.step` is to give.
@@ -285,14 +296,14 @@ def renewed_state(rule: PeerRule, state: Any, anew_S: Sequence[int]) -> Any:
     """A state in which some peers have begun anew, checked against the contract.
 
     Args:
-        rule: the rule that makes the new states.
-        state: the state of all that take part in a round.
-        anew_S: the rows of the peers that begin anew.
+        rule: rule that makes the new states.
+        state: state of all that take part in a round.
+        anew_S: rows of the peers that begin anew.
 
     Raises:
         InvalidExperiment: if :meth:`PeerRule.renewed` gives no such state.
     """
-    if not rule.conserves_sum or not anew_S:
+    if not rule.conserves_sum or not anew_S:  # without a sum over members nothing has to be put right
         return state
     rows_K = torch.tensor(anew_S)
     before = type(state)(*(part[rows_K] for part in state))
@@ -309,10 +320,14 @@ def _checked(rule: PeerRule, method: str, state: Any, shape: "torch.Size") -> An
         )
     for name, part in state._asdict().items():
         is_model = name == "model_NP"
-        its_shape, dtype = (part.shape, part.dtype) if isinstance(part, Tensor) else ((), None)
-        if (its_shape == shape and dtype == torch.float64) if is_model else its_shape[:1] == shape[:1]:
+        its_shape: tuple[int, ...] = part.shape if isinstance(part, Tensor) else ()
+        dtype = part.dtype if isinstance(part, Tensor) else None
+        is_like_models = its_shape == shape and dtype == torch.float64
+        has_row_a_peer = its_shape[:1] == shape[:1]
+        fits = is_like_models if is_model else has_row_a_peer
+        if fits:
             continue
-        got = f"{str(dtype)[6:]} {list(its_shape)}" if dtype else type(part).__name__
+        got = f"{str(dtype)[6:]} {list(its_shape)}" if dtype else type(part).__name__  # without "torch."
         must = f"float64 {list(shape)}" if is_model else f"a tensor with a row for each of {shape[0]} peers"
         raise InvalidExperiment(f"{named} must give {name} as {must}, got {got}: rules compute on rows of peers")
     return state

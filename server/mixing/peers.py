@@ -43,20 +43,21 @@ class Peers:
     one, as doubly stochastic mixing keeps it; peers that have gone for good no longer count in it.
 
     Args:
-        rule: what a peer does in a round.
-        neighbourhood: its members in the order of the clients.
-        sizes: the number of samples of each.
-        groups: those that train together.
-        executor: trains.
-        layout: the model's.
-        first: every peer's first model: (vector [V], integers [I]).
-        lr_in: (round, peers) → step size of local steps.
-        codec: of vectors that travel encoded, where the rule has some.
+        rule: rule of what a peer does in a round.
+        neighbourhood: neighbourhood whose members are in the order of the clients.
+        sizes: number of samples of each peer.
+        groups: groups of peers that train together.
+        executor: executor that trains.
+        layout: layout of the model.
+        first: first model of every peer: (vector [V], integers [I]).
+        lr_in: function from (round, peers) to the step size of local steps.
+        codec: codec of vectors that travel encoded; None where the rule has none.
         honest: rows of the peers whose models count in the mean and in measures; None: all.
-        stages: the changes of what local steps add to models.
+        stages: changes of what local steps add to models.
 
     Attributes:
-        copied: of a single peer, the last round and the state after it, for one that joins.
+        copied: number of the last round, and the state of a single peer after it, for a peer that joins; None before
+            the first round, and where there are several peers.
 
     Raises:
         InvalidExperiment: if the rule's state is none.
@@ -89,7 +90,8 @@ class Peers:
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The peers' mean: (vector [V], integers [I]), of integers the largest."""
-        integers_HI, vectors_HV = self._counted(self._integers_NI), self._counted(self._vectors_NV)
+        integers_HI = self._counted(self._integers_NI)
+        vectors_HV = self._counted(self._vectors_NV)
         integers_I = integers_HI.amax(0) if integers_HI.numel() else integers_HI[0]
         # in float64: the mean of equal models is that model, to the bit
         return vectors_HV.mean(0, dtype=torch.float64).to(self.layout.dtype), integers_I
@@ -138,7 +140,8 @@ class Peers:
         """Resume from what :meth:`state` wrote down."""
         self._state = refilled(self._state, state["rule"])
         self._vectors_NV = self._joined(self._state, state["buffers"])
-        self._integers_NI, self._codec_state = state["integers"], state["codec"]
+        self._integers_NI = state["integers"]
+        self._codec_state = state["codec"]
         self.neighbourhood.restore(state["neighbourhood"])
 
     def copy(self) -> tuple[Tensor, ...]:
@@ -183,14 +186,29 @@ class Peers:
 
     def _step(self, number: int, attendance: Attendance) -> float | None:
         """Move those that take part, and give their mean loss."""
-        rows_S, params = attendance.rows_S, self.layout.parameters
+        rows_S = attendance.rows_S
+        params = self.layout.parameters
         # places copy, so that a round that diverges changes nothing
         codec_state = {name: part[rows_S] for name, part in self._codec_state.items()}
         members = [self.neighbourhood.members[row] for row in rows_S.tolist()]
         buffers_SR = self._vectors_NV[rows_S, params:]
-        exchanges = Exchanges(self.neighbourhood, buffers_SR, self.codec, codec_state, members, number)
+        exchanges = Exchanges(
+            self.neighbourhood,
+            buffers_SR,
+            self.codec,
+            codec_state=codec_state,
+            members=members,
+            number=number,
+        )
         lr = self.lr_in(number, len(self.neighbourhood.members))
-        local = _LocalSteps(self, number, lr, attendance, exchanges, self._integers_NI[rows_S])
+        local = _LocalSteps(
+            peers=self,
+            number=number,
+            step_size=lr,
+            attendance=attendance,
+            exchanges=exchanges,
+            integers_SI=self._integers_NI[rows_S],
+        )
         all_take_part = len(rows_S) == len(self._vectors_NV)
 
         def placed(part_N: Tensor, its_rows_S: Tensor) -> Tensor:
@@ -248,6 +266,7 @@ class _LocalSteps:
             return self._changed(x_SP, start_SV, trained_SV)
         self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
         trained_SP = trained_SV[:, : x_SP.shape[1]]
+        # what rounding took away is exact, as the difference of two numbers so close
         return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
 
     def _changed(self, x_SP: Tensor, start_SV: Tensor, trained_SV: Tensor) -> Tensor:
@@ -267,7 +286,8 @@ class _LocalSteps:
         Raises:
             Diverged: naming the first peer of those whose loss or model is no longer finite.
         """
-        trained_SV, integers_SI = torch.empty_like(start_SV), torch.empty_like(self.integers_SI)
+        trained_SV = torch.empty_like(start_SV)
+        integers_SI = torch.empty_like(self.integers_SI)
         diverged: list[tuple[int, ClientId, str]] = []
         groups = self.peers.groups.of(self._sizes_S, self.attendance.steps_S)
         rows_of = {self._submit(rows, start_SV): rows for rows in groups}
@@ -284,12 +304,12 @@ class _LocalSteps:
         return trained_SV, integers_SI
 
     def _submit(self, rows: list[int], start_SV: Tensor) -> int:
-        clients, cuts = tuple(self._members_S[row] for row in rows), tuple(self.attendance.steps_S[row] for row in rows)
+        clients = tuple(self._members_S[row] for row in rows)
+        cuts = tuple(self.attendance.steps_S[row] for row in rows)
         train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
+        models = (start_SV[rows], self.integers_SI[rows])
         cost = sum(map(self._seen, rows))
-        return self.peers.executor.submit(
-            Item(train, (start_SV[rows], self.integers_SI[rows]), label_of(train), cost=cost)
-        )
+        return self.peers.executor.submit(Item(train, models, label_of(train), cost=cost))
 
     def _seen(self, row: int) -> int:
         """Number of samples that a peer's steps see."""

@@ -1,4 +1,7 @@
-"""Federation of clients under a coordinator, whose rounds follow a policy."""
+"""Federation of clients under a coordinator, whose rounds follow a policy.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
@@ -25,15 +28,16 @@ class Coordinated:
     """The federation of an experiment's clients under a coordinator.
 
     Args:
-        experiment: with the step size.
-        prepared: the experiment's algorithm, first model and random streams.
-        policy: of its rounds.
-        fleet: the clients, simulated or real.
-        message: the format of the run's messages.
-        states: the clients' own.
-        moved_bytes: what has travelled up and down in the last round, where a fleet does not count it.
-        occupation: the clients' use of their time.
-        observers: are told of tasks; None: nobody is.
+        experiment: experiment, with the step size.
+        prepared: algorithm, first model and random streams of the experiment.
+        policy: policy of its rounds.
+        fleet: fleet of the clients, simulated or real.
+        message: format of the run's messages.
+        states: states of the clients.
+        moved_bytes: function that returns the bytes that have travelled up and down in the last round; None: the fleet
+            counts them.
+        occupation: function that returns the clients' use of their time, for the summary.
+        observers: observers that are told of tasks; None: nobody is told.
     """
 
     experiment: InitVar[Experiment]
@@ -56,12 +60,22 @@ class Coordinated:
         observers: Observers | None,
     ) -> None:
         """Begin before the first round."""
-        shared, algorithm = prepared.layout.shared, prepared.algorithm
+        shared = prepared.layout.shared
+        algorithm = prepared.algorithm
         assert isinstance(algorithm, Aggregator)
-        model, lr_in = shared.pack(prepared.module), step_sizes(experiment, self.policy)
-        parts = shared, message, *model, prepared.streams, lr_in, self.policy.drops_diverged
+        vector_V, integers_I = shared.pack(prepared.module)
         self.coordinator = Coordinator(
-            algorithm, fleet, *parts, stages=prepared.stages, observers=observers or Observers()
+            aggregator=algorithm,
+            fleet=fleet,
+            layout=shared,
+            message=message,
+            vector_V=vector_V,
+            integers_I=integers_I,
+            streams=prepared.streams,
+            lr_in=step_sizes(experiment, self.policy),
+            drops_diverged=self.policy.drops_diverged,
+            stages=prepared.stages,
+            observers=observers or Observers(),
         )
         self._policy_state = self.policy.init()
 
@@ -83,11 +97,11 @@ class Coordinated:
         return self.coordinator.fleet.registered()
 
     def measures(self) -> dict[str, float]:
-        """Give none: there is one model."""
+        """Empty: there is one model."""
         return {}
 
     def state(self) -> Tree:
-        """The coordinator's, the fleet's and the policy's."""
+        """State of the coordinator, the fleet and the policy."""
         policy = None if self._policy_state is None else self._policy_state.state()
         return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
 
@@ -103,10 +117,10 @@ class Coordinated:
         return self.states.whole(self.coordinator.model())
 
     def models(self) -> Mapping[int | str, State]:
-        """Each client's own, where it has private parts of a model, or a whole one."""
+        """Each client's own model, where clients have private parts of a model, or whole ones."""
         return self.states.models(self.coordinator.model())
 
 
 def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], float]:
-    """(round, clients asked) → the step size of their local steps."""
+    """Function from (round, clients asked) to the step size of their local steps."""
     return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)

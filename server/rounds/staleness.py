@@ -30,7 +30,7 @@ class Staleness(Hyperparameters, ABC):
             staleness: τ ≥ 0, versions.
 
         Returns:
-            In (0, 1], as far as float64 tells it from 0.
+            Factor in (0, 1], as far as float64 tells it from 0.
         """
 
 
@@ -40,7 +40,7 @@ class ConstantStaleness(Staleness):
 
     @property
     def discounts(self) -> bool:
-        """False."""
+        """False: every update counts in full."""
         return False
 
     def weight(self, staleness: int) -> float:

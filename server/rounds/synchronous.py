@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 STAY_LONGER = (
     "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
 )
-"""What to do where no client will ever be there again."""
+"""Remedy, in errors, where no client will ever be there again."""
 _DAY_S = 86400.0
 _LONGEST_S = 7 * _DAY_S
 
@@ -86,9 +86,9 @@ class Rounds(Hyperparameters, ABC):
         """Run a round, until the global model moves.
 
         Args:
-            coordinator: dispatches tasks and collects updates.
-            number: of the round, from 1.
-            state: of :meth:`init`, which the policy changes.
+            coordinator: coordinator that dispatches tasks and collects updates.
+            number: number of the round, from 1.
+            state: state from :meth:`init`, which the policy changes.
         """
 
     def evaluates(self, number: int) -> bool:
@@ -99,16 +99,22 @@ class Rounds(Hyperparameters, ABC):
         """Draw available clients, or all where there are fewer, by the sampling rule of the section.
 
         Args:
-            coordinator: of the clients.
-            number: the round's.
-            count: the number of clients to draw.
-            again: the number of draws in this round before.
+            coordinator: coordinator of the clients.
+            number: number of the round, from 1.
+            count: number of clients to draw.
+            again: number of clients that have already been drawn for this round.
         """
         if not count or not coordinator.fleet.available():
             return []
-        return self.rule.sample(
-            CohortDraw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again)
+        draw = CohortDraw(
+            fleet=coordinator.fleet,
+            number=number,
+            cohort=count,
+            streams=coordinator.streams,
+            losses=coordinator.losses,
+            again=again,
         )
+        return self.rule.sample(draw)
 
     @cached_property
     def rule(self) -> Sampling:
@@ -258,7 +264,8 @@ class Synchronous(Rounds):
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
         await_clients(coordinator, number, max(members, 1))  # 0 where nobody has registered yet
         # only now: clients may have registered during the wait
-        cohort, asked = self.cohort_of(len(fleet.registered())), self.asked_of(len(fleet.registered()))
+        cohort = self.cohort_of(len(fleet.registered()))
+        asked = self.asked_of(len(fleet.registered()))
         begins_s = fleet.clock
         until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
         accumulator = coordinator.new_accumulator()
@@ -269,7 +276,7 @@ class Synchronous(Rounds):
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
             slow = len(coordinator.open) if len(accumulator.replied) < enough else 0
-            backups = self.draw(coordinator, number, slow, len(accumulator.asked))
+            backups = self.draw(coordinator, number, slow, again=len(accumulator.asked))
             self._ask(coordinator, accumulator, number, backups, until)
         missing = None if enough is None else enough - len(accumulator.replied)
         coordinator.collect(accumulator, until=until, enough=missing)
@@ -318,7 +325,7 @@ class Synchronous(Rounds):
                 _wait_a_day(coordinator, number, lacking)
                 if not coordinator.fleet.available() and not coordinator.open:
                     return
-                clients = self.draw(coordinator, number, lacking, len(accumulator.asked))
+                clients = self.draw(coordinator, number, lacking, again=len(accumulator.asked))
                 if not clients and not coordinator.open:
                     return  # a sampling that may draw nobody would draw nobody again, for no time has passed
                 self._ask(coordinator, accumulator, number, clients)
@@ -329,19 +336,19 @@ def fail_if_stalled(coordinator: "Coordinator", number: int, begins_s: float) ->
     """Fail if a round has waited for a week of the clients' time.
 
     Args:
-        coordinator: of the round.
-        number: of the round, from 1.
-        begins_s: the clock when it began.
+        coordinator: coordinator of the round.
+        number: number of the round, from 1.
+        begins_s: time at which it began, in seconds of the fleet's clock.
 
     Raises:
         RunFailed: if it has not come to its end by then, as where no client stays for as long as its task takes.
     """
     if coordinator.fleet.clock > begins_s + _LONGEST_S:
         waiting = [task.client for task in coordinator.open.values()]
+        reason = f"it waits for {waiting[:3]}" if waiting else "those that it asks fail or are away"
         raise RunFailed(
-            f"round {number} has not ended within a week of the clients' time; "
-            + (f"it waits for {waiting[:3]}" if waiting else "those that it asks fail or are away")
-            + ": give tasks less to do, ask fewer clients, or lower a quorum or a buffer"
+            f"round {number} has not ended within a week of the clients' time; {reason}: give tasks less to do, ask "
+            "fewer clients, or lower a quorum or a buffer"
         )
 
 
@@ -349,9 +356,9 @@ def await_clients(coordinator: "Coordinator", number: int, count: int) -> None:
     """Wait until this many clients are available, or an answer has arrived; after a day one is enough.
 
     Args:
-        coordinator: of the clients.
-        number: the round's, for the message.
-        count: the number of clients.
+        coordinator: coordinator of the clients.
+        number: number of the round, for the message.
+        count: number of clients to wait for.
 
     Raises:
         RunFailed: if no client ever will, or none has for a week of the clients' time.
@@ -372,7 +379,8 @@ def await_clients(coordinator: "Coordinator", number: int, count: int) -> None:
 def _wait_a_day(coordinator: "Coordinator", number: int, count: int) -> None:
     """Wait for clients for at most a day, or until an answer has arrived."""
     fleet = coordinator.fleet
-    limit_s, is_said = fleet.clock + _DAY_S, False
+    limit_s = fleet.clock + _DAY_S
+    is_said = False
     while (there := len(fleet.available())) < count and fleet.clock < limit_s:
         if not is_said:
             _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, there)

@@ -355,7 +355,7 @@ def test_compressed_gossip_is_its_recursion_in_numpy(rule: CHOCO | DeepSqueeze) 
 
 
 def test_only_a_rule_that_says_so_may_encode() -> None:
-    with pytest.raises(InvalidExperiment, match="must say so, got one that does not: give the class compresses = True"):
+    with pytest.raises(InvalidExperiment, match="must have compresses = True, got one without it: add it"):
         Exchanges(Together(weights_of(ring)), NO_BUFFERS).encoded(start(1))
 
 

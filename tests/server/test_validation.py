@@ -51,7 +51,7 @@ def test_another_column_of_labels_is_refused(tmp_path: Path) -> None:
     content = "a,sick,old\n1,0,1\n2,1,0\n"
     assert deployment.accepts(joining(tmp_path, "a.csv", content, label="sick", metadata=["old"])) is None
     other = joining(tmp_path, "b.csv", content, label="old", metadata=["sick"])
-    assert "column 2 of what the model is made for is 'sick', got 'old'" in (deployment.accepts(other) or "")
+    assert "column 2 must be 'sick', which the model is made for, got 'old'" in (deployment.accepts(other) or "")
 
 
 def test_other_class_labels_are_refused(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_other_class_labels_are_refused(tmp_path: Path) -> None:
     assert deployment.accepts(joining(tmp_path, "a.txt", "ANN: abcd\n", sequence_length=2)) is None
     assert deployment.accepts(joining(tmp_path, "b.txt", "BOB: dcba\n", sequence_length=2)) is None
     other = deployment.accepts(joining(tmp_path, "c.txt", "CAT: abxd\n", sequence_length=2))
-    assert "class 4 of what the model is made for is 'c', got 'd'" in (other or "")
+    assert "class 4 must be 'c', which the model is made for, got 'd'" in (other or "")
 
 
 def test_names_beyond_a_message_are_compared_by_their_hash(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_buffers_are_mixed_with_the_model_and_integers_stay() -> None:
 
 def test_a_rule_without_topology_that_mixes_is_refused() -> None:
     one = fed.Experiment(algorithm=f"python:{__name__}:Lonely", rounds={"count": 1})
-    with pytest.raises(InvalidExperiment, match="a rule that mixes must have the primitive mix"):
+    with pytest.raises(InvalidExperiment, match='the rule called mix, but its primitive is not "mix"'):
         fed.simulate(one, data=data(), model=model, loss=mean_output)
 
 
