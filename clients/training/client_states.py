@@ -49,8 +49,8 @@ def at_discount(before: ClientState, after: ClientState, discount: float) -> Cli
     """The record of a client whose update counted at a discount s: s of the way from before to after.
 
     Args:
-        before: what its task began with; of codecs, what it leaves if its message is lost.
-        after: what the task left.
+        before: the record with which its task began; of codecs, the state that is left if the message is lost.
+        after: the record that the task left.
         discount: s in [0, 1]; 0 for a message that is lost.
     """
     if discount in (0, 1):
@@ -65,12 +65,12 @@ class ClientStates:
     """The records of all clients.
 
     Args:
-        clients: all there are.
+        clients: ids of all clients.
         layout: the layout of a whole model.
         first: the run's first model: (vector [V], integers [I]).
         state: the algorithm's state of a client before its first task: a named tuple, or None.
-        keeps_models: clients train models of their own.
-        codec: what codecs keep of a client before its first task.
+        keeps_models: True if clients train models of their own.
+        codec: tensors, by name, that codecs keep of a client before its first task.
     """
 
     def __init__(
@@ -94,7 +94,11 @@ class ClientStates:
 
     def before(self, model: _State) -> ClientState:
         """The record of a client before its first task, which brings this model of the shared state."""
-        own = model if self._keeps_models else self._private if self._layout.private else ()
+        own: Sequence[Tensor] = ()
+        if self._keeps_models:
+            own = model
+        elif self._layout.private:
+            own = self._private
         return {**self._first, **client_state(None, own)}
 
     def of(self, client: ClientId, model: _State) -> ClientState:
@@ -117,7 +121,7 @@ class ClientStates:
         return dict(self._kept)
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from the records that :meth:`state` gave."""
         self._kept = dict(state)
 
     def whole(self, model: _State) -> _State:
@@ -129,7 +133,8 @@ class ClientStates:
         if not (self._keeps_models or self._layout.private):
             return {}
         # a copy: the next round commits while these are scored
-        kept, before = {**self._kept}, self.before(model)
+        kept = {**self._kept}
+        before = self.before(model)
 
         def model_of(client: ClientId) -> _State:
             state = {**before, **kept.get(client, {})}

@@ -33,7 +33,7 @@ _Diverged: TypeAlias = tuple[tuple[ClientId, str], ...]
 
 
 class _Sent(NamedTuple):
-    """A task with what came with it."""
+    """A task, and the samples and tensors that it needs."""
 
     task: Train
     pairs: list[Pair]
@@ -55,15 +55,16 @@ class GroupTraining:
     """Does one group's task after another.
 
     Args:
-        recipe: what there is to work with.
-        loss: the recipe's, on the device.
-        device: where to compute.
+        recipe: parts of the run that training needs.
+        loss: loss of the recipe, on the device.
+        device: device that computes.
     """
 
     def __init__(self, recipe: Recipe, loss: Loss, device: "torch.device") -> None:
         self._recipe = recipe
         self._phases = [_PhaseTraining(recipe, number, loss, device) for number in range(len(recipe.phases))]
-        self.trainer = [phase.trainer for phase in self._phases if not phase.is_personal][-1]  # which reports
+        reporting = [phase.trainer for phase in self._phases if not phase.is_personal]
+        self.trainer = reporting[-1]  # clients report the model that it leaves
         self._layout = self.trainer.layout
         self._params = self._layout.shared.parameters
         self._algorithm_state: type | None = None
@@ -77,17 +78,20 @@ class GroupTraining:
         try:
             return self._answer(self._sent(task, pairs, *tensors))
         except Exception as error:
-            error.add_note(f"while {label_of(task)} trained")  # the user's own error, with whose samples it came from
+            # the user's own error, with the clients on whose samples it arose
+            error.add_note(f"while {label_of(task)} trained")
             raise
 
     def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
-        broadcast, kept = beside[: task.broadcast_count], beside[task.broadcast_count :]
+        broadcast = beside[: task.broadcast_count]
+        kept = beside[task.broadcast_count :]
         state = dict(zip(task.state_names, kept, strict=True))
         algorithm = algorithm_state(state, self._algorithm_state) if state else None
         anchor_P = None if self._recipe.aggregator is None else start[..., : self._params]
-        return _Sent(
-            task, pairs, start, integers, state, LocalContext(algorithm, broadcast, anchor_P, task.lr, task.steps)
+        context = LocalContext(
+            client_state=algorithm, broadcast=broadcast, anchor_P=anchor_P, lr=task.lr, steps=task.steps
         )
+        return _Sent(task=task, pairs=pairs, start=start, integers=integers, state=state, context=context)
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         begin = sent.start
@@ -113,8 +117,9 @@ class GroupTraining:
     def _left(
         self, sent: _Sent, begin: Tensor, group: TrainedGroup, samples: tuple[int, ...], losses: tuple[float, ...]
     ) -> Left:
-        """Tensors that leave the clients: their models as they are, or what the way out makes of them."""
-        task, kept = sent.task, codec_state(sent.state)
+        """Tensors that leave the clients: their models as they are, or the results of the way out."""
+        task = sent.task
+        kept = codec_state(sent.state)
         if self._recipe.way_out is None or task.wants == "models":
             weights = tuple(map(float, samples))
             return Left((group.params_KV, group.integers_KI), weights, sent.context.client_state, kept, kept)
@@ -135,7 +140,7 @@ class GroupTraining:
         )
 
     def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, _Diverged]:
-        """Train in all phases, each from where the last of its model ends.
+        """Train in all phases, each from the state that the last phase of the same model left.
 
         Returns:
             The models to be reported, the models that clients keep, and the clients that have diverged.
@@ -146,17 +151,21 @@ class GroupTraining:
         for phase in self._phases:
             group = phase(sent, own if phase.is_personal else reported)
             groups.append(group)
+            state = (group.params_KV, group.integers_KI)
             if phase.is_personal:
-                own = group.params_KV, group.integers_KI
+                own = state
             else:
-                reported, losses = (group.params_KV, group.integers_KI), group.train_losses
-        reported, private = self._layout.split(*reported)
+                reported = state
+                losses = group.train_losses
+        (params_KV, integers_KI), private = self._layout.split(*reported)
         kept = private if self._layout.private else own
-        return TrainedGroup(*reported, losses), kept, _diverged(sent.task, groups)
+        return TrainedGroup(params_KV, integers_KI, losses), kept, _diverged(sent.task, groups)
 
     def _facts(self, sent: _Sent, group: TrainedGroup) -> dict[str, Any]:
         """Numbers that a report needs beside models and states, by :class:`fed.aggregators.base.ClientWork`'s names."""
-        task, local, samples = sent.task, self._recipe.local, sent.samples()
+        task = sent.task
+        local = self._recipe.local
+        samples = sent.samples()
         assert self._recipe.aggregator is not None
         said = task.steps or (None,) * len(samples)
         steps = [self.trainer.plan(count, its_steps).steps for count, its_steps in zip(samples, said, strict=True)]
@@ -191,7 +200,7 @@ class GroupTraining:
         return found
 
     def _whole(self, shared: Tensor, sent: _Sent) -> _States:
-        """Shared states with what is private, of each client."""
+        """Shared states, joined with each client's private parts where there are some."""
         model = shared, sent.integers
         return self._layout.joined(model, sent.own) if self._layout.private and sent.own else model
 
@@ -201,16 +210,23 @@ class _PhaseTraining:
 
     def __init__(self, recipe: Recipe, number: int, loss: Loss, device: "torch.device") -> None:
         phase = recipe.phases[number]
-        parts = loss, recipe.local, phase, device, recipe.private
+        options: dict[str, Any] = {
+            "loss": loss,
+            "local": recipe.local,
+            "phase": phase,
+            "device": device,
+            "private": recipe.private,
+        }
         self.is_personal = phase.is_personal
-        self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)  # which makes its parameters views of one vector
+        # copies: the trainer makes its module's parameters views of one vector
+        self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
         is_batched = recipe.is_batched and not (phase.rule and phase.rule.contrasts)
-        self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if is_batched else None
+        self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
 
     def __call__(self, sent: _Sent, states: _States) -> TrainedGroup:
-        """Train from states that are one for all, or each client's own."""
+        """Train from one state for all clients, or from each client's own."""
         if self._batched is None:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
@@ -253,7 +269,7 @@ def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> _Diverged:
 
 def rows_not_finite(rows_K: Tensor) -> list[int]:
     """The rows of a tensor [K, ·] that are not finite."""
-    # that a sum is finite says so of each number; a sum of finite numbers may be none
+    # A finite sum proves every term finite; an infinite one proves nothing. It settles nearly all cases in one pass.
     if math.isfinite(rows_K.sum()):
         return []
     return [row for row, is_finite in enumerate(torch.isfinite(rows_K).all(1).tolist()) if not is_finite]

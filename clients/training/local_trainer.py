@@ -23,18 +23,18 @@ class LocalTrainer:
     """Base of trainers: a model, and one phase of its local training.
 
     Attributes:
-        layout: the model's.
-        half: the type of half precision, if it is wanted.
-        precision: the context for forward passes in that precision.
-        is_plain: a step is x ← x − η g and no more, so that it can be taken where the gradient is computed.
+        layout: layout of the model.
+        half: type of half precision; None without it.
+        precision: context for forward passes in that precision.
+        is_plain: True if a step is x ← x − η g and no more, so that it can be taken as the gradient is computed.
 
     Args:
         module: the model; the trainer takes it over.
         loss: (output, target) → scalar.
         local: the experiment's section of that name; the trainer's has the epochs of the phase.
-        phase: what is trained, and by which rule.
-        device: where to compute.
-        private: the names of what the model does not share.
+        phase: trained parameters, rule and length of this phase.
+        device: device that computes.
+        private: names of the tensors that the model does not share.
     """
 
     module: "nn.Module"

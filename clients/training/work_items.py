@@ -58,15 +58,15 @@ class Train:
 
     Args:
         clients: the group.
-        round: with the client it names the random streams, unless ``keys`` do.
-        wants: what is to be sent back.
-        lr: the step size; None: the experiment's.
-        steps: how many optimizer steps each client takes, None: as many as the experiment says; so do all where empty.
-        broadcast_count: how many tensors the algorithm sends beside the model.
-        population: how many clients there are.
-        places: each client's number among them, where the algorithm asks for it.
-        keys: what names each client's random streams beside it; the round where empty.
-        state_names: the names of the tensors of the clients' states, in their order.
+        round: round of the task, from 1; with the client it names the random streams, unless ``keys`` do.
+        wants: kind of result that is sent back.
+        lr: step size, > 0; None: the experiment's.
+        steps: number of optimizer steps of each client, None for the experiment's; empty: the experiment's for all.
+        broadcast_count: number of tensors that the algorithm sends beside the model.
+        population: number of all clients.
+        places: each client's number among all clients, where the algorithm asks for it.
+        keys: numbers that name each client's random streams, together with the client; empty: the round alone.
+        state_names: names of the tensors of the clients' states, in their order.
     """
 
     clients: tuple[ClientId, ...]
@@ -95,11 +95,11 @@ class Train:
 
         Args:
             tasks: a coordinator's tasks, one for each client of the group.
-            wants: what is to be sent back.
-            population: number of clients.
-            places: each client's number among them, where the algorithm asks for it.
+            wants: kind of result that is sent back.
+            population: number of all clients.
+            places: each client's number among all clients, where the algorithm asks for it.
             state_names: names of the tensors of the clients' states, in their order.
-            cuts: task → number of optimizer steps, where that is not the task's own.
+            cuts: id of a task → number of optimizer steps, where that is not the task's own.
         """
         cuts = cuts or {}
         first = tasks[0]
@@ -131,12 +131,12 @@ class Trained:
     """Result of training a group.
 
     Args:
-        samples: how many each client holds.
-        train_losses: of each client, the mean over those.
-        weights: of each client in the mean.
+        samples: number of samples of each client.
+        train_losses: mean loss of each client over the samples trained on.
+        weights: weight of each client in the mean.
         sizes: bytes of each client's message, where codecs decide on them; else empty.
-        diverged: the clients whose loss or model is no longer finite, each with a sentence that says so; where there
-            are any, no tensors come with the result.
+        diverged: clients whose loss or model is no longer finite, each with a sentence that says so. If there is one,
+            no tensors come with the result.
     """
 
     samples: tuple[int, ...]
@@ -150,17 +150,18 @@ class TrainedClients(NamedTuple):
     """K clients after local training in which none has diverged, before anything leaves them.
 
     Args:
-        task: the group's.
+        task: task of the group.
         start: the model that came with the task, [V], or each client's own, [K, V].
-        integers_I: the integer buffers that came with it.
-        begin: where local steps began, [V], or each client's own, [K, V].
-        params_KV: where they ended, in the model's type.
-        integers_KI: the integer buffers then.
-        samples: the number of samples of each client.
+        integers_I: integer buffers that came with the model.
+        begin: model from which local steps began, [V], or each client's own, [K, V].
+        params_KV: trained models, in the model's type.
+        integers_KI: trained integer buffers.
+        samples: number of samples of each client.
         train_losses: each client's mean loss over the samples trained on.
         client_state: the algorithm's state of the clients, a named tuple of [K, ·], or None.
-        kept: what the clients keep for codecs, [K, ·] each.
-        facts: gives what else :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their own.
+        kept: states of the clients' codecs, [K, ·] each.
+        facts: () → all else that :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their
+            own.
     """
 
     task: Train
@@ -180,13 +181,13 @@ class Left(NamedTuple):
     """Tensors that have left K clients, with what the clients keep.
 
     Args:
-        tensors: what the task wants; integers last.
-        weights: of each client in the mean.
+        tensors: tensors that the task wants, integers last.
+        weights: weight of each client in the mean.
         client_state: the algorithm's new state of the clients.
-        counted: what the clients keep for codecs once their messages count, [K, ·] each.
-        lost: what they keep if the messages are lost.
+        counted: states of the clients' codecs once their messages count, [K, ·] each.
+        lost: states of the clients' codecs if the messages are lost, [K, ·] each.
         sizes: bytes of each client's message, where codecs decide on them; else empty.
-        overflown: row → why its client's message cannot be sent; where there is one, no tensors are.
+        overflown: row → reason why its client's message cannot be sent. If there is one, ``tensors`` is empty.
     """
 
     tensors: tuple[Tensor, ...]
@@ -202,7 +203,7 @@ class Leaving(Protocol):
     """The way out of clients that report to a coordinator: :class:`fed.clients.way_out.WayOut`."""
 
     def __call__(self, trained: TrainedClients) -> Left:
-        """Make of trained clients what their task wants."""
+        """Make the results that a task wants of its trained clients."""
 
 
 @dataclass(frozen=True)
@@ -210,9 +211,9 @@ class Evaluate:
     """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1.
 
     Args:
-        first: the first sample.
-        last: the end.
-        places: of the test set, those samples; where it is empty, ``first`` … ``last`` − 1 themselves.
+        first: place of the first sample in the test set.
+        last: place behind the last sample.
+        places: places of the samples in the test set; empty: ``first`` … ``last`` − 1 themselves.
     """
 
     first: int
@@ -234,7 +235,7 @@ class CountClasses:
 
 @dataclass(frozen=True)
 class EvaluateByClients:
-    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on what these hold out."""
+    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on their held-out samples."""
 
     clients: tuple[ClientId, ...]
 
@@ -260,17 +261,16 @@ class Recipe:
         loss: (output, target) → scalar.
         metrics: name → (output, target) → number.
         local: the experiment's section of that name.
-        aggregator: what clients report to; None where there is no coordinator.
-        phases: what local training consists of.
-        private: the names of what the model does not share.
-        read: a client's samples.
+        aggregator: algorithm that clients report to; None where there is no coordinator.
+        phases: phases of local training, one after another.
+        private: names of the tensors that the model does not share.
+        read: client → its samples.
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
-        secret_streams: the streams of what clients draw for themselves, where nobody else may follow it; None: the
-            run's.
-        held_out: the samples that a client scores models on, where clients do.
-        way_out: of clients' messages; None where there is no coordinator, or nobody trains.
-        is_batched: whether groups train as one computation.
+        secret_streams: streams of the clients' own draws, where nobody else may follow them; None: the run's.
+        held_out: client → samples on which it scores models, where clients do.
+        way_out: way out of the clients' messages; None where there is no coordinator, or nobody trains.
+        is_batched: True if groups train as one computation.
     """
 
     module: "nn.Module"
@@ -290,7 +290,7 @@ class Recipe:
 
     @property
     def own_streams(self) -> Streams:
-        """The streams of what clients draw for themselves."""
+        """The streams of the clients' own draws."""
         return self.secret_streams or self.streams
 
     @property

@@ -1,4 +1,4 @@
-"""Worker: what a process does for clients, simulated or real: trains groups of them, and evaluates models.
+"""Worker: a process's work for clients, simulated or real: it trains groups of them, and evaluates models.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -30,8 +30,8 @@ class Work:
     """Work of a process: one item after another, on one device.
 
     Args:
-        recipe: what there is to work with.
-        device: the device that it computes on.
+        recipe: parts of the run that the work needs.
+        device: device that computes.
     """
 
     def __init__(self, recipe: Recipe, device: "torch.device") -> None:
@@ -42,8 +42,15 @@ class Work:
         self._recipe = recipe
         self._device = device
         self._training = GroupTraining(recipe, self._loss, device)
-        parts = recipe.module, self._loss, self._metrics, device, recipe.private
-        self._evaluator = BatchedEvaluator(*parts) if recipe.is_batched else None
+        self._evaluator: BatchedEvaluator | None = None
+        if recipe.is_batched:
+            self._evaluator = BatchedEvaluator(
+                module=recipe.module,
+                loss=self._loss,
+                metrics=self._metrics,
+                device=device,
+                private=recipe.private,
+            )
 
     def __call__(
         self, task: Train | Evaluate | EvaluateByClients | CountClasses, tensors: Sequence[Tensor]
@@ -68,7 +75,7 @@ class Work:
 
     def _confusion_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
         samples = self._test_samples(slice(task.first, task.last))
-        # the draws of the evaluation, so that a model that draws gives what was scored
+        # the draws of the evaluation, so that a model that draws gives the scored outputs
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             module = self._training.trainer.load(vector_V, integers_I)
             counts_CC = confusion_counts(module, samples, self._device)
@@ -82,7 +89,9 @@ class Work:
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
         assert self._recipe.held_out is not None
         rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
-        scores, samples, clients = [], [], []
+        scores = []
+        samples = []
+        clients = []
         for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
             pair = dense(self._recipe.held_out(client))
             if count := len(pair[1]):
