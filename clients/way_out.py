@@ -1,18 +1,18 @@
-"""The way out of a client: what becomes of its trained model until a message leaves it, as one pipeline.
+"""The way out of a client: one pipeline, from its trained model to the message that leaves it.
 
     report → attack → stages → residual, and encode or quantise → mask
 
 Each step takes rows of K clients and gives rows; the last gives messages. A row does not depend on the others, so that
 a client's message has the same bits in a group, alone, on a node and at a peer.
 
-- *report*: the algorithm makes messages of what was trained (:meth:`WayOut.report`).
-- *attack*: in a simulation attackers, who look at the others' messages, send others than they report
+- *report*: the algorithm makes messages of the trained models (:meth:`WayOut.report`).
+- *attack*: in a simulation attackers look at the others' messages and replace their own
   (:mod:`fed.simulations.attacks`). Their fleet asks workers for reports, and goes on with :meth:`WayOut.leave`.
 - *stages*: the experiment's ``stages``, such as clipping and noise, change messages (:class:`UpdateStages`). At peers
-  of a rule over ``mix`` they change what local steps have added to a model, which is all of this page that acts there.
-- *residual, and encode or quantise*: codecs with what keeps their errors, or lanes of a fixed point
+  of a rule over ``mix`` they change the sum of the local steps; no other step of this page acts there.
+- *residual, and encode or quantise*: codecs with their error feedback, or lanes of a fixed point
   (:class:`fed.wire.format.Format`).
-- *mask*: lanes leave a client masked alone. Masks need the session's other clients, so that a conversation adds them
+- *mask*: lanes never leave a client unmasked. Masks need the session's other clients, so a conversation adds them
   (:class:`fed.clients.node.sessions.SecureNode`, and :mod:`fed.simulations.secure`).
 
 Shapes: see :mod:`fed.vectors.layout`.
@@ -77,7 +77,7 @@ class UpdateStages:
         """Updates as the last stage leaves them.
 
         Args:
-            update_KM: in float64.
+            update_KM: updates, in float64.
             rounds: the round of each row, from 1.
             clients: the client of each row.
         """
@@ -109,7 +109,7 @@ class WayOut:
     is_fused: bool = True
 
     def __call__(self, trained: TrainedClients) -> Left:
-        """Make of trained clients what their task wants: all steps, one after another."""
+        """Make the results that a task wants of its trained clients: all steps, one after another."""
         averages_models = self._averages_models and trained.task.wants == "mean" and trained.begin.ndim == 1
         if averages_models and self._reports_updates:
             weights = _by_samples(trained)
@@ -138,7 +138,7 @@ class WayOut:
         """Messages as the algorithm reports them, and its new state of the clients."""
         numbers = ClientNumbers(_by_samples(trained), trained.samples, trained.train_losses)
         if self._reports_updates:
-            # A copy in any case: where the model is float64, it is what a client sends.
+            # A copy in any case: a model in float64 is itself sent later, and must not be overwritten.
             update_KV = trained.params_KV.to(torch.float64, copy=True).sub_(trained.begin)
             return Rows(update_KV, numbers, trained.params_KV, trained.start), trained.client_state
         update_KM, weights_K, client_state, is_update = reported(
@@ -157,8 +157,8 @@ class WayOut:
         """Stages, then the residual and the encoding: messages as they leave clients, and as they are received.
 
         Args:
-            rows: what clients report, or what attackers report in its place.
-            kept: what the clients keep for codecs, [K, ·] each.
+            rows: reports of the clients, or of attackers in their place.
+            kept: states of the clients' codecs, [K, ·] each.
             rounds: the round of each row, from 1.
             clients: the client of each row.
         """
@@ -196,7 +196,8 @@ class WayOut:
 
     def _as_models(self, rows: Rows) -> Outgoing:
         """Trained models, whose updates the coordinator finds."""
-        update_KM, params_KV = rows.update_KM, rows.params_KV
+        update_KM = rows.update_KM
+        params_KV = rows.params_KV
         if params_KV is None:  # the algorithm has changed this update
             assert rows.start is not None
             params_KV = (rows.start.double() + update_KM).to(self.message.dtype)
@@ -214,7 +215,8 @@ class WayOut:
         if trained.task.wants != "mean":
             return received_KM, trained.integers_KI
         if self.message.fixed is not None:
-            return received_KM.sum(0, dtype=received_KM.dtype), _largest(trained)  # which wraps
+            # lanes are integers modulo 2^R: their sum must wrap
+            return received_KM.sum(0, dtype=received_KM.dtype), _largest(trained)
         return _mean(received_KM, weights), _largest(trained)
 
     def _overflown(self, update_KM: Tensor, what: str) -> dict[int, str]:
@@ -222,7 +224,7 @@ class WayOut:
 
         Args:
             update_KM: the messages.
-            what: the subject of the sentence, such as "what it reports".
+            what: subject of the sentence, such as "what it reports".
         """
         return dict.fromkeys(rows_not_finite(update_KM.to(self.message.dtype)), f"{what} is not finite")
 

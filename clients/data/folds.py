@@ -26,8 +26,8 @@ def fold_of(samples: int, folds: int, generator: np.random.Generator) -> NDArray
     together are of about one size.
 
     Args:
-        samples: how many there are, at least 1.
-        folds: K.
+        samples: number of the client's samples, at least 1.
+        folds: K, the number of folds, at least 2.
         generator: the client's stream.
 
     Example:
@@ -47,9 +47,9 @@ def holding_out(data: FederatedData, fold: FoldSection, streams: Streams) -> Fed
     one with a single sample trains on it in every fold, and is not tested.
 
     Args:
-        data: in memory, or on demand: then every client is asked for its size, and parted whenever it is read.
-        fold: which one, of how many.
-        streams: of the data; each client's folds have one of their own, which is the same for every fold.
+        data: data in memory, or on demand: then every client is asked for its size, and parted whenever it is read.
+        fold: number of the fold to hold out, and number of folds.
+        streams: random streams of the data; each client has one for its folds, the same whichever fold is held out.
 
     Raises:
         InvalidData: if no client holds anything out.
@@ -73,7 +73,7 @@ def holding_out(data: FederatedData, fold: FoldSection, streams: Streams) -> Fed
 
 @dataclass(frozen=True)
 class _Parted:
-    """Clients in two parts: what they train on, and their samples of one fold."""
+    """Clients in two parts: their samples of one fold, and the others, on which they train."""
 
     data: FederatedData
     fold: FoldSection

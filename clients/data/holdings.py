@@ -45,7 +45,7 @@ def largest(holdings: Holdings, clients: int | None) -> Holdings:
 
     Args:
         holdings: client → indices of its samples.
-        clients: how many to keep.
+        clients: number of clients to keep, ≥ 1; None: all.
 
     Raises:
         InvalidData: if there are fewer.
@@ -67,7 +67,7 @@ def replicated(holdings: Holdings, overlap: float, generator: np.random.Generato
 
     Args:
         holdings: every sample once.
-        overlap: how many clients more than one hold a sample, on average: the number of copies, rounded, over that of
+        overlap: mean number of further clients that hold a sample, ≥ 0: the number of copies, rounded, over that of
             samples.
         generator: the stream that chooses them, each set of other clients with the same probability.
 

@@ -66,8 +66,9 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     if partition.overlap:
         holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
     test = samples.test or (_pair(samples, dealt.test) if len(dealt.test) else None)
-    train, tests = ({client: _pair(samples, held) for client, held in part.items()} for part in (holdings, dealt.tests))
-    return FederatedData(train, test, samples.classes, samples.names, tests or None)
+    train = {client: _pair(samples, held) for client, held in holdings.items()}
+    tests = {client: _pair(samples, held) for client, held in dealt.tests.items()}
+    return FederatedData(train, test, classes=samples.classes, names=samples.names, client_tests=tests or None)
 
 
 class _Dealt(NamedTuple):
@@ -96,7 +97,7 @@ def _deal_to_numbers(samples: Samples, section: DataSection, partition: Partitio
 
 
 def _deal_to_names(samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams) -> _Dealt:
-    """Let clients have what is theirs, then hold out of each, unless samples are marked for testing."""
+    """Give clients their own samples, then hold out of each, unless samples are marked for testing."""
     holders_E = partition.make(samples=samples, generator=streams.generator("partition"))
     train, marked = _to_train_and_test(samples)
     holders_E = _checked(holders_E, len(samples), partition)
@@ -168,9 +169,14 @@ def _samples(source: object, kind: str) -> Samples:
         # as objects: of numbers and names NumPy would make texts
         holders = np.repeat(np.array([*source.clients, *tests], dtype=object), lengths)
         is_test = np.arange(len(lengths)).repeat(lengths) >= len(source.clients) if tests else None
-        columns = {"client": holders}
         return Samples(
-            torch.cat(inputs), torch.cat(targets), source.test, columns, source.classes, source.names, is_test
+            inputs=torch.cat(inputs),
+            targets=torch.cat(targets),
+            test=source.test,
+            columns={"client": holders},
+            classes=source.classes,
+            names=source.names,
+            is_test=is_test,
         )
     if isinstance(source, tuple | list) and len(source) == 2:
         inputs, targets = source
