@@ -15,7 +15,7 @@ _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
 class Pace:
     """Seconds that one optimizer step takes, as the last task showed.
 
-    Several phases go together, and are done whatever time they take.
+    A task of several phases cannot be cut: its steps are all taken, whatever time they need.
 
     Args:
         recipe: the recipe of the client's training.
@@ -39,7 +39,7 @@ class Pace:
         Args:
             train: the training that the task asks for.
             until_s: the time by which it must be done, by the clock.
-            do: trains; its result is not used.
+            do: function that trains; its result is not used.
         """
         if len(self._recipe.phases) > 1:
             return train

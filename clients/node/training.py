@@ -37,10 +37,10 @@ from fed.wire.payloads import TensorSpec, read, written
 __all__ = ["STATE_LOST", "Hidden", "NodeTraining"]
 
 STATE_LOST = (
-    "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
-    "tells the server"
+    "what this node kept between tasks is gone from its folder, or damaged; it resumes from its initial client state, "
+    "and tells the server"
 )
-"""What a node logs then."""
+"""Log line of a node whose state between tasks is lost."""
 
 _MODEL_LOST = "the model that the differences are added to is not in this node's folder"
 _REFERENCE = "reference"
@@ -50,7 +50,7 @@ class Hidden(NamedTuple):
     """The answer of a client under secure aggregation, before its message is masked: it is in memory alone.
 
     Args:
-        answer: all that is said beside the message.
+        answer: answer without its message.
         lanes: the message, signed integers of R bits.
         problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
     """
@@ -65,7 +65,7 @@ class NodeTraining:
 
     Args:
         data: the data of this one client.
-        experiment: the parts that concern it.
+        experiment: the sections that concern it.
         plan: the server's plan.
         folder: the folder of all that the client keeps between tasks.
         clock: time, by which tasks have deadlines.
@@ -116,7 +116,8 @@ class NodeTraining:
         most = max(MOST_CLIENTS, message.parameters)  # some broadcasts have a number for each client
 
         def lenient(parts: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-            model, broadcast = parts[:2], parts[2:]
+            model = parts[:2]
+            broadcast = parts[2:]
             return (*model, *(part._replace(numbers=most, may_be_shorter=True) for part in broadcast))
 
         return TaskSpec(lenient(message.downlink), message.difference, lenient(message.beside))
@@ -170,7 +171,7 @@ class NodeTraining:
         return self._completed(answer, trained, tensors[:count], path=path)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
-        """Score a model, or the client's own, on what the client holds out.
+        """Score a model, or the client's own, on the client's held-out samples.
 
         Raises:
             RunFailed: if the client's own is lost.
