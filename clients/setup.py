@@ -137,7 +137,8 @@ class Preparation:
         secure = self.secure_aggregation
         changes = bool(self.update_stages())
         # a changed update travels as it is: as a trained model it would be rounded once more
-        message = format_of(self.algorithm, shared, population, bool(self.codecs or secure or changes), clients)
+        is_encoded = bool(self.codecs or secure or changes)
+        message = format_of(self.algorithm, shared, population, is_encoded=is_encoded, clients=clients)
         layers = tuple(part.shape for part in shared.trained)
         message = replace(
             message,
@@ -165,7 +166,8 @@ class Preparation:
             message: the format of their messages.
             own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
         """
-        return WayOut(self.algorithm, self.layout.shared, message, self.update_stages(own_streams))
+        stages = self.update_stages(own_streams)
+        return WayOut(self.algorithm, self.layout.shared, message=message, stages=stages)
 
     def peer_encoder(self) -> Encoder:
         """The chain that encodes peers' vectors, of the model's length; of no codecs it leaves them as they are.

@@ -82,7 +82,8 @@ class UpdateStages:
             clients: the client of each row.
         """
         for place, stage in enumerate(self.stages):
-            draw = Draw(self.streams, rounds, clients, f"stage {place}", self.own_streams)
+            purpose = f"stage {place}"  # each stage draws from streams of its own
+            draw = Draw(self.streams, rounds, clients, purpose=purpose, own_streams=self.own_streams)
             update_KM = stage.change_updates(update_KM, draw)
         return update_KM
 
@@ -99,7 +100,8 @@ class WayOut:
         layout: the layout of what leaves a client.
         message: the format of clients' messages.
         stages: the changes of messages before they are encoded.
-        is_fused: True if the algorithm is not asked for reports that are known; they have the same bits.
+        is_fused: True if plain reports, which are the updates, are made without a call of the algorithm; the bits are
+            the same.
     """
 
     aggregator: Aggregator
@@ -114,10 +116,16 @@ class WayOut:
         if averages_models and self._reports_updates:
             weights = _by_samples(trained)
             mean = self._mean_of_models(trained, weights)
-            return Left(mean, weights, trained.client_state, trained.kept, trained.kept)
+            return Left(mean, weights, client_state=trained.client_state, counted=trained.kept, lost=trained.kept)
         rows, client_state = self.report(trained)
         weights = tuple(rows.numbers.weights)
-        left = Left((rows.update_KM, trained.integers_KI), weights, client_state, trained.kept, trained.kept)
+        left = Left(
+            (rows.update_KM, trained.integers_KI),
+            weights,
+            client_state=client_state,
+            counted=trained.kept,
+            lost=trained.kept,
+        )
         is_update = rows.params_KV is not None
         if averages_models and is_update:
             return left._replace(tensors=self._mean_of_models(trained, weights))
@@ -140,7 +148,8 @@ class WayOut:
         if self._reports_updates:
             # A copy in any case: a model in float64 is itself sent later, and must not be overwritten.
             update_KV = trained.params_KV.to(torch.float64, copy=True).sub_(trained.begin)
-            return Rows(update_KV, numbers, trained.params_KV, trained.start), trained.client_state
+            rows = Rows(update_KV, numbers, params_KV=trained.params_KV, start=trained.start)
+            return rows, trained.client_state
         update_KM, weights_K, client_state, is_update = reported(
             self.aggregator,
             self.layout,
@@ -151,7 +160,8 @@ class WayOut:
             **trained.facts(),
         )
         numbers = numbers._replace(weights=tuple(weights_K.tolist()))
-        return Rows(update_KM, numbers, trained.params_KV if is_update else None, trained.start), client_state
+        params_KV = trained.params_KV if is_update else None
+        return Rows(update_KM, numbers, params_KV=params_KV, start=trained.start), client_state
 
     def leave(self, rows: Rows, kept: CodecState, rounds: Sequence[int], clients: Sequence[ClientId]) -> Outgoing:
         """Stages, then the residual and the encoding: messages as they leave clients, and as they are received.
@@ -201,7 +211,7 @@ class WayOut:
         if params_KV is None:  # the algorithm has changed this update
             assert rows.start is not None
             params_KV = (rows.start.double() + update_KM).to(self.message.dtype)
-            # as the coordinator finds it, from a model in the type on the wire
+            # the update as the coordinator finds it, from a model in the type on the wire
             update_KM = params_KV.double() - rows.start
         return Outgoing([(params_V,) for params_V in params_KV], update_KM)
 

@@ -223,7 +223,7 @@ class FederatedData:
                 f"{type(tests).__name__}: name the clients as in train"
             )
         if not self.is_on_demand and not isinstance(tests, dict):
-            tests = dict(tests)  # as data in memory are, so that labels can be counted
+            tests = dict(tests)  # a dict, as the data themselves are, so that labels can be counted
             object.__setattr__(self, "client_tests", tests)
         ids = list(tests) if isinstance(tests, dict) else list(islice(tests, 1))
         for client in ids:

@@ -50,7 +50,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     """
     if section.fold is not None:
         return holding_out(load(section.model_copy(update={"fold": None}), streams), section.fold, streams)
-    with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # for a user's own source
+    with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # a user's own source may draw
         source = section.make(streams=streams)
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
         if source.test is not None or source.client_tests is not None or section.test_fraction == 0:
@@ -166,7 +166,7 @@ def _samples(source: object, kind: str) -> Samples:
         pairs = [*map(source.read, source.clients), *map(source.read_test, tests)]
         inputs, targets = zip(*pairs, strict=True)
         lengths = list(map(len, targets))
-        # as objects: of numbers and names NumPy would make texts
+        # objects: NumPy would turn a mixture of numbers and names into texts
         holders = np.repeat(np.array([*source.clients, *tests], dtype=object), lengths)
         is_test = np.arange(len(lengths)).repeat(lengths) >= len(source.clients) if tests else None
         return Samples(

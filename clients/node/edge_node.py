@@ -176,7 +176,7 @@ class EdgeNode(Dialler):
                 self._held.pop(name_of(message.withdrawal.task), None)
             self._hear_in_session(message.withdrawal)
         elif message.HasField("session"):
-            if self._for_sessions.qsize() < _MOST_WAITING:  # a server says again what is not answered
+            if self._for_sessions.qsize() < _MOST_WAITING:  # a server repeats messages that are not answered
                 self._hear_in_session(message.session)
         elif message.HasField("examination"):
             outbox = self._outbox
@@ -254,7 +254,8 @@ class EdgeNode(Dialler):
             # a delivery of the last attempt ends: its masked message must not count in this one
             if before is None or (before.own_sha256, before.assignment.attempt) != (own_sha256, assignment.attempt):
                 path = self.folder / f"{self._mark}-{own_sha256.hex()[:32]}"
-                held = self._held[name] = _Held(assignment, own_sha256, path, due_s)
+                held = _Held(assignment, own_sha256, path=path, due_s=due_s)
+                self._held[name] = held
                 self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
         self._say(pb.FromNode(accepted=assignment.task))
         self._hear_in_session(assignment)
@@ -324,7 +325,7 @@ class EdgeNode(Dialler):
         self.parting = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
         reason = words if self.secure is None else reason_of(error, Reason.CANNOT_FOLLOW)
         self._say(pb.FromNode(farewell=pb.Farewell(reason=reason, is_final=True)))
-        until_s = self.clock.monotonic_s() + _FAREWELL_S  # in which the server ends the stream
+        until_s = self.clock.monotonic_s() + _FAREWELL_S  # time for the server to end the stream
         while self.connected.is_set() and self.clock.monotonic_s() < until_s:
             self.clock.wait(0.02)
         self.problem = self.parting
@@ -337,7 +338,7 @@ class EdgeNode(Dialler):
             if self._transfers.over.is_set():
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
-            done = self._train(held)  # from a new file: half an answer may be in it
+            done = self._train(held)  # into a new file: half an answer may be in the old one
         if isinstance(done, Hidden):
             assert self.secure is not None
             if done.problem:

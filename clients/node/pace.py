@@ -9,7 +9,7 @@ from fed.processes.clock import Clock
 
 __all__ = ["Pace"]
 
-_SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
+_SHARE_OF_TIME = 0.9  # planned for local steps, since some take longer than the last
 
 
 class Pace:
@@ -56,7 +56,8 @@ class Pace:
         phase = self._recipe.phases[0]
         never_single = normalises_batches(self._recipe.module)
         steps = phase.steps(train.steps[0])
-        return Batches(phase.local(self._recipe.local), self._samples, never_single, steps).steps
+        local = phase.local(self._recipe.local)
+        return Batches(local, self._samples, never_single=never_single, steps=steps).steps
 
     def _tried_step_s(self, train: Train, do: Callable[[Train], object]) -> float:
         """Seconds of one step."""

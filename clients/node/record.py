@@ -65,7 +65,7 @@ class RevealedRecord:
         Raises:
             OSError: if they cannot be written.
         """
-        # without a buffer, whose rest a full disk would have written at the end, after what is cut off below
+        # no buffer: on a full disk its rest would be written when the file closes, behind the cut below
         with self._path.open("ab", buffering=0) as file:
             begins = file.tell()
             try:

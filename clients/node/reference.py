@@ -65,7 +65,8 @@ class KeptReference:
         for place in missing:
             said = differences[place]
             of_one = tuple(messages[place * count : (place + 1) * count])
-            held = held.moved(Difference(said.number, held.name, said.after, of_one), encoder, self._streams)
+            difference = Difference(number=said.number, before=held.name, after=said.after, messages=of_one)
+            held = held.moved(difference, encoder, self._streams)
         if missing:
             self._keep(held)
         return message.join_model(held.numbers_KP, beside)

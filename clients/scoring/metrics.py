@@ -31,7 +31,7 @@ __all__ = [
     "r2",
 ]
 
-_MOST_PAIRS = 1 << 22  # compared at a time
+_MOST_PAIRS = 1 << 22  # number of pairs compared at a time
 
 
 class _Scored(NamedTuple):
@@ -47,7 +47,7 @@ class _Scored(NamedTuple):
 
 
 def _scored(output: Tensor, target: Tensor) -> _Scored:
-    """Scores and labels, those of positions in a row.
+    """Scores and labels, flattened over samples and positions.
 
     Args:
         output: [B, C, ...] of C classes; else in the shape of the targets.

@@ -19,7 +19,7 @@ __all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
 
 _STEPS_AT_ONCE = 512  # steps for which the indices of samples are made at a time
 _KEPT_GROUPS = 64  # number of groups whose blocks may be used again
-_KEPT_SAMPLES = 1 << 16  # of all steps of a group whose blocks are kept: about a megabyte
+_KEPT_SAMPLES = 1 << 16  # largest number of samples, over all steps, of a group whose blocks are kept: a megabyte
 
 _Order: TypeAlias = Callable[[], np.random.Generator]
 
@@ -193,10 +193,10 @@ class GroupSteps:
                 for part in (index_LKW, weights_LKW)
             )
             yield Block(
-                torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
-                torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
-                torch.from_numpy(sizes_LK).to(self._device, torch.float64),
-                (sizes_LK > 0).sum(1).tolist(),
+                index_E=torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
+                weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
+                sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64),
+                active=(sizes_LK > 0).sum(1).tolist(),
             )
 
 

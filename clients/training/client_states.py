@@ -15,14 +15,14 @@ __all__ = ["ClientState", "ClientStates", "algorithm_state", "at_discount", "cli
 
 ClientState: TypeAlias = dict[str, Tensor]
 """Tensors by name: ``algorithm.NAME`` of the algorithm's state, ``model.params`` and ``model.integers`` of a model that
-is the client's own, or of a model's private parts, ``codec.NAME`` of what codecs keep. Of K clients, [K, ·] each."""
+is the client's own, or of a model's private parts, ``codec.NAME`` of the codecs' states. Of K clients, [K, ·] each."""
 
 _State: TypeAlias = tuple[Tensor, Tensor]
 _CODEC = "codec."
 
 
 def client_state(algorithm: Any, model: Sequence[Tensor] = (), codec: CodecState = MappingProxyType({})) -> ClientState:
-    """The record of an algorithm's state, of the client's own model, and of what codecs keep.
+    """The record of an algorithm's state, of the client's own model, and of the codecs' states.
 
     Args:
         algorithm: a named tuple of tensors, or None.

@@ -62,7 +62,9 @@ class GroupTraining:
 
     def __init__(self, recipe: Recipe, loss: Loss, device: "torch.device") -> None:
         self._recipe = recipe
-        self._phases = [_PhaseTraining(recipe, number, loss, device) for number in range(len(recipe.phases))]
+        self._phases = [
+            _PhaseTraining(recipe, number, loss=loss, device=device) for number in range(len(recipe.phases))
+        ]
         reporting = [phase.trainer for phase in self._phases if not phase.is_personal]
         self.trainer = reporting[-1]  # clients report the model that it leaves
         self._layout = self.trainer.layout
@@ -96,17 +98,23 @@ class GroupTraining:
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         begin = sent.start
         if self._recipe.aggregator is not None:
-            begin = starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.context.client_state)
+            begin = starting_states(
+                self._recipe.aggregator,
+                self._layout.shared,
+                start_V=sent.start,
+                client_state=sent.context.client_state,
+            )
         group, own, diverged = self._train(sent, begin)
         samples = sent.samples()
         losses = tuple(group.train_losses)
         if diverged:
-            return Trained(samples, losses, tuple(map(float, samples)), diverged=diverged), ()
-        left = self._left(sent, begin, group, samples, losses)
+            weights = tuple(map(float, samples))
+            return Trained(samples, losses, weights, diverged=diverged), ()
+        left = self._left(sent, begin, group, samples=samples, losses=losses)
         if left.overflown:
             diverged = tuple((sent.task.clients[row], left.overflown[row]) for row in sorted(left.overflown))
-            return Trained(samples, losses, left.weights, left.sizes, diverged), ()
-        trained = Trained(samples, losses, left.weights, left.sizes)
+            return Trained(samples, losses, weights=left.weights, sizes=left.sizes, diverged=diverged), ()
+        trained = Trained(samples, losses, weights=left.weights, sizes=left.sizes)
         if not sent.task.state_names:
             return trained, left.tensors
         state = client_state(left.client_state, own or (), left.counted)
@@ -122,7 +130,13 @@ class GroupTraining:
         kept = codec_state(sent.state)
         if self._recipe.way_out is None or task.wants == "models":
             weights = tuple(map(float, samples))
-            return Left((group.params_KV, group.integers_KI), weights, sent.context.client_state, kept, kept)
+            return Left(
+                (group.params_KV, group.integers_KI),
+                weights,
+                client_state=sent.context.client_state,
+                counted=kept,
+                lost=kept,
+            )
         return self._recipe.way_out(
             TrainedClients(
                 task=task,

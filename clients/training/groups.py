@@ -63,8 +63,10 @@ class Groups:
         return sum(phase.steps for phase in phases), sum(phase.seen for phase in phases)
 
     def _batches_of(self, samples: int, steps: int | None) -> list[Batches]:
-        locals_ = [(phase.local(self._local), phase.steps(steps)) for phase in self._phases]
-        return [Batches(local, samples, self._never_single, its_steps) for local, its_steps in locals_]
+        return [
+            Batches(phase.local(self._local), samples, never_single=self._never_single, steps=phase.steps(steps))
+            for phase in self._phases
+        ]
 
     def of(self, samples: Sequence[int], steps: Sequence[int | None] = ()) -> list[list[int]]:
         """Groups of as many tasks, give or take one, as few as there can be.

@@ -1,4 +1,4 @@
-"""Local trainer: what the trainers of one client and of a group have in common.
+"""Local trainer: the common part of the trainers of one client and of a group.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """

@@ -46,7 +46,7 @@ class Train:
     With it come the model or models to start from (vector [V] or [K, V], integers [I] or [K, I]), the broadcast's
     tensors, and the clients' states, [K, ·] each.
 
-    The result is a :class:`Trained`, what is wanted, and the clients' new states. There are wanted
+    The result is a :class:`Trained`, the wanted tensors, and the clients' new states. ``wants`` is one of
 
     - "models": the trained vectors [K, V], in the model's type, and integers [K, I];
     - "reported": the updates that clients report [K, M], in float64, before they are encoded, and integers [K, I];
@@ -54,7 +54,7 @@ class Train:
     - "mean": their weighted mean [M], in float64, and the largest of the integers [I];
     - "payload": the tensors of one client's message, [1, ·] each, as they travel, integers last.
 
-    Where codecs keep something, the states that they have if the messages are lost come after the new ones.
+    Where codecs keep states, their states in case the messages are lost come after the new ones.
 
     Args:
         clients: the group.
@@ -91,7 +91,7 @@ class Train:
         state_names: tuple[str, ...] = (),
         cuts: Mapping[int, int] | None = None,
     ) -> "Train":
-        """The local training that tasks ask for, which share a step size and what is broadcast.
+        """The local training of tasks that share a step size and a broadcast.
 
         Args:
             tasks: a coordinator's tasks, one for each client of the group.
@@ -178,7 +178,7 @@ class TrainedClients(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Tensors that have left K clients, with what the clients keep.
+    """Tensors that have left K clients, with the states that the clients keep.
 
     Args:
         tensors: tensors that the task wants, integers last.

@@ -35,7 +35,7 @@ class Work:
     """
 
     def __init__(self, recipe: Recipe, device: "torch.device") -> None:
-        if multiprocessing.parent_process() is not None:  # in the first process fed.simulate has done so
+        if multiprocessing.parent_process() is not None:  # fed.simulate has done so in the first process
             keep_freed_memory()
         self._loss = on_device(recipe.loss, device)
         self._metrics = {name: on_device(metric, device) for name, metric in recipe.metrics.items()}

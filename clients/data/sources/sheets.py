@@ -85,7 +85,7 @@ class Sheet:
     def reals(self, name: str) -> NDArray[np.float32]:
         """A column of numbers that float32 can hold."""
         with np.errstate(over="ignore"):
-            # what overflows is infinite, and refused below with its place
+            # an overflow becomes infinite, and is refused below with its place
             values = self.numbers(name, np.float64, "be a number").astype(np.float32)
         if not np.isfinite(values).all():
             raise self.wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
