@@ -41,9 +41,9 @@ def own_copy(made: object) -> "nn.Module":
         return copy.deepcopy(made).cpu()
     except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidModel(
-            "a model must be one that copy.deepcopy copies, and so hold neither tensors that were computed, as "
-            f"torch.nn.utils.weight_norm does (its like in parametrizations does not), nor lazy buffers: "
-            f"{first_line(error)}"
+            "a model must be one that copy.deepcopy can copy, without lazy buffers and computed tensors, got: "
+            f"{first_line(error)}: initialise lazy parts, and replace torch.nn.utils.weight_norm, which holds a "
+            "computed tensor, by torch.nn.utils.parametrizations.weight_norm"
         ) from error
 
 
@@ -87,7 +87,7 @@ def _no_classes(loss: Loss, output: Any, targets: Tensor) -> int:
 
 
 def _check_metric(name: str, metric: Metric, output: Any, targets: Tensor) -> None:
-    """Check that a metric gives a number; one that raises may need more than two samples, and is heard later."""
+    """Check that a metric gives a number. One that raises may need more samples than two; evaluation will tell."""
     try:
         value = metric(output, targets)
     except FedError:
@@ -191,8 +191,8 @@ def check_state(module: "nn.Module", precision: str) -> None:
             )
     if precision != "float32" and any(part.dtype == torch.float64 for part in module.parameters()):
         raise InvalidModel(
-            f"local.precision must be float32, which means its own, for a model of float64, got {precision}: "
-            "PyTorch's autocast would leave it in float64; convert model and data with .float()"
+            f"local.precision must be float32, which leaves a model in its own type, for a model of float64, got "
+            f"{precision}: PyTorch's autocast would leave it in float64; convert model and data with .float()"
         )
 
 
@@ -229,8 +229,8 @@ def check_batch_norm(module: "nn.Module", data: FederatedData, batch_size: int) 
         batch_size: samples in a batch.
 
     Raises:
-        InvalidData: if a client has one; the message names it.
-        InvalidExperiment: if a batch has one.
+        InvalidData: if a client has a single sample; the message names it.
+        InvalidExperiment: if a batch has a single sample.
     """
     if not any(isinstance(part, nn.BatchNorm1d) for part in module.modules()):
         return

@@ -170,7 +170,7 @@ class Preparation:
         return WayOut(self.algorithm, self.layout.shared, message=message, stages=stages)
 
     def peer_encoder(self) -> Encoder:
-        """The chain that encodes peers' vectors, of the model's length; of no codecs it leaves them as they are.
+        """The chain that encodes peers' vectors, of the model's length; without codecs it leaves them as they are.
 
         Raises:
             InvalidExperiment: if a codec breaks its contract.

@@ -205,7 +205,7 @@ class WayOut:
         return mean_V, _largest(trained)
 
     def _as_models(self, rows: Rows) -> Outgoing:
-        """Trained models, whose updates the coordinator finds."""
+        """Trained models as messages; the coordinator finds the updates."""
         update_KM = rows.update_KM
         params_KV = rows.params_KV
         if params_KV is None:  # the algorithm has changed this update
@@ -244,7 +244,7 @@ def _by_samples(trained: TrainedClients) -> tuple[float, ...]:
 
 
 def _mean(vectors_KV: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weighted mean; of a single vector that one, to the bit."""
+    """The weighted mean; of a single vector the vector itself, to the bit."""
     if len(weights) == 1:
         return vectors_KV[0]
     return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ vectors_KV

@@ -115,7 +115,7 @@ class FederatedData:
         return pair
 
     def tests(self) -> Iterator[tuple[str, Pair]]:
-        """Test sets in memory, each with its name in a message."""
+        """Test sets in memory, each with its name in errors."""
         if self.test is not None:
             yield "the test set", self.test
         if isinstance(self.client_tests, dict):

@@ -43,7 +43,7 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a source, E of them, not yet dealt to clients; the source of a user's own may return one of these.
+    """Samples of a source, E of them, not yet dealt to clients; a user's own source may return this.
 
     Args:
         inputs: [E, ...], of any floating type, or integers such as characters.

@@ -139,12 +139,12 @@ class EdgeNode(Dialler):
                 left.unlink()
 
     def open(self, channel: grpc.Channel, said: Iterator[pb.FromNode]) -> Any:
-        """Attend, over this connection."""
+        """Open the stream ``Attend`` on a connection."""
         self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
         return stub.Attend(said)
 
     def greet(self, outbox: Outbox) -> None:
-        """Join, with the tasks that are held."""
+        """Join the run, and name the tasks that are held."""
         self._says_it_waits = True
         with self._lock:
             held = [item.assignment.task for item in self._held.values()]
@@ -155,7 +155,7 @@ class EdgeNode(Dialler):
             self._outbox = outbox
 
     def heartbeat(self) -> pb.FromNode:
-        """The tasks that are held."""
+        """A heartbeat with the tasks that are held."""
         with self._lock:
             return pb.FromNode(heartbeat=pb.Heartbeat(held=[item.assignment.task for item in self._held.values()]))
 
@@ -436,7 +436,7 @@ class EdgeNode(Dialler):
             return self._held.get(held.name) is held
 
     def _reason(self, error: Exception) -> str:
-        """The sentence that the server hears of an error."""
+        """The sentence in which the server is told of an error."""
         return self._sentence(error) if self.secure is None else reason_of(error, Reason.NO_MESSAGE)
 
     def _sentence(self, error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""States that a client keeps on its disk between tasks, until the server says which part of a task's way counts.
+"""States that a client keeps on its disk between tasks, until the server says whether and how much a task counts.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -101,7 +101,7 @@ class KeptStates:
         rows: Sequence[Tensor],
         are_lost: bool,
     ) -> None:
-        """Store the client's state before and after a task, until it is known which part of the way counts.
+        """Store the client's state before and after a task, until the server says whether and how much it counts.
 
         Args:
             task: the name of the task, by which the server will name the state.
@@ -130,7 +130,7 @@ class KeptStates:
 
 
 def _make_newest(folder: Path) -> None:
-    """Give a folder a later time than those beside it have, though the clock was set back."""
+    """Give a folder a later time than its neighbours have, even if the clock was set back."""
     newest_ns = max([other.stat().st_mtime_ns for other in folder.parent.iterdir() if other != folder], default=0)
     if folder.stat().st_mtime_ns <= newest_ns:
         os.utime(folder, ns=(newest_ns + 1, newest_ns + 1))

@@ -47,7 +47,7 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
 
 
 def described(data: FederatedData) -> pb.Joining:
-    """Make the message with which a node joins, but for its name."""
+    """Make the message with which a node joins, without its name."""
     pair = data.read(data.clients[0])
     signature = signature_of(pair, data.number_of_classes() or 0, data.names)
     return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(pair[1]), signature=signature)

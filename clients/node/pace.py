@@ -13,7 +13,7 @@ _SHARE_OF_TIME = 0.9  # planned for local steps, since some take longer than the
 
 
 class Pace:
-    """Seconds that one optimizer step takes, as the last task showed.
+    """Seconds that one optimizer step takes, measured in the last task.
 
     A task of several phases cannot be cut: its steps are all taken, whatever time they need.
 
@@ -34,7 +34,7 @@ class Pace:
         self._step_s = took_s / self._steps_of(train)
 
     def in_time(self, train: Train, until_s: float, do: Callable[[Train], object]) -> Train:
-        """The training with as many steps as fit at the pace of the last task; before a first one a step is tried.
+        """The training, cut to the steps that fit at the pace of the last task; before the first task a step is tried.
 
         Args:
             train: the training that the task asks for.

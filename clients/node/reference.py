@@ -34,7 +34,7 @@ class KeptReference:
         self._folder = Checkpoints(folder, 1)
 
     def model(self, assignment: pb.Assignment, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
-        """The model of a task, as the format's ``downlink`` says; None where its differences are from another version.
+        """The model of a task, as the format's ``downlink`` lays it out; None if its differences start elsewhere.
 
         Args:
             assignment: the task, as the server told it.

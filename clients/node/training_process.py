@@ -1,4 +1,4 @@
-"""The process in which a node trains: it stays warm between tasks, and files are all that goes in and out."""
+"""The process in which a node trains: it stays warm between tasks, and tensors go in and out as files."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ class TrainingProcess:
         return joining
 
     def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
-        """Make ready for an experiment; for the same one again nothing is done."""
+        """Get ready for an experiment; a second call for the same one does nothing."""
         own_plan = pb.Plan()
         own_plan.CopyFrom(plan)
         for name in ("identities", "heartbeat_s"):  # they may change, and training does not depend on them
@@ -99,7 +99,7 @@ class TrainingProcess:
             self._ask("forget")
 
     def close(self) -> None:
-        """End it for good."""
+        """End the process for good."""
         self._is_closed = True
         if self._process is not None:
             self._process.kill()

@@ -263,7 +263,7 @@ class BatchedTrainer(LocalTrainer):
 
 
 def _bucket(active: int, rows: int) -> int:
-    """The fewest rows, of all, half, a quarter and so on, that hold all active ones: few shapes."""
+    """The fewest rows that hold all active ones, among all, half, a quarter and so on: few shapes to record."""
     while active <= (half := -(-rows // 2)) < rows:
         rows = half
     return rows

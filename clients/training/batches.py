@@ -25,7 +25,7 @@ _Order: TypeAlias = Callable[[], np.random.Generator]
 
 
 class Batches:
-    """Epochs in a fresh order each, cut into steps of one size, the last of an epoch shorter, until all are taken.
+    """Batches of a task: each epoch has a fresh order, and is cut into steps of one size, of which the last is shorter.
 
     Args:
         local: the experiment's section of that name.
@@ -62,7 +62,7 @@ class Batches:
         self.keeps_order = len(self.sizes) == 1 and (local.accumulate == 1 or samples <= local.batch_size)
 
     def orders(self, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """Order [E] in which each epoch takes the samples; in the last epoch, for as many steps as are left.
+        """Order [E] in which each epoch takes the samples; of the last epoch a task may take the first steps alone.
 
         Args:
             generator: the stream that shuffles them; one permutation an epoch, drawn when its order is asked for.

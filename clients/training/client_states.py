@@ -93,7 +93,7 @@ class ClientStates:
         self.codec_names = tuple(client_state(None, (), codec))
 
     def before(self, model: _State) -> ClientState:
-        """The record of a client before its first task, which brings this model of the shared state."""
+        """The record of a client before its first task, which comes with this model."""
         own: Sequence[Tensor] = ()
         if self._keeps_models:
             own = model
@@ -102,11 +102,11 @@ class ClientStates:
         return {**self._first, **client_state(None, own)}
 
     def of(self, client: ClientId, model: _State) -> ClientState:
-        """The record of a client to which this model comes."""
+        """The record of a client whose task comes with this model."""
         return {**self.before(model), **self._kept.get(client, {})}
 
     def stacked(self, clients: Sequence[ClientId], models: Sequence[_State]) -> list[Tensor]:
-        """The records of clients to which these models come, [K, ·] each, in the order of ``names``."""
+        """The records of clients whose tasks come with these models, [K, ·] each, in the order of ``names``."""
         if not self.names:
             return []
         kept = [self.of(client, model) for client, model in zip(clients, models, strict=True)]

@@ -29,8 +29,8 @@ class Contrast:
         layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
         if not layers:
             raise InvalidModel(
-                f"a model must have a torch.nn.Linear for {type(rule).__name__}, which compares what the last gets, "
-                "got none"
+                f"a model must have a torch.nn.Linear for {type(rule).__name__}, which compares the inputs of the last "
+                "one, got none: add one, or choose another algorithm"
             )
         self._module = module
         self._rule = rule

@@ -244,6 +244,6 @@ def _view(part: Part, x_Q: Tensor, channels_last: bool) -> Tensor:
 
 
 def _aligned_widths(parts: tuple[Part, ...]) -> list[int]:
-    """Numbers from the beginning of each part to that of the next, as kernels want them aligned."""
+    """Distances from the beginning of each part to the next, counted in numbers: multiples of 64 bytes."""
     unit = _ALIGNMENT_BYTES // parts[0].dtype.itemsize
     return [-(-part.size // unit) * unit for part in parts]

@@ -69,7 +69,7 @@ class Groups:
         ]
 
     def of(self, samples: Sequence[int], steps: Sequence[int | None] = ()) -> list[list[int]]:
-        """Groups of as many tasks, give or take one, as few as there can be.
+        """Groups of tasks, as few as possible, whose sizes differ by one at most.
 
         Args:
             samples: number of samples of each task's client.

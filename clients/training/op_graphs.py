@@ -144,9 +144,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
     ) -> Any:
         kwargs = kwargs or {}
         if func is _ATEN._local_scalar_dense.default:
-            raise RuntimeError("what reads a tensor's numbers cannot be recorded: it is data-dependent control flow")
+            raise RuntimeError("reading a tensor's numbers cannot be recorded: it is data-dependent control flow")
         if torch.Tag.inplace_view in func.tags:
-            raise RuntimeError(f"what changes a tensor's shape in place cannot be recorded, got {func}")
+            raise RuntimeError(f"changing a tensor's shape in place cannot be recorded, got {func}")
         if func is _ATEN.lift_fresh.default:  # a copy, so that the constant stays as it is
             func = _ATEN.lift_fresh_copy.default
         node = self._graph.call_function(func, *tree_map_only(Tensor, self._node_of, (args, kwargs)))
@@ -159,7 +159,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         key = _key(tensor)
         if key not in self._nodes:
             if _place(tensor) in self._held.keys() - {_place(constant) for constant in self._constants.values()}:
-                raise RuntimeError("what looks at a tensor's memory past PyTorch's operations cannot be recorded")
+                raise RuntimeError("reading a tensor's memory past PyTorch's operations cannot be recorded")
             name = f"constant_{len(self._constants)}"
             self._constants[name] = tensor.detach()
             self._note(self._graph.get_attr(name), tensor)

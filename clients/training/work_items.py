@@ -242,9 +242,9 @@ class EvaluateByClients:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Each model's loss and metrics, with the number of samples that they are of.
+    """Each model's loss and metrics, with the number of samples that were scored.
 
-    By clients there is a score for each that holds samples out, in their order, and those ``clients`` are named.
+    An :class:`EvaluateByClients` has a score for each client that holds samples out; ``clients`` names these clients.
     """
 
     scores: tuple[Score, ...]

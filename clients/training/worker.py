@@ -21,7 +21,7 @@ __all__ = ["Work", "on_device"]
 
 
 def on_device(measure: Any, device: "torch.device") -> Any:
-    """A loss or metric that is a module, such as one with weights of classes, where the model's output will be."""
+    """A loss or metric, moved to the device if it is a module, such as one with weights of classes."""
     # to() would move the user's own module
     return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure
 

@@ -105,12 +105,12 @@ class Sheet:
         return np.array(self.column(name)) if numbers is None else numbers
 
     def wrong(self, name: str, row: int, allowed: str, *, are_texts: bool = False) -> InvalidData:
-        """Message on a cell.
+        """Error on a cell.
 
         Args:
             name: name of the column.
             row: number of the row, from 0.
-            allowed: rule for the cell, as the message says it behind "must", such as "be a number".
+            allowed: rule for the cell, as the error says it behind "must", such as "be a number".
             are_texts: True where all cells of the column are texts.
         """
         file, number = self.places[row]

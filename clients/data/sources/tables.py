@@ -176,8 +176,8 @@ def _is_test(
         raise wrong(split, others[0], "say train or test")
     if others:
         raise InvalidData(
-            f"{path}: array {split!r} must say train or test, got {said[others[0]]!r} in row {others[0] + 1}: save it "
-            "as such texts"
+            f"{path}: array {split!r} must say train or test, got {said[others[0]]!r} in row {others[0] + 1}: save "
+            "these texts"
         )
     if len(set(said)) < 2:
         raise InvalidData(
