@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fed.clients.data.holdings import in_order
 from fed.vectors.reduction import WeightedMean
 from fed.vectors.tensors import Tensor, torch
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Answer, PartialSum, RevealedSum, Task, TrainedModel, Update
 
 if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import SumOfClients
@@ -190,7 +190,7 @@ class UpdateAccumulator:
             version: of the global model now.
             weigh: the factor of an update by its staleness.
         """
-        if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
+        if answer.has_diverged:  # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
             if not self._drops_diverged:
                 return TaskEnd.IGNORED
@@ -208,8 +208,8 @@ class UpdateAccumulator:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
             return TaskEnd.IGNORED
         tasks = [open_tasks.pop(task) for task in answer.tasks]
-        if answer.hidden is not None:
-            self.hidden = answer.hidden
+        if isinstance(answer.content, RevealedSum):
+            self.hidden = answer.content.of_clients
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
             self.staleness += [0] * len(tasks)
             self.replied += answer.clients
@@ -269,15 +269,20 @@ class UpdateAccumulator:
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:
         """Add an answer to the sum, or keep it where the rule needs each."""
-        if answer.partial is not None:
-            self._mean.merge(answer.partial)
+        content = answer.content
+        if isinstance(content, PartialSum):
+            self._mean.merge(content.total)
             return
-        update_M, start_V = answer.mean_update_M, answer.start_V
-        if start_V is not None and (self._present_V is not None or not self._is_linear):
-            update_M, start_V = update_M.double() - start_V.double(), None
+        if isinstance(content, TrainedModel):
+            if self._is_linear and self._present_V is None:
+                self._mean.add(content.params_V, content.weight, factor, less_P=content.start_V)
+                return
+            content = content.update()
+        assert isinstance(content, Update)
+        update_M = content.mean_update_M
         if self._present_V is not None:
             update_M = update_M + (task.model.params_V - self._present_V)
         if self._is_linear:
-            self._mean.add(update_M, answer.weight, factor, less_P=start_V)
+            self._mean.add(update_M, content.weight, factor)
         else:
-            self._single[task.id] = update_M.double() * factor, answer.weight
+            self._single[task.id] = update_M.double() * factor, content.weight

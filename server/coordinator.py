@@ -195,7 +195,7 @@ class Coordinator:
                 client=answer.clients[0],
                 task=answer.tasks[0],
                 reason=answer.problem,
-                has_diverged=answer.diverged,
+                has_diverged=answer.has_diverged,
             )
             self.observers.tell(failed)
             return

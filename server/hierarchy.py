@@ -160,19 +160,19 @@ def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_b
     """
     total = WeightedMean(numbers)
     for answer in answers:
-        total.add(answer.mean_update_M, answer.weight)
+        total.add(answer.update.mean_update_M, answer.update.weight)
     integers = [answer.integers_I for answer in answers]
-    from fed.wire.messages import Answer
+    from fed.wire.messages import Answer, PartialSum
 
     return Answer(
         tasks=tuple(task for answer in answers for task in answer.tasks),
         round=answers[0].round,
         clients=tuple(client for answer in answers for client in answer.clients),
+        content=PartialSum(total),
         integers_I=torch.stack(integers).amax(0) if integers[0].numel() else integers[0],
         samples=tuple(count for answer in answers for count in answer.samples),
         train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
         size_bytes=sum(answer.size_bytes for answer in answers) + size_bytes,
-        partial=total,
         more_bytes_down=more_bytes_down,
     )
 

@@ -14,7 +14,7 @@ from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Answer, Received, RevealedSum, Task
 
 __all__ = ["SecureFleet", "SessionResult", "Sessions"]
 
@@ -137,9 +137,10 @@ class SecureFleet:
             self.sessions.take(answer)
             self._answers.append(
                 Answer(
-                    answer.tasks,
-                    answer.round,
-                    answer.clients,
+                    tasks=answer.tasks,
+                    round=answer.round,
+                    clients=answer.clients,
+                    content=Received(),
                     integers_I=answer.integers_I,
                     size_bytes=answer.size_bytes,
                 )
@@ -186,12 +187,12 @@ class SecureFleet:
             counted = [self._tasks[task] for task in sorted(survivors)]
             tasks, clients = tuple(task.id for task in counted), tuple(task.client for task in counted)
             yield Answer(
-                tasks,
-                number,
-                clients,
+                tasks=tasks,
+                round=number,
+                clients=clients,
+                content=RevealedSum(hidden),
                 integers_I=answers[0].integers_I,
                 size_bytes=size_bytes,
-                hidden=hidden,
                 more_bytes_down=result.bytes_down,
             )
         yield from failed

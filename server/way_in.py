@@ -33,7 +33,7 @@ from fed.server.sent_sum import SentSum
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
-from fed.wire.messages import LARGEST, Answer, Task, one_line, refusal_of_numbers
+from fed.wire.messages import LARGEST, Answer, Lanes, Task, TrainedModel, Update, one_line, refusal_of_numbers
 from fed.wire.payloads import check_tensors, type_name
 
 __all__ = ["WayIn", "received"]
@@ -68,7 +68,14 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
         _refuse_unusable(values)
     if message.fixed is not None:  # masked: there is nothing to be decoded, or to be known of one client
         size_bytes = sum(tensor.nbytes for tensor in tensors)
-        return Answer((task.id,), task.round, (task.client,), payload[0], integers_I=integers_I, size_bytes=size_bytes)
+        return Answer(
+            tasks=(task.id,),
+            round=task.round,
+            clients=(task.client,),
+            content=Lanes(payload[0]),
+            integers_I=integers_I,
+            size_bytes=size_bytes,
+        )
     draw = Draw(streams, [task.round], [task.client])
     try:
         update_M = message.decode(payload, draw)
@@ -77,17 +84,17 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
         raise InvalidPayload(reason) from error
     if message.encoder:
         _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
+    weight = 1.0 if message.votes else header.weight
+    sends_model = message.sends_models
     return Answer(
-        (task.id,),
-        task.round,
-        (task.client,),
-        update_M,
-        1.0 if message.votes else header.weight,
-        integers_I,
-        (header.samples,),
-        (header.train_loss,),
-        sum(tensor.nbytes for tensor in tensors),
-        task.model.params_V if message.sends_models else None,
+        tasks=(task.id,),
+        round=task.round,
+        clients=(task.client,),
+        content=TrainedModel(update_M, task.model.params_V, weight) if sends_model else Update(update_M, weight),
+        integers_I=integers_I,
+        samples=(header.samples,),
+        train_losses=(header.train_loss,),
+        size_bytes=sum(tensor.nbytes for tensor in tensors),
     )
 
 

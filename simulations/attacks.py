@@ -330,12 +330,12 @@ class Attackers:
         return ranks.index(min(ranks)) if ranks else 0
 
     def _forged(self, own: "list[Answer]", honest: "list[Answer]", size: int) -> "Iterator[Answer]":
-        own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
-        honest_HP = torch.stack([answer.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
+        own_AP = torch.stack([answer.update.mean_update_M[:size] for answer in own])
+        honest_HP = torch.stack([answer.update.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
         streams = tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own)
         known = Knowledge(own_AP, honest_HP, self._mimicked([answer.clients[0] for answer in honest]), streams)
         for answer, update_P in zip(own, self.attack.forge(known), strict=True):
-            yield answer._replace(mean_update_M=torch.cat([update_P, answer.mean_update_M[size:]]))
+            yield answer.with_update(torch.cat([update_P, answer.update.mean_update_M[size:]]))
 
 
 def _in_order(answers: "list[Answer]") -> "list[Answer]":

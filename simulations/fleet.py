@@ -26,7 +26,7 @@ from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Outgoing
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Answer, Lanes, Task, Update
 
 __all__ = ["SimulatedFleet"]
 
@@ -237,7 +237,7 @@ class SimulatedFleet:
     def _answers(self, due: list[Flight]) -> Iterator[Answer]:
         for flight in due:
             if flight.problem is not None:
-                yield Answer.failure(flight.task, flight.problem, diverged=flight.has_diverged)
+                yield Answer.failure(flight.task, flight.problem, has_diverged=flight.has_diverged)
         counting = [flight for flight in due if flight.counts]
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
@@ -245,7 +245,7 @@ class SimulatedFleet:
             others = self._flights.values() if self.looks_ahead else ()
             ahead, is_over = [one for one in others if one.counts and one.answer is None], False
             for answer in self._train(wanted, ahead, reduces=self.reduces):
-                is_over |= answer.diverged and not self.drops_diverged
+                is_over |= answer.has_diverged and not self.drops_diverged
                 given |= set(answer.tasks)
                 yield answer
             if is_over:
@@ -302,7 +302,7 @@ class SimulatedFleet:
             if self.drops_diverged:
                 flight.problem, flight.has_diverged = reason, True
             if flight.task.id in due or not self.drops_diverged:
-                yield Answer.failure(flight.task, reason, diverged=True)
+                yield Answer.failure(flight.task, reason, has_diverged=True)
 
     def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
         tasks = [flight.task for flight in flights]
@@ -335,17 +335,36 @@ class SimulatedFleet:
         if reduces:
             for flight in flights:
                 self._hold(flight)
-            ids, clients = tuple(flight.task.id for flight in flights), tuple(flight.task.client for flight in flights)
-            of_clients = trained.samples, trained.train_losses, sum(sizes)
-            yield Answer(ids, flights[0].task.round, clients, update, sum(trained.weights), integers, *of_clients)
+            yield Answer(
+                tasks=tuple(flight.task.id for flight in flights),
+                round=flights[0].task.round,
+                clients=tuple(flight.task.client for flight in flights),
+                content=self._content(update, sum(trained.weights)),
+                integers_I=integers,
+                samples=trained.samples,
+                train_losses=trained.train_losses,
+                size_bytes=sum(sizes),
+            )
             return
         counts = zip(trained.weights, trained.samples, trained.train_losses, sizes, strict=True)
         for flight, update_M, integers_I, (weight, samples, loss, size_bytes) in zip(
             flights, _rows(update), _rows(integers), counts, strict=True
         ):
-            task = flight.task
-            of_client = update_M, weight, integers_I, (samples,), (loss,), size_bytes
-            flight.answer = Answer((task.id,), task.round, (task.client,), *of_client)
+            flight.answer = Answer(
+                tasks=(flight.task.id,),
+                round=flight.task.round,
+                clients=(flight.task.client,),
+                content=self._content(update_M, weight),
+                integers_I=integers_I,
+                samples=(samples,),
+                train_losses=(loss,),
+                size_bytes=size_bytes,
+            )
+
+    def _content(self, message_M: Tensor, weight: float) -> Update | Lanes:
+        """Messages as workers give them: lanes under secure aggregation, where no attacker reads them."""
+        is_hidden = self.message.fixed is not None and self.attackers is None
+        return Lanes(message_M) if is_hidden else Update(message_M, weight)
 
     def _single(self, flight: Flight) -> Answer:
         """The answer of one client."""
@@ -373,12 +392,13 @@ class SimulatedFleet:
             lost, counted = (client_state(None, (), _first_row(part)) for part in (outgoing.lost, outgoing.counted))
             self._unsettled[task] = client, {**before, **lost}, {**after, **counted}
         size_bytes = self._sizes(outgoing.sizes, 1)[0]
-        return answer._replace(mean_update_M=outgoing.received_KM[0], size_bytes=size_bytes)
+        return answer.with_update(outgoing.received_KM[0])._replace(size_bytes=size_bytes)
 
     def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
         """The rest of the way out of a message that a client, or an attacker in its place, reports."""
         kept = {name: part[None] for name, part in codec_state(before).items()}
-        rows = Rows(answer.mean_update_M[None], ClientNumbers([answer.weight], answer.samples, answer.train_losses))
+        update = answer.update
+        rows = Rows(update.mean_update_M[None], ClientNumbers([update.weight], answer.samples, answer.train_losses))
         return self.way_out.leave(rows, kept, [answer.round], answer.clients)
 
     def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:

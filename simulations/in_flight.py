@@ -7,7 +7,7 @@ from fed.clients.data import ClientId
 from fed.clients.training.client_states import ClientState
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree, plain
-from fed.wire.messages import Answer, Task, task_of
+from fed.wire.messages import Answer, Task, answer_of, task_of
 
 __all__ = ["Flight", "Occupation", "depart"]
 
@@ -49,13 +49,13 @@ class Flight:
         return {
             **{name: getattr(self, name) for name in self.__slots__},
             "task": plain(self.task),
-            "answer": plain(self.answer),
+            "answer": self.answer.saved() if self.answer else None,
         }
 
     @classmethod
     def restored(cls, state: Tree) -> "Flight":
         """The flight that :meth:`saved` wrote down."""
-        answer = Answer(**state["answer"]) if state["answer"] else None
+        answer = answer_of(state["answer"]) if state["answer"] else None
         return cls(**{**state, "task": task_of(state["task"]), "answer": answer})
 
     @property

@@ -146,7 +146,7 @@ class EmulatedSessions(SimulatedSessions):
         """Add a message, or a group's, to the sum."""
         super().take(answer)
         assert self._sum is not None
-        self._sum.add(answer.mean_update_M, len(answer.tasks))
+        self._sum.add(answer.lanes, len(answer.tasks))
 
     def _session(
         self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
@@ -174,7 +174,7 @@ class RealSessions(SimulatedSessions):
     def take(self, answer: Answer) -> None:
         """Keep a client's message, for it to mask when the round ends."""
         super().take(answer)
-        self._messages[answer.tasks[0]] = answer.mean_update_M
+        self._messages[answer.tasks[0]] = answer.lanes
 
     def _session(
         self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool

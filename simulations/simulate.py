@@ -10,17 +10,15 @@ from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
 from fed.clients.fingerprint import data_sha256
-from fed.clients.scoring.measures import Loss, Metric, Metrics, directions
+from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.clients.training.executor import Executor
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.processes.machine import keep_freed_memory
-from fed.reports.population import Confusion, described
 from fed.secure_aggregation.settings import settings_of
-from fed.server.confusion import confusion_of
-from fed.server.federation import State
+from fed.server.assembly import assembled
 from fed.server.observer import Essential, Expectation, Observer
 from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
 from fed.server.telling import Observers
@@ -160,25 +158,22 @@ def _loop(
         sessions = {"secure_aggregation": secure.facts(message.fixed)} if secure and message and message.fixed else {}
         return {**counts, **federation.occupation(), **adversaries, **codecs, **sessions}
 
-    def confusion(state: State) -> Confusion | None:
-        if simulation.algorithm.primitive is None:  # each client's own model is scored, and their mean is none
-            return None
-        return confusion_of(simulation.recipe, state, executor, simulation.data.names.labels)
-
-    return TrainingLoop(
+    return assembled(
         simulation.experiment,
+        simulation.prepared,
         federation,
+        executor,
         begin_scoring=lambda is_last: begin_scoring(simulation, federation, executor, is_last=is_last),
-        has_scores=simulation.held_out is not None or simulation.recipe.test is not None,
-        scores_meanwhile=executor.is_parallel,
-        keeps_models=True,
-        load_module=simulation.load_module,
+        is_scored_by_clients=simulation.held_out is not None,
         facts=facts,
-        metrics=directions(simulation.recipe.metrics),
-        confusion=confusion,
-        population=lambda confusion: described(partition_of(simulation.data), graph, confusion),
         fingerprint=fingerprint,
         clock=SYSTEM_CLOCK,
         observers=observers,
         folder=folder,
+        graph=lambda: graph,
+        partition=lambda: partition_of(simulation.data),
+        load_module=simulation.load_module,
+        # where clients learn alone each one's model is scored, and their mean is none
+        has_one_model=simulation.algorithm.primitive is not None,
+        is_simulated=True,
     )

@@ -19,7 +19,7 @@ from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.local_trainer import LocalTrainer
+from fed.clients.training.local_trainer import TorchTrainer
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.recurrent_layers import RecurrentLayers
@@ -46,7 +46,7 @@ class TrainedGroup(NamedTuple):
     train_losses: list[float]
 
 
-class BatchedTrainer(LocalTrainer):
+class BatchedTrainer(TorchTrainer):
     r"""Trains many clients with one module at once, as :class:`fed.clients.training.trainer.Trainer` trains one.
 
     Parameters are stacked, one operation serves all clients, and the gradient is that of

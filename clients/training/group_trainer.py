@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Left, Recipe, Train, Trained, TrainedClients, label_of
 from fed.vectors.tensors import Tensor, torch
+
+if TYPE_CHECKING:
+    from fed.clients.training.local_trainer import LocalTrainer
 
 __all__ = ["GroupTraining", "rows_not_finite"]
 
@@ -182,7 +185,7 @@ class GroupTraining:
         samples = sent.samples()
         assert self._recipe.aggregator is not None
         said = task.steps or (None,) * len(samples)
-        steps = [self.trainer.plan(count, its_steps).steps for count, its_steps in zip(samples, said, strict=True)]
+        steps = [self.trainer.steps(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
         samples_K1, steps_K1, losses_K1 = _columns(samples, steps, group.train_losses)
         return {
             "samples_K1": samples_K1,
@@ -232,9 +235,13 @@ class _PhaseTraining:
             "private": recipe.private,
         }
         self.is_personal = phase.is_personal
-        # copies: the trainer makes its module's parameters views of one vector
-        self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
-        is_batched = recipe.is_batched and not (phase.rule and phase.rule.contrasts)
+        self.trainer: LocalTrainer
+        if recipe.make_trainer is not None:
+            self.trainer = recipe.make_trainer(phase, loss, device)
+        else:
+            # a copy, for the trainer makes its parameters views of one vector
+            self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
+        is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""

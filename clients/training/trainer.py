@@ -8,7 +8,6 @@ import operator
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,27 +16,19 @@ from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.local_trainer import LocalTrainer
+from fed.clients.training.local_trainer import LocalResult, TorchTrainer
 from fed.clients.training.optimizers import optimizer_for
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["LocalResult", "Trainer"]
+__all__ = ["Trainer"]
 
 _LOSSES_AT_ONCE = 1024  # bounds the memory of losses that wait
 _SAMPLES_AT_ONCE = 128  # in one forward pass of a measurement
 _NOTHING = LocalContext()
 
 
-class LocalResult(NamedTuple):
-    """Result of local training: the state, and the mean loss over the samples seen."""
-
-    vector_V: Tensor
-    integers_I: Tensor
-    train_loss: float
-
-
-class Trainer(LocalTrainer):
+class Trainer(TorchTrainer):
     """Trains one client after another with one module, whose parameters are views of one flat vector.
 
     A parameter that the loss does not reach has a gradient of zero. Weight decay and momentum still move it, whereas
@@ -74,6 +65,15 @@ class Trainer(LocalTrainer):
             and not _normalises_channels(self.module)
         )
         self._in_usual_order: set[torch.Size] = set()  # shapes of clients' inputs with which channels last has failed
+
+    def steps(self, samples: int, steps: int | None) -> int:
+        """Number of optimizer steps of a task.
+
+        Args:
+            samples: number of samples of the client.
+            steps: the task's own number of steps; None: as many as the experiment says.
+        """
+        return self.plan(samples, steps).steps
 
     def load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool = False) -> "nn.Module":
         """Module in a given state; buffers that are not saved are reset to their first values.

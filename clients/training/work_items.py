@@ -12,6 +12,7 @@ from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
 from fed.clients.scoring.measures import Loss, Metrics, is_mean_over_samples
 from fed.clients.training.evaluation import Score
+from fed.clients.training.local_trainer import MakeTrainer
 from fed.compression.codec import CodecState
 from fed.config.experiment import Local
 from fed.vectors.randomness import Streams
@@ -271,6 +272,8 @@ class Recipe:
         held_out: client → samples on which it scores models, where clients do.
         way_out: way out of the clients' messages; None where there is no coordinator, or nobody trains.
         is_batched: True if groups train as one computation.
+        make_trainer: function that makes the trainer of single clients, where that is not PyTorch's own; clients then
+            train one by one.
     """
 
     module: "nn.Module"
@@ -287,6 +290,7 @@ class Recipe:
     held_out: _Reader | None = None
     way_out: Leaving | None = None
     is_batched: bool = False
+    make_trainer: MakeTrainer | None = None
 
     @property
     def own_streams(self) -> Streams:

@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from fed.secure_aggregation.fixed_point import SumOfClients
 from fed.vectors.reduction import WeightedMean
@@ -14,9 +14,18 @@ __all__ = [
     "LARGEST",
     "MOST_SAMPLES",
     "Answer",
+    "Content",
     "Difference",
+    "Failure",
     "GlobalModel",
+    "Lanes",
+    "PartialSum",
+    "Received",
+    "RevealedSum",
     "Task",
+    "TrainedModel",
+    "Update",
+    "answer_of",
     "client_id_of",
     "client_order",
     "one_line",
@@ -133,58 +142,167 @@ def task_of(saved: Mapping[str, Any]) -> Task:
     return Task(**{**saved, "model": GlobalModel(**saved["model"]), "differences": missing})
 
 
-class Answer(NamedTuple):
-    r"""The answer to one task, or to several that started from one model and were reduced: updates, or a failure.
+class Update(NamedTuple):
+    r"""Update of a client, or the mean update of a group whose clients started from one model.
 
     .. math:: \sum_k w_k m_k / \sum_k w_k
 
     A message m holds the parts that the algorithm reports, then the update of the float buffers.
 
     Args:
+        mean_update_M: the weighted mean of the messages; float64 but for a single client's.
+        weight: the sum of the clients' weights, > 0.
+    """
+
+    mean_update_M: Tensor
+    weight: float
+
+
+class TrainedModel(NamedTuple):
+    """Trained model of a client: its update is the difference, found piece by piece, so that nobody copies the model.
+
+    Args:
+        params_V: the trained model.
+        start_V: the model that training started from.
+        weight: the client's weight, > 0.
+    """
+
+    params_V: Tensor
+    start_V: Tensor
+    weight: float
+
+    def update(self) -> Update:
+        """The update that it stands for, in float64."""
+        return Update(self.params_V.double() - self.start_V.double(), self.weight)
+
+
+class Lanes(NamedTuple):
+    """Message of a client under secure aggregation, or the sum of a group's, modulo 2^R.
+
+    Args:
+        lanes: integers of R bits; those of a real client are masked.
+    """
+
+    lanes: Tensor
+
+
+class PartialSum(NamedTuple):
+    """Exact sum of clients' updates, from an edge coordinator or a ring of replicas.
+
+    Args:
+        total: the sum and its weight.
+    """
+
+    total: WeightedMean
+
+
+class RevealedSum(NamedTuple):
+    """Sum of a round under secure aggregation, which tells nothing of one client.
+
+    Args:
+        of_clients: the sum, and what is added up beside it.
+    """
+
+    of_clients: SumOfClients
+
+
+class Received(NamedTuple):
+    """Note that a message has come, which a session has taken."""
+
+
+class Failure(NamedTuple):
+    """Reason why a client has no update.
+
+    Args:
+        reason: sentence for the user.
+        has_diverged: True if the loss or the model is no longer finite.
+    """
+
+    reason: str
+    has_diverged: bool = False
+
+
+Content: TypeAlias = Update | TrainedModel | Lanes | PartialSum | RevealedSum | Received | Failure
+"""All that an answer can hold."""
+
+
+class Answer(NamedTuple):
+    """Answer to one task, or to several that started from one model and were reduced.
+
+    Args:
         tasks: ids of the tasks.
-        round: number of the tasks' round.
-        clients: clients that trained, in the order of the tasks.
-        mean_update_M: weighted mean of the messages; float64 but for a single client's.
-        weight: sum of the clients' weights.
-        integers_I: largest of the trained integer buffers.
-        samples: number of samples of each client.
-        train_losses: mean loss of each client over the samples trained on.
+        round: number of the tasks' round, from 1.
+        clients: the clients that trained, in the order of the tasks.
+        content: the update, or what stands for it, or the reason why there is none.
+        integers_I: the largest of the trained integer buffers.
+        samples: number of samples of each client; empty where the content tells nothing of single clients.
+        train_losses: each client's mean loss over the samples trained on; empty likewise.
         size_bytes: bytes that travelled from the clients.
-        start_V: model that training started from, where ``mean_update_M`` is a trained model: their difference is the
-            update, found piece by piece, so that no copy of the model is made.
-        partial: exact sum of messages, from an edge coordinator, in place of ``mean_update_M``.
-        hidden: sum of a round under secure aggregation, in place of all that is of one client.
         more_bytes_down: bytes that travelled to clients beside their tasks, or to an edge coordinator to send on.
-        problem: reason why there is no update, as a sentence for the user; empty where there is one.
-        diverged: True if the loss or the model is no longer finite.
     """
 
     tasks: tuple[int, ...]
     round: int
     clients: tuple[int | str, ...]
-    mean_update_M: Tensor = _NOTHING
-    weight: float = 0.0
+    content: Content
     integers_I: Tensor = _NOTHING
     samples: tuple[int, ...] = ()
     train_losses: tuple[float, ...] = ()
     size_bytes: int = 0
-    start_V: Tensor | None = None
-    partial: WeightedMean | None = None
-    hidden: SumOfClients | None = None
     more_bytes_down: int = 0
-    problem: str = ""
-    diverged: bool = False
 
     @classmethod
-    def failure(cls, task: Task, problem: str, *, diverged: bool = False) -> "Answer":
+    def failure(cls, task: Task, reason: str, *, has_diverged: bool = False) -> "Answer":
         """The answer of a client that has no update.
 
         Args:
-            task: task that failed.
-            problem: reason of the failure, as a sentence.
-            diverged: True if the loss or the model is no longer finite.
+            task: the task that failed.
+            reason: sentence for the user.
+            has_diverged: True if the loss or the model is no longer finite.
         """
-        return cls((task.id,), task.round, (task.client,), problem=problem, diverged=diverged)
+        return cls((task.id,), task.round, (task.client,), Failure(reason, has_diverged))
+
+    @property
+    def problem(self) -> str:
+        """Reason why there is no update; empty where there is one."""
+        return self.content.reason if isinstance(self.content, Failure) else ""
+
+    @property
+    def has_diverged(self) -> bool:
+        """True if it is the failure of a client whose loss or model is no longer finite."""
+        return isinstance(self.content, Failure) and self.content.has_diverged
+
+    @property
+    def update(self) -> Update:
+        """Its content, where that is known to be an update."""
+        assert isinstance(self.content, Update)
+        return self.content
+
+    @property
+    def lanes(self) -> Tensor:
+        """The lanes of its content, where these are known to be some."""
+        assert isinstance(self.content, Lanes)
+        return self.content.lanes
+
+    def with_update(self, mean_update_M: Tensor) -> "Answer":
+        """The same answer with another update in place of its own."""
+        return self._replace(content=self.update._replace(mean_update_M=mean_update_M))
+
+    def saved(self) -> dict[str, Any]:
+        """Fields for a checkpoint, of an answer that holds an update or lanes."""
+        fields = self._asdict()
+        del fields["content"]
+        update = Update(self.content.lanes, 0.0) if isinstance(self.content, Lanes) else self.update
+        return {**fields, **update._asdict()}
+
+
+def answer_of(saved: Mapping[str, Any]) -> Answer:
+    """Answer whose fields a checkpoint holds."""
+    names = [name for name in Answer._fields if name != "content"]
+    message = saved["mean_update_M"]
+    # lanes are whole numbers, updates are not
+    content = Update(message, saved["weight"]) if message.is_floating_point() else Lanes(message)
+    return Answer(content=content, **{name: saved[name] for name in names})
 
 
 def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | None:

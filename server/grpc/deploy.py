@@ -13,7 +13,7 @@ from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.fingerprint import pair_sha256
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
-from fed.clients.scoring.measures import Metrics, directions, loss_in_force
+from fed.clients.scoring.measures import Metrics, loss_in_force
 from fed.clients.setup import Preparation
 from fed.clients.training.devices import devices_of
 from fed.clients.training.evaluation import Score
@@ -27,10 +27,9 @@ from fed.errors import InvalidExperiment
 from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
-from fed.reports.population import described
 from fed.secure_aggregation.agreement import plan_digest
 from fed.secure_aggregation.settings import settings_of
-from fed.server.confusion import confusion_of
+from fed.server.assembly import assembled
 from fed.server.evaluation import (
     ClientScore,
     ScoringByCoordinator,
@@ -355,15 +354,13 @@ class Deployment:
             prepared.layout.unpack(*state, prepared.module)
             return prepared.module.eval()
 
-        return TrainingLoop(
+        return assembled(
             self.experiment,
+            prepared,
             federation,
+            executor,
             begin_scoring=begin_scoring,
-            has_scores=self._held_out is not None or recipe.test is not None,
-            scores_meanwhile=False,
-            keeps_metrics=False,
-            load_module=load_module,
-            metrics=directions(prepared.metrics),
+            is_scored_by_clients=self._held_out is not None,
             facts=lambda: {
                 "clients": len(fleet.registered()),
                 "parameters": prepared.layout.parameters,
@@ -372,12 +369,11 @@ class Deployment:
                 **facts_of(federation.coordinator.message.encoder),
                 **sessions,
             },
-            confusion=lambda state: confusion_of(recipe, state, executor, prepared.data.names.labels),
-            population=lambda confusion: described(None, None, confusion),
             fingerprint=fingerprint,
             clock=fleet.time,
             observers=observers,
             folder=folder,
+            load_module=load_module,
         )
 
 

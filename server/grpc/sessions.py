@@ -104,7 +104,7 @@ class NodeSessions:
         if self._coordinator is None or name not in self._tasks:
             return  # the client has dropped out meanwhile
         try:
-            self._coordinator.take_masked(name, answer.mean_update_M)
+            self._coordinator.take_masked(name, answer.lanes)
             self._sent.add(name)
         except InvalidPayload as error:
             _log.warning("round %d: the masked message of %r does not count: %s", answer.round, name, error)

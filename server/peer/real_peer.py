@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fed.clients.data import ClientId, Pair
-from fed.clients.scoring.measures import directions
 from fed.clients.setup import Preparation
 from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
@@ -21,10 +20,9 @@ from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed, os_errors_as
 from fed.identity.credentials import PeerCredentials
 from fed.processes.clock import SYSTEM_CLOCK, Clock
-from fed.reports.population import described
-from fed.server.confusion import confusion_of
+from fed.server.assembly import assembled
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
-from fed.server.federation import Federation, State
+from fed.server.federation import Federation
 from fed.server.peer.members.end_file import EndFile
 from fed.server.peer.members.link import StreamPatience
 from fed.server.peer.members.member_service import MemberService
@@ -42,7 +40,6 @@ from fed.wire.rate_limits import Refusals
 if TYPE_CHECKING:
     import networkx as nx
 
-    from fed.vectors.tensors import nn
 
 __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
@@ -305,31 +302,24 @@ class RealPeer(ABC, Generic[_Service]):
             on_own = by_clients(held_out)
             return lambda: scores_of_both(on_test(), on_own())
 
-        def load_module(state: State) -> "nn.Module":
-            prepared.layout.unpack(*state, prepared.module)
-            return prepared.module.eval()
-
-        return TrainingLoop(
+        return assembled(
             self.experiment,
+            prepared,
             self.federation,
+            self.executor,
             begin_scoring=begin_scoring,
-            has_scores=bool(held_out) or prepared.recipe.test is not None,
-            scores_meanwhile=False,
-            keeps_metrics=False,
-            load_module=load_module,
-            metrics=directions(prepared.metrics),
+            is_scored_by_clients=bool(held_out),
             facts=lambda: {
                 "peer": self.service.own.name,
                 "clients": len(self.service.standing().present),
                 "parameters": prepared.layout.parameters,
                 "refused": self.service.refusals.count,
             },
-            confusion=lambda state: confusion_of(prepared.recipe, state, self.executor, prepared.data.names.labels),
-            population=lambda confusion: described(None, self.graph(), confusion),
             fingerprint=fingerprint,
             clock=self.setup.clock,
             observers=self.observers,
             folder=folder,
+            graph=self.graph,
         )
 
 

@@ -24,7 +24,7 @@ from fed.server.telling import Observers
 from fed.server.way_in import received
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Answer, Task, Update
 from tests.scripted_fleet import ScriptedFleet, one_round
 from tests.trial_stages import Drifts
 
@@ -197,7 +197,7 @@ def test_round_with_too_few_replies_leaves_the_model(caplog: pytest.LogCaptureFi
 def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:
     moves = coordinator(
         lambda task: [reply(task, 1.0)],
-        lambda task: [Answer.failure(task, "the training loss became nan", diverged=True)],
+        lambda task: [Answer.failure(task, "the training loss became nan", has_diverged=True)],
     )
     with pytest.raises(Diverged, match="round 4, client 1: the training loss became nan"):
         one_round(moves, 4, [0, 1])
@@ -235,8 +235,7 @@ def together(
         members = tuple(range(first, first + len(moves)))
         yield Answer(
             round=number,
-            mean_update_M=mean_update_M,
-            weight=float(sum(held)),
+            content=Update(mean_update_M, float(sum(held))),
             integers_I=task.model.integers_I,
             samples=held,
             train_losses=tuple(0.1 * (index + 1) for index in range(len(moves))),
@@ -312,7 +311,7 @@ def test_bytes_are_counted_whether_or_not_the_answer_counts() -> None:
 @pytest.mark.parametrize("step", [1, -1])
 def test_first_diverged_client_is_named_in_any_order(step: int) -> None:
     def diverged(task: Task) -> Iterator[Answer]:
-        yield Answer.failure(task, "no number", diverged=True)
+        yield Answer.failure(task, "no number", has_diverged=True)
 
     class Shuffled(Scripted):
         def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:

@@ -19,7 +19,7 @@ from fed.server.way_in import received
 from fed.vectors.randomness import Streams
 from fed.vectors.reduction import WeightedMean
 from fed.wire.format import Format
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, GlobalModel, Task, TrainedModel, Update
 
 MODEL = GlobalModel(2, torch.zeros(4), torch.zeros(2, dtype=torch.int64))
 TASK = Task(id=5, round=3, client="ann", model=MODEL)
@@ -55,15 +55,18 @@ def test_a_good_answer_is_taken_as_it_is(message: Format, changed: dict[str, Any
     answer, said = arrived(message, **changed), {**GOOD, **changed}
     assert isinstance(answer, Answer)
     assert (answer.tasks, answer.round, answer.clients, answer.problem) == ((5,), 3, ("ann",), "")
-    assert (answer.weight, answer.samples, answer.train_losses) == (
+    content = answer.content
+    assert isinstance(content, TrainedModel if message.sends_models else Update)
+    assert (content.weight, answer.samples, answer.train_losses) == (
         said["weight"],
         (said["samples"],),
         (said["train_loss"],),
     )
-    assert torch.equal(answer.mean_update_M, said["tensors"][0])
+    assert torch.equal(content[0], said["tensors"][0])
     assert torch.equal(answer.integers_I, said["tensors"][1])
     assert answer.size_bytes == 4 * 4 + 2 * 8
-    assert answer.start_V is (MODEL.params_V if message.sends_models else None)
+    if isinstance(content, TrainedModel):
+        assert content.start_V is MODEL.params_V
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,8 @@ def test_whatever_passes_fits_into_the_mean(number: float, passes: bool) -> None
     assert isinstance(answer, Answer) == passes
     if isinstance(answer, Answer):
         mean = WeightedMean(4)
-        mean.add(answer.mean_update_M, float(answer.samples[0]), less_P=answer.start_V)
+        assert isinstance(answer.content, TrainedModel)
+        mean.add(answer.content.params_V, float(answer.samples[0]), less_P=answer.content.start_V)
         assert float(mean.finish()[0]) == pytest.approx(2 * number)
 
 
@@ -146,7 +150,7 @@ def test_values_are_held_to_bounds_after_decoding(number: float, passes: bool) -
     answer = arrived(coded, tensors=coded_tensors(torch.tensor([1.0, 2.0, number], dtype=torch.float64)))
     assert isinstance(answer, Answer) == passes
     if isinstance(answer, Answer):
-        assert answer.mean_update_M.tolist() == [10.0, 20.0, 10 * number, 1.0]
+        assert answer.update.mean_update_M.tolist() == [10.0, 20.0, 10 * number, 1.0]
         assert answer.size_bytes == 1 + 3 * 8 + 8 + 2 * 8
     else:
         assert "the vector must be finite" in answer
@@ -212,6 +216,6 @@ def test_of_votes_the_signs_count_and_no_weights() -> None:
     forged = [torch.tensor([-1e9, 0.0, 1e-30, 5.0]), GOOD["tensors"][1]]
     answer = arrived(replace(UPDATES, votes=True, weighs_samples=False), tensors=forged, weight=1e6)
     assert isinstance(answer, Answer)
-    assert answer.weight == 1
+    assert answer.update.weight == 1
     # the last is a buffer's
-    assert answer.mean_update_M.tolist() == [-1, 1, 1, 5]
+    assert answer.update.mean_update_M.tolist() == [-1, 1, 1, 5]

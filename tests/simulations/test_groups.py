@@ -95,8 +95,8 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     found = []
     for answer in fleet.collect():
         assert not answer.problem
-        assert answer.weight == sum(answer.samples)
-        found.append((answer.mean_update_M, sum(answer.samples)))
+        assert answer.update.weight == sum(answer.samples)
+        found.append((answer.update.mean_update_M, sum(answer.samples)))
     return found
 
 

@@ -25,7 +25,7 @@ from fed.server.peer.replica.ring import RoundSum
 from fed.server.rounds.coordinated import Coordinated
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import Answer, Task, client_id_of, client_order
+from fed.wire.messages import Answer, PartialSum, Task, Update, client_id_of, client_order
 
 __all__ = ["Overtaken", "Replicated", "ReplicatedFleet"]
 
@@ -138,7 +138,7 @@ class ReplicatedFleet:
         answer = None
         if own is not None and not is_over:
             answer = self._trained(own)
-            if answer.diverged:  # the others go on without this peer
+            if answer.has_diverged:  # the others go on without this peer
                 yield answer
                 return
             if not answer.problem:
@@ -203,10 +203,10 @@ class ReplicatedFleet:
             tasks=tuple(task.id for task in counted),
             round=counted[0].round,
             clients=tuple(task.client for task in counted),
+            content=PartialSum(total.mean()),
             integers_I=total.integers_I,
             samples=tuple(one.samples for one in total.contributions),
             train_losses=tuple(one.train_loss for one in total.contributions),
-            partial=total.mean(),
         )
 
     def _trained(self, task: Task) -> Answer:
@@ -220,13 +220,20 @@ class ReplicatedFleet:
         assert isinstance(trained, Trained)
         if trained.diverged:
             ((_, reason),) = trained.diverged
-            return Answer.failure(task, reason, diverged=True)
+            return Answer.failure(task, reason, has_diverged=True)
         (update_M, integers_I, *after) = (part[0].clone() for part in tensors)
         if names:
             before = self.states.of(task.client, model)
             self._unsettled = task.id, before, dict(zip(names, after, strict=True))
-        of_client = trained.weights[0], integers_I, trained.samples, trained.train_losses
-        return Answer((task.id,), task.round, (task.client,), update_M, *of_client)
+        return Answer(
+            tasks=(task.id,),
+            round=task.round,
+            clients=(task.client,),
+            content=Update(update_M, trained.weights[0]),
+            integers_I=integers_I,
+            samples=trained.samples,
+            train_losses=trained.train_losses,
+        )
 
 
 class Replicated(Coordinated):

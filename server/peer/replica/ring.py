@@ -69,7 +69,7 @@ class RoundSum(NamedTuple):
             numbers: M.
         """
         total = WeightedMean(numbers)
-        total.add(answer.mean_update_M, answer.weight, less_P=answer.start_V)
+        total.add(answer.update.mean_update_M, answer.update.weight)
         own = Contribution(name, answer.samples[0], Fraction(total.weight), answer.train_losses[0])
         return cls(_rows(total.packed(), numbers), answer.integers_I, (own,))
 

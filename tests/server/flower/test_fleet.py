@@ -137,8 +137,8 @@ def test_task_is_sent_as_one_array_and_answered() -> None:
     assert request.plan.signature == SIGNATURE
     assert Format.of(request.plan.format, FORMAT) == FORMAT
     assert not reply.problem
-    assert (reply.tasks, reply.clients, reply.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
-    assert torch.equal(reply.mean_update_M, torch.ones(SIZE, dtype=torch.float64))
+    assert (reply.tasks, reply.clients, reply.update.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
+    assert torch.equal(reply.update.mean_update_M, torch.ones(SIZE, dtype=torch.float64))
     assert reply.size_bytes == SIZE * 8
 
 
@@ -253,7 +253,7 @@ def test_garbage_is_refused_and_counted(name: str) -> None:
     assert failure.problem
     assert not reply.problem
     assert "refused" in failure.problem
-    assert not failure.diverged
+    assert not failure.has_diverged
     assert fleet.counts.refused == 1
 
 

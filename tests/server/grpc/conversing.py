@@ -20,7 +20,7 @@ from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.settings import settings_of
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.secure_fleet import SessionResult
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, GlobalModel, Lanes, Task
 
 __all__ = ["PATIENCE_S", "Conversation"]
 
@@ -157,7 +157,7 @@ class Conversation:
             masked = self._nodes[client].masked(self._own_sha256[client, message.attempt], lambda: True)
             assert masked is not None
             number = message.task.number
-            self._answers.append(Answer((number,), number // 100, (client,), masked, size_bytes=1000))
+            self._answers.append(Answer((number,), number // 100, (client,), Lanes(masked), size_bytes=1000))
 
     def _say_all(self, client: int, messages: Sequence[pb.FromSession]) -> None:
         for message in messages:

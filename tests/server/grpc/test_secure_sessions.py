@@ -35,7 +35,7 @@ from fed.server.telling import Observers
 from fed.storage.run_folder import RunFolder
 from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, GlobalModel, Lanes, Task
 from tests.observing import after_round
 from tests.server.deployed import wait_for
 from tests.server.grpc.threaded import ThreadedNode
@@ -527,7 +527,7 @@ def test_messages_in_odd_orders_end_no_server(tmp_path: Path) -> None:
     sessions = NodeSessions(stub, settings, known.fixed, "run", lambda: content, 1.0)
     model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
     tasks = [Task(number, 1, number, model) for number in range(3)]
-    answer = Answer((0,), 1, (0,), torch.zeros(known.fixed.lanes, dtype=torch.int32))
+    answer = Answer((0,), 1, (0,), Lanes(torch.zeros(known.fixed.lanes, dtype=torch.int32)))
     sessions.open(tasks)
     sessions.take(answer)  # before there is a session
     assignments = {task.client: pb.Assignment(task=pb.TaskId(number=task.id), round=1) for task in tasks}

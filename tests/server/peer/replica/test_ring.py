@@ -14,7 +14,7 @@ from torch import Tensor
 from fed.errors import InvalidPayload
 from fed.server.peer.replica.ring import Ring, RoundSum
 from fed.vectors.reduction import PACKED_BYTES, WeightedMean
-from fed.wire.messages import Answer
+from fed.wire.messages import Answer, Update
 
 
 def update_of(member: int, numbers: int) -> Answer:
@@ -22,7 +22,7 @@ def update_of(member: int, numbers: int) -> Answer:
     update_M = torch.randn(numbers, generator=generator) * 10.0 ** (member % 7 - 3)
     integers_I = torch.tensor([member, -member])
     weight = member + 1 if member % 3 else member + 0.3
-    return Answer((member,), 1, (member,), update_M, weight, integers_I, (member + 1,), (member / 3,))
+    return Answer((member,), 1, (member,), Update(update_M, weight), integers_I, (member + 1,), (member / 3,))
 
 
 def in_turn(rings: Sequence[Ring], sent_bytes: list[int]) -> None:
@@ -43,7 +43,7 @@ def test_every_member_has_the_exact_sum(members: int, numbers: int, draws: rando
     in_turn(rings, sent_bytes)
     expected = WeightedMean(numbers)
     for answer in answers:
-        expected.add(answer.mean_update_M, answer.weight)
+        expected.add(answer.update.mean_update_M, answer.update.weight)
     for ring in rings:
         total = ring.result()
         assert total.mean().finish().equal(expected.finish())
@@ -60,7 +60,7 @@ def test_every_member_has_the_exact_sum(members: int, numbers: int, draws: rando
 
 def test_lanes_of_chunks_may_differ_in_number() -> None:
     names, numbers = ("1", "2", "3"), 6
-    answers = [update_of(1, numbers)._replace(mean_update_M=torch.tensor([0.0, 0, 0, 0, 1e30, k])) for k in range(3)]
+    answers = [update_of(1, numbers).with_update(torch.tensor([0.0, 0, 0, 0, 1e30, k])) for k in range(3)]
     rings = [Ring(p, names, RoundSum.of(names[p], answers[p], numbers)) for p in range(3)]
     in_turn(rings, [0] * 3)
     assert len(rings[0].result().lanes) > 4
@@ -115,7 +115,9 @@ def test_a_message_that_cannot_be_is_refused(place: int, tensor: Tensor, why: st
 
 def test_weights_travel_exactly() -> None:
     weight = 0.1
-    total = RoundSum.of("7", update_of(0, 2)._replace(weight=weight), 2)
+    answer = update_of(0, 2)
+    answer = answer._replace(content=answer.update._replace(weight=weight))
+    total = RoundSum.of("7", answer, 2)
     assert RoundSum.read(total.tensors(), 2).contributions[0].weight == Fraction(weight)
 
 
