@@ -91,10 +91,11 @@ def replicated(holdings: Holdings, overlap: float, generator: np.random.Generato
     once_more = round((overlap - int(overlap)) * len(sample_E))
     copies_E[generator.permutation(len(sample_E))[:once_more]] += 1
     others = _other_holders(holder_E, copies_E, len(clients), generator)
-    return {
-        client: np.sort(np.concatenate([holdings[client], *(sample_E[other_E == number] for other_E in others)]))
-        for number, client in enumerate(clients)
-    }
+    with_copies: Holdings = {}
+    for number, client in enumerate(clients):
+        copies = [sample_E[other_E == number] for other_E in others]
+        with_copies[client] = np.sort(np.concatenate([holdings[client], *copies]))
+    return with_copies
 
 
 def _other_holders(

@@ -116,12 +116,14 @@ class BatchedTrainer(TorchTrainer):
         # so that clients with steps left are always the first rows
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
+        if back is not None:
+            start_V = start_V if start_V.ndim == 1 else start_V[rows]
+            integers_I = integers_I if integers_I.ndim == 1 else integers_I[rows]
+            context = context.of(rows)
         stack = self._stack(len(rows))
-        stack.load(*(part if back is None or part.ndim == 1 else part[rows] for part in (start_V, integers_I)))
+        stack.load(start_V, integers_I)
         inputs_E, targets_E = (torch.cat(parts).to(self.device) for parts in zip(*samples, strict=True))
         blocks = self._steps.blocks(plans, orders, rows)
-        if back is not None:
-            context = context.of(rows)
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
             sums_K = self._run(stack, (inputs_E, targets_E), blocks, context).cpu()
@@ -146,7 +148,7 @@ class BatchedTrainer(TorchTrainer):
             context = context.spread(stack.spread, stack.x_KQ[:, : stack.shared])
         moves = self.phase.moves(stack.shared)
         optimizer = None if self._moves_in_place else optimizer_for(self.local, self._lr)
-        running = stack.rows
+        running = stack.rows  # number of rows that are not finished
         for block in blocks:
             step = 0
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):

@@ -208,7 +208,8 @@ def _places(client: _Client, places_W: NDArray[np.int64]) -> Iterator[NDArray[np
     for first in range(0, plan.steps, _STEPS_AT_ONCE):
         epochs_L, steps_L = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
         epochs_L -= epochs_L[0]
-        taken = taken[-1:] if steps_L[0] else []
+        taken = taken[-1:] if steps_L[0] else []  # the last block may have ended within an epoch
         taken += itertools.islice(orders, int(epochs_L[-1]) + 1 - len(taken))
-        places_LW = np.minimum(places_W, np.take(plan.sizes, steps_L)[:, None] - 1) + plan.sizes[0] * steps_L[:, None]
+        last_L1 = np.take(plan.sizes, steps_L)[:, None] - 1
+        places_LW = np.minimum(places_W, last_L1) + plan.sizes[0] * steps_L[:, None]
         yield client.begin + np.stack(taken)[epochs_L[:, None], places_LW]

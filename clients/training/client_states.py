@@ -42,7 +42,9 @@ def codec_state(state: ClientState) -> ClientState:
 
 def algorithm_state(state: ClientState, kind: type | None) -> Any:
     """The algorithm's part of a record, as its own named tuple; None where it keeps nothing."""
-    return kind(**{name: state[f"algorithm.{name}"] for name in kind._fields}) if kind is not None else None  # type: ignore[attr-defined]
+    if kind is None:
+        return None
+    return kind(**{name: state[f"algorithm.{name}"] for name in kind._fields})  # type: ignore[attr-defined]  # a named tuple
 
 
 def at_discount(before: ClientState, after: ClientState, discount: float) -> ClientState:

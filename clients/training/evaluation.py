@@ -167,14 +167,11 @@ class _Tally:
     def _values(self, output: Any, target: Tensor, *, streamed: bool) -> Tensor:
         """Loss and metrics in float64: those that are ``streamed`` batch by batch, or the others; 0 for the rest."""
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        return torch.stack(
-            [
-                measured(name, measure, output, target, self._device)
-                if is_mean_over_samples(measure) == streamed
-                else zero
-                for name, measure in self._measures
-            ]
-        )
+        values = []
+        for name, measure in self._measures:
+            is_asked_for = is_mean_over_samples(measure) == streamed
+            values.append(measured(name, measure, output, target, self._device) if is_asked_for else zero)
+        return torch.stack(values)
 
 
 def _batches(samples: Pair, device: "torch.device") -> Iterator[Pair]:

@@ -122,6 +122,7 @@ class FlatParameters:
         if loss.ndim or not loss.is_cpu:
             parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
         else:
+            # in this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable
             parts = _run_backward(
                 (loss,), (torch.ones_like(loss),), keep_graph, False, self._parameters, True, accumulate_grad=False
             )

@@ -208,8 +208,11 @@ class GroupTraining:
         wants = "gradient" in aggregator.asks
         streams = self._recipe.own_streams
         seeds = [streams.torch_seed("measure", *task.key_of(row)) for row in range(len(task.clients))]
-        given = zip(*_rows(self._whole(sent.start, sent), len(seeds)), sent.pairs, seeds, strict=True)
-        measured = [self.trainer.measure(*of_client, gradient=wants) for of_client in given]
+        vectors_KV, integers_KI = _rows(self._whole(sent.start, sent), len(seeds))
+        measured = [
+            self.trainer.measure(vector_V, integers_I, pair, seed, gradient=wants)
+            for vector_V, integers_I, pair, seed in zip(vectors_KV, integers_KI, sent.pairs, seeds, strict=True)
+        ]
         losses, gradients = zip(*measured, strict=True)
         found = {"start_loss_K1": _columns(losses)[0]}
         if wants:
@@ -282,9 +285,11 @@ def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> _Diverged:
     """The clients of a group whose numbers are not finite in a phase, in their order, each with its first reason."""
     reasons: dict[int, str] = {}
     for group in groups:
-        losses = enumerate(group.train_losses)
-        reasons = {row: f"the training loss became {loss}" for row, loss in losses if not math.isfinite(loss)} | reasons
-        reasons = dict.fromkeys(rows_not_finite(group.params_KV), "the trained model is not finite") | reasons
+        for row, loss in enumerate(group.train_losses):
+            if not math.isfinite(loss):
+                reasons.setdefault(row, f"the training loss became {loss}")
+        for row in rows_not_finite(group.params_KV):
+            reasons.setdefault(row, "the trained model is not finite")
     return tuple((task.clients[row], reasons[row]) for row in sorted(reasons))
 
 

@@ -111,6 +111,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
     def inputs(self, examples: Sequence[Tensor]) -> list[Tensor]:
         """Copies of the examples, each an input of the graph."""
+        # one copy for all examples that share memory
         copies: dict[int, Any] = {_place(example): example.untyped_storage() for example in examples}
         copies = {place: storage.clone() for place, storage in copies.items()}
         inputs = []

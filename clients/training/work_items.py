@@ -306,6 +306,9 @@ class Recipe:
 def label_of(task: Train) -> str:
     """Name of a group in a round, for people."""
     names = [repr(client) for client in task.clients[:8]]
-    names += [f"{len(task.clients) - 8} others"] if len(task.clients) > 8 else []
-    who = f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names[:-1])} and {names[-1]}"
+    if len(task.clients) > 8:
+        names.append(f"{len(task.clients) - 8} others")
+    who = f"client {names[0]}"
+    if len(names) > 1:
+        who = f"clients {', '.join(names[:-1])} and {names[-1]}"
     return f"{who} of round {task.round}"
