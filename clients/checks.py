@@ -102,7 +102,7 @@ def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> An
     try:
         return function(*arguments)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, FedError):
+        if isinstance(error, FedError):  # such as InvalidInput, which is a ValueError, too
             raise
         raise InvalidModel(f"{failure}: {first_line(error)}") from error
 

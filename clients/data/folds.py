@@ -68,6 +68,7 @@ def holding_out(data: FederatedData, fold: FoldSection, streams: Streams) -> Fed
         return replace(data, train=train, test=None, client_tests=ByClient(tested, parted.held_out))
     held = {client: parted.kept(client) for client in data.clients}
     tests = {client: parted.held_out(client) for client in tested}
+    # held-out samples may have the largest label
     return replace(data, train=held, test=None, classes=data.number_of_classes(), client_tests=tests)
 
 
@@ -96,6 +97,6 @@ class _Parted:
 
     def _is_held_out(self, client: ClientId, samples: int) -> NDArray[np.bool_]:
         if samples == 1:
-            return np.zeros(1, dtype=bool)
+            return np.zeros(1, dtype=bool)  # the client trains on its only sample in every fold
         fold_E = fold_of(samples, self.fold.of, self.streams.generator("folds", client))
         return np.asarray(fold_E == self.fold.number)

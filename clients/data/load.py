@@ -59,6 +59,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
     samples = _samples(source, section.kind)
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
+    # a partition that takes no number of clients finds the clients in the samples
     takes_clients = "clients" in inspect.signature(partition.target).parameters
     deal = _deal_to_numbers if takes_clients else _deal_to_names
     dealt = deal(samples, section, partition, streams)

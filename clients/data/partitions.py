@@ -95,6 +95,7 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
         ) from None
     order = np.argsort(-scores_E, kind="stable")
     turn_E, seat_E = np.divmod(np.arange(len(samples)), clients)
+    # every second turn goes back, so that the first client does not always choose first
     return _dealt(order, np.where(turn_E % 2 == 0, seat_E, clients - 1 - seat_E))
 
 
@@ -192,6 +193,7 @@ def shards(
 def _shards(sizes_C: NDArray[np.int64], clients: int, classes_per_client: int) -> NDArray[np.int64]:
     """Number of shards of each class: one each, then one more where shards are the largest, until all are given."""
     total = clients * classes_per_client
+    # a shard has a sample at least, and a client no two shards of one class
     most_C = np.minimum(sizes_C, clients)
     if not len(sizes_C) <= total <= most_C.sum() or classes_per_client > len(sizes_C):
         raise InvalidData(

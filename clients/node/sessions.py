@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "SecureNode"]
 
 _log = logging.getLogger(__name__)
-_LOOKS_EVERY_S = 0.2
+_LOOKS_EVERY_S = 0.2  # at the task, whether it is still wanted
 
 
 @dataclass(frozen=True)

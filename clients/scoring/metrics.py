@@ -103,6 +103,7 @@ def auroc(output: Tensor, target: Tensor) -> float:
     if not torch.isfinite(scored.scores).all():
         return math.nan
     if scored.are_classes:
+        # probabilities: the scores of one class order samples otherwise
         scores = scored.scores.double().softmax(1)
         labels = nn.functional.one_hot(scored.labels, output.shape[1])
     else:
@@ -168,7 +169,7 @@ def c_index(output: Tensor, target: Tensor) -> float:
     comparable = right = 0.0
     events_K = event_B.nonzero().flatten()
     rows = max(1, _MOST_PAIRS // max(len(time_B), 1))
-    for first in range(0, len(events_K), rows):
+    for first in range(0, len(events_K), rows):  # in parts, since all pairs may not fit into memory
         at = events_K[first : first + rows]
         risk_K = risk_B[at, None]
         time_K = time_B[at, None]

@@ -72,7 +72,7 @@ class GroupTraining:
         self.trainer = reporting[-1]  # clients report the model that it leaves
         self._layout = self.trainer.layout
         self._params = self._layout.shared.parameters
-        self._algorithm_state: type | None = None
+        self._algorithm_state: type | None = None  # class to which records of clients are turned back
         if recipe.aggregator is not None:
             first = recipe.aggregator.init_client(torch.zeros(self._params))
             self._algorithm_state = None if first is None else type(first)
