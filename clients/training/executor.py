@@ -110,7 +110,7 @@ class Executor(ABC):
 
 
 class InProcess(Executor):
-    """Executor in this process: does items when their results are asked for. Errors of the work are raised as they are.
+    """Executor in this process: does items when their results are asked for, and raises what the work raises as it is.
 
     Args:
         make: factory of the work, called at once.
