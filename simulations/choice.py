@@ -32,20 +32,21 @@ __all__ = ["hired", "leave_rerun"]
 _log = logging.getLogger(__name__)
 
 _SMALL_BYTES = 2**18
-"""A model of this size, and the steps of a few clients on it, take less time than sending them to a worker and back."""
+"""Size of an item below which its work takes less time than sending it to a worker and back."""
 
 _MOST_WORKERS = 64
 
 _WORTH_WORKERS_S = 20.0
-"""Workers take seconds to start: a run must take this long in one process to be worth it."""
+"""Seconds that a run must take in one process for workers to pay, since they take seconds to start."""
 
 
 def hired(simulation: Simulation, expectation: Expectation | None = None) -> Executor:
     """Executor of a simulation's work, to be entered as a context: this process, or workers that end with it.
 
     Args:
-        simulation: what is to be done.
-        expectation: how long it would take in one process, if that is known; for ``workers: auto``.
+        simulation: simulation whose work the executor does.
+        expectation: time that the run would take in one process, for ``workers: auto``; None: it is estimated here if
+            it is needed.
 
     Raises:
         InvalidExperiment: if workers are asked for and the user's parts cannot go to another process.
@@ -59,7 +60,7 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Exe
     count = _worthwhile(simulation, expectation) if asked == "auto" else asked
     if count:
         try:
-            # waited for where this process may do the work instead: only then is it known whether processes can start
+            # with auto this process does the work if no worker can start, which only waiting for one shows
             return _started(simulation, EXECUTORS.make("workers"), count, awaits=is_free)
         except (InvalidInput, RunFailed) as error:
             if not is_free:
@@ -69,12 +70,12 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Exe
 
 
 def leave_rerun() -> None:
-    """End a worker that runs the user's program again, for want of ``if __name__ == "__main__":``.
+    """End a worker that runs the user's program again, because that lacks ``if __name__ == "__main__":``.
 
     It prints the reason; its parent, which waits for it, prints the remedy.
     """
     process = multiprocessing.current_process()
-    if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # as multiprocessing asks, too
+    if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # multiprocessing tests the same
         raise SystemExit(1)
 
 
@@ -93,7 +94,7 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
         return 0
     try:
         expectation = expectation or expect(simulation)
-    except Exception:  # whatever a user's code raises, the first round will raise, and say whose it is
+    except Exception:  # an error of a user's code will be raised again by the first round, which names its client
         return 0
     return count if expectation.wall_s >= _WORTH_WORKERS_S else 0
 
@@ -103,23 +104,25 @@ def _useful(simulation: Simulation) -> int:
     if multiprocessing.parent_process() is not None:  # one of several runs side by side
         return 1
     processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
-    return min(processors, -(-simulation.trainees // simulation.groups.size))
+    groups = -(-simulation.trainees // simulation.groups.size)  # rounded up
+    return min(processors, groups)
 
 
 def _started(simulation: Simulation, section: Component, workers: int, *, awaits: bool = False) -> Executor:
     """Executor of a kind, with each worker on its device.
 
     Args:
-        simulation: what is to be done.
-        section: the executor's.
-        workers: how many.
+        simulation: simulation whose work the executor does.
+        section: section of the experiment that names the executor.
+        workers: number of workers, at least 1.
         awaits: True if a kind with workers waits until one has begun.
 
     Raises:
         InvalidExperiment: if this machine is too small for so many, or the user's parts cannot go to another process.
     """
     kind = _class_of(section)
-    if kind.shares_memory and workers > (most := max(_MOST_WORKERS, 4 * usable_cores())):
+    most = max(_MOST_WORKERS, 4 * usable_cores())
+    if kind.shares_memory and workers > most:
         raise InvalidExperiment(
             f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {workers}: more "
             "processes would only wait for each other"
@@ -151,29 +154,40 @@ def _class_of(section: Component) -> type[Executor]:
 def _capacity_bytes(simulation: Simulation) -> int:
     """Bytes that the tensors of an item, or of its result, take at most."""
     reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
+    trained = 1 if reduces else simulation.groups.size
     # clients' whole models, of which some travel together to be scored
     scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
-    travelling = max(1 if reduces else simulation.groups.size, scored)
+    travelling = max(trained, scored)
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
-    layout, numbers = simulation.layout, simulation.message.numbers if simulation.message else 0
+    layout = simulation.layout
+    numbers = simulation.message.numbers if simulation.message else 0
     model_size = max(numbers, layout.size) + layout.integer_count
-    # 4096 for what rounding each tensor up to 64 bytes adds
     codec = simulation.message.codec_state() if simulation.message else {}
     lost = simulation.groups.size * sum(part.numel() for part in codec.values())
-    return 8 * (sum(part.numel() for part in tensors) + lost + travelling * model_size) + 4096
+    numbers_in_all = sum(part.numel() for part in tensors) + lost + travelling * model_size
+    # a number takes at most 8 bytes; 4096 more are for rounding each tensor up to 64 bytes
+    return 8 * numbers_in_all + 4096
 
 
 def _check_portable(simulation: Simulation) -> None:
     """Check that work can go to another process.
 
     Raises:
-        InvalidExperiment: if it cannot, with the part that stands against it.
+        InvalidExperiment: if it cannot; the message names the part that cannot be pickled.
     """
-    recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
-    parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metrics}
-    data = [part for part in read if not isinstance(part, dict)]
-    parts |= {"algorithm": (recipe.aggregator, recipe.phases), "section local": recipe.local}
-    parts |= {"uplink": simulation.message, "stages": simulation.prepared.stages, "data": data}
+    recipe = simulation.recipe
+    # a dict of samples goes through shared memory instead
+    data = [part for part in (simulation.data.train, simulation.held_out) if not isinstance(part, dict)]
+    parts: dict[str, Any] = {
+        "model": recipe.module,
+        "loss": recipe.loss,
+        "metric": recipe.metrics,
+        "algorithm": (recipe.aggregator, recipe.phases),
+        "section local": recipe.local,
+        "uplink": simulation.message,
+        "stages": simulation.prepared.stages,
+        "data": data,
+    }
     for name, part in parts.items():
         try:
             pickle.dumps(part)  # tried here, where the part can be named
@@ -185,8 +199,10 @@ def _check_portable(simulation: Simulation) -> None:
 
 
 def _shared(simulation: Simulation) -> Recipe:
-    """Recipe with data in shared memory; data on demand are made or read by whichever process needs them."""
-    recipe, train, held_out = simulation.recipe, simulation.data.train, simulation.held_out
+    """Recipe with data in shared memory; data on demand are made or read by the process that needs them."""
+    recipe = simulation.recipe
+    train = simulation.data.train
+    held_out = simulation.held_out
     test = None if recipe.test is None else simulation.data.test
     return replace(
         recipe,
@@ -207,15 +223,17 @@ class _Arena:
     @classmethod
     def of(cls, train: Mapping[ClientId, Pair]) -> "_Arena":
         inputs, targets = zip(*train.values(), strict=True)
-        places, end = {}, 0
+        places = {}
+        end = 0
         for client, labels in zip(train, targets, strict=True):
-            places[client] = end, end + len(labels)
+            begin = end
             end += len(labels)
-        # one memory for all: each takes a file descriptor
+            places[client] = (begin, end)
+        # one memory for all clients: each memory takes a file descriptor
         return cls(SharedTensor(*inputs), SharedTensor(*targets), places)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """The pair of inputs and targets of all."""
+        """Iterate over the inputs and the targets of all samples."""
         return iter((self.inputs_E.tensor, self.targets_E.tensor))
 
     def read(self, client: ClientId) -> Pair:

@@ -60,9 +60,9 @@ class Device:
         """Seconds from a task's dispatch to its answer's arrival.
 
         Args:
-            bytes_down: of the task.
-            samples: trained on, each as often as it is seen.
-            bytes_up: of the answer.
+            bytes_down: size of the task's message.
+            samples: number of samples trained on, each counted as often as it is seen.
+            bytes_up: size of the answer's message.
         """
         down_s = self.latency_s + bytes_down / self.down_bytes_per_s
         up_s = self.latency_s + bytes_up / self.up_bytes_per_s
@@ -78,11 +78,12 @@ class Device:
         """Number of samples that it can train on and still answer in time; below 0: none.
 
         Args:
-            time_s: from the dispatch to the answer's arrival.
-            bytes_down: of the task.
-            bytes_up: of the answer.
+            time_s: seconds from the task's dispatch to the answer's arrival.
+            bytes_down: size of the task's message.
+            bytes_up: size of the answer's message.
         """
-        return (time_s - self.task_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)) * self.samples_per_s
+        moving_s = self.task_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)
+        return (time_s - moving_s) * self.samples_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,14 +122,18 @@ class Devices(Hyperparameters, ABC):
     def spells(self, client: ClientId, streams: Streams) -> Spells | None:
         """Availability of a client over time; None: always available."""
         spells = self._availability.of(client, streams)
-        return spells if self.are_members_for_ever else Membership(*self.membership(client, streams), spells)
+        if self.are_members_for_ever:
+            return spells
+        joins_s, leaves_s = self.membership(client, streams)
+        return Membership(joins_s, leaves_s, spells)
 
     def membership(self, client: ClientId, streams: Streams) -> tuple[float, float]:
         """Times at which a client registers, and at which it leaves for good."""
         joins, stays, *_ = streams.uniforms("membership", client)
-        # the exponential distribution's inverse; stays is below 1
-        leaves_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
-        return joins * self.joining_s, joins * self.joining_s + leaves_s
+        joins_s = joins * self.joining_s
+        # the inverse of the exponential distribution; stays is below 1, so the logarithm is finite
+        stays_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
+        return joins_s, joins_s + stays_s
 
     @property
     def are_members_for_ever(self) -> bool:

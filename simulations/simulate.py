@@ -52,21 +52,21 @@ def simulate(
     """Run an experiment on this machine, on its GPUs where there are any.
 
     Args:
-        experiment: to run.
+        experiment: description of the run.
         data: training data by client, in place of the experiment's.
-        model: a factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
+        model: factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
         loss: (output, target) → scalar, in place of the experiment's. Targets may then have any type and shape.
         metric: (output, target) → number, reported as accuracy; or a mapping of names to several, the first of which
-            results are compared by. They replace the experiment's; with a ``loss`` and no ``metric`` there are those
-            alone that the experiment names. Evaluation gives loss and metrics all outputs and targets of the test set
-            in one call, or of one client's held-out samples. A function with the attribute ``mean_over_samples = True``
-            is given batches instead, whose values are averaged. One with ``higher_is_better = False`` is better where
-            it is low.
-        output: the run's folder; nothing is written without one.
-        overwrite: replace a run that the folder holds.
-        resume: continue the run that the folder holds, from its newest whole checkpoint, or from the beginning where it
-            ended before its first one. It ends with the same bits as a run that was never interrupted. Data, model,
-            loss and metric that were given to it must be given again.
+            results are compared by. They replace the experiment's; with a ``loss`` and no ``metric`` only those that
+            the experiment names are measured. Evaluation calls loss and metrics once, with all outputs and targets of
+            the test set, or of one client's held-out samples. A function with the attribute ``mean_over_samples =
+            True`` is called with batches instead, and its values are averaged. Of a metric with ``higher_is_better =
+            False`` low values are better.
+        output: folder of the run; None: nothing is written.
+        overwrite: True if a run that the folder holds is replaced.
+        resume: True if the run that the folder holds continues, from its newest whole checkpoint, or from the beginning
+            if it ended before its first one. It ends with the same bits as a run that was never interrupted. Data,
+            model, loss and metric that were given to it must be given again.
         observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
             slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
@@ -111,10 +111,12 @@ def simulate(
         simulation = Simulation(experiment, data, model, loss, metric)
         _log.info("training: %s", simulation.batching)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
-        parts, kept = dict[str, Any](), None
+        parts: dict[str, Any] = {}
+        kept = None
         if folder is not None:
             parts = kept_parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
-            kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
+            if resume:
+                kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts)
         told = Observers(observers)
         expectation = expect(simulation) if told.want(Expectation) else None
         if folder is not None:
@@ -155,7 +157,9 @@ def _loop(
         message = simulation.message
         secure = settings_of(simulation.experiment)
         codecs = facts_of(message.encoder) if message else {}
-        sessions = {"secure_aggregation": secure.facts(message.fixed)} if secure and message and message.fixed else {}
+        sessions: dict[str, Any] = {}
+        if secure and message and message.fixed:
+            sessions["secure_aggregation"] = secure.facts(message.fixed)
         return {**counts, **federation.occupation(), **adversaries, **codecs, **sessions}
 
     return assembled(

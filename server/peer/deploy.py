@@ -46,13 +46,13 @@ def take_part(
     """Run an experiment at one peer.
 
     Args:
-        experiment: to run, the same at all peers.
-        own: what this peer trains on.
-        setup: how it meets the others.
+        experiment: the experiment to run, the same at all peers.
+        own: the data that this peer trains on.
+        setup: addresses, credentials and waits of this peer.
         output: the run's folder.
-        overwrite: replace a run that the folder holds.
-        resume: continue the run that the folder holds, from its newest whole checkpoint.
-        on_listen: called with the port.
+        overwrite: True if a run that the folder holds is replaced.
+        resume: True if the run that the folder holds continues, from its newest whole checkpoint.
+        on_listen: function that is called with the port, or with None if this peer only dials.
         observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
             slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
@@ -84,13 +84,16 @@ def take_part(
             if on_listen is not None:
                 on_listen(port)
             loop = peer.loop(fingerprint, folder)
+            first = 1
             if kept is not None:
-                loop.restore(*kept)
+                last, state = kept
+                loop.restore(last, state)
+                first = last + 1
             count = peer.meet()
             there = "1 peer is" if count == 1 else f"{count} peers are"
-            _log.info("%s there: round %d begins", there, 1 + (kept[0] if kept else 0))
+            _log.info("%s there: round %d begins", there, first)
             run = loop.run()
-        except BaseException:  # Ctrl-C too: the others are told
+        except BaseException:  # Ctrl-C too: the others must be told that this peer leaves
             peer.stop()
             raise
         peer.end()
@@ -112,7 +115,7 @@ def serve_end(
         own: the data that this peer trained on.
         setup: addresses, credentials and waits of this peer.
         output: the run's folder.
-        on_listen: function that is called with the port.
+        on_listen: function that is called with the port, or with None if this peer only dials.
 
     Raises:
         InvalidInput: if nothing can listen there, or what was kept cannot be read.

@@ -23,8 +23,8 @@ from fed.vectors.reduction import PACKED_BYTES
 
 __all__ = ["ReplicaPeer"]
 
-_SLOWEST_BYTES_PER_S = 1e5  # of a ring's links
-_KEPT = 8  # rounds whose sums stay for those that are behind, at least
+_SLOWEST_BYTES_PER_S = 1e5  # rate of the slowest link of a ring that still ends in time
+_KEPT = 8  # least number of rounds whose sums stay on disk for members that are behind
 
 
 class ReplicaPeer(RealPeer[ReplicaService]):
@@ -67,8 +67,16 @@ class ReplicaPeer(RealPeer[ReplicaService]):
             min_peers=setup.min_peers,
             snapshot=lambda: self._replicated.snapshot,
         )
-        self.thread, states = ServiceThread(service), prepared.client_states(message)
-        fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers, self.observers)
+        self.thread = ServiceThread(service)
+        states = prepared.client_states(message)
+        fleet = ReplicatedFleet(
+            self.thread,
+            size=self.size,
+            states=states,
+            executor=self.executor,
+            numbers=numbers,
+            observers=self.observers,
+        )
         self._replicated = Replicated(
             experiment, prepared, self.policy, fleet, message, states, observers=self.observers
         )
@@ -84,11 +92,11 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         return self._replicated.is_behind
 
     def resume(self, kept: tuple[int, Tree] | None) -> None:
-        """Take up what this replica has promised, and the sums that are on disk."""
+        """Take up this replica's promises, and the sums that are on disk."""
         self.thread.call(self.service.restore, 0 if kept is None else kept[0])
         if kept is not None and not self.service.has_record:
             raise InvalidCheckpoint(
-                f"{self.service.folder} must hold what this peer has promised the others, got nothing: bring it back, "
+                f"{self.service.folder} must hold this peer's promises to the others, got none: bring the folder back, "
                 "or let the peer join anew, under another name and with another --output"
             )
 

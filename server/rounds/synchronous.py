@@ -306,7 +306,7 @@ class Synchronous(Rounds):
         """Wait past the deadline until the quorum has answered; dispatch to others where too few are left.
 
         The wait ends below the quorum where for a day nobody can be asked: clients have left, or keep states and await
-        the verdict on what they have sent.
+        the verdict on what they have sent. So it does where the sampling draws nobody.
         """
         begins_s = coordinator.fleet.clock
         while len(accumulator.replied) < quorum:
@@ -319,6 +319,8 @@ class Synchronous(Rounds):
                 if not coordinator.fleet.available() and not coordinator.open:
                     return
                 clients = self.draw(coordinator, number, lacking, len(accumulator.asked))
+                if not clients and not coordinator.open:
+                    return  # a sampling that may draw nobody would draw nobody again, for no time has passed
                 self._ask(coordinator, accumulator, number, clients)
             coordinator.collect(accumulator, enough=missing)
 
@@ -352,11 +354,17 @@ def await_clients(coordinator: "Coordinator", number: int, count: int) -> None:
         count: the number of clients.
 
     Raises:
-        RunFailed: if no client ever will.
+        RunFailed: if no client ever will, or none has for a week of the clients' time.
     """
-    _wait_a_day(coordinator, number, count)
     fleet = coordinator.fleet
+    begins_s = fleet.clock
+    _wait_a_day(coordinator, number, count)
     while not fleet.available() and not coordinator.open:
+        if fleet.clock > begins_s + _LONGEST_S:
+            raise RunFailed(
+                f"round {number} has waited for a week of the clients' time, and never were as many clients there at "
+                f"once as it needs: {STAY_LONGER}, or lower secure_aggregation.minimum_cohort where there is one"
+            )
         if not fleet.wait():
             raise RunFailed(f"round {number} needs a client, and none will ever be there again: {STAY_LONGER}")
 

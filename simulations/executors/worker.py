@@ -34,28 +34,28 @@ __all__ = ["ANSWER", "FAULT_BYTES", "ORDER", "SLOTS", "Maker", "WorkerReply", "c
 _log = logging.getLogger(__name__)
 
 SLOTS = 2
-"""An item waits beside the one at work."""
+"""Number of slots of a worker: one for the item at work, one for the item that waits."""
 
 FAULT_BYTES = 1 << 16
-"""The end of a worker's memory, for what is written when it crashes."""
+"""Size of the end of a worker's memory, where the report of a crash is written."""
 
 ORDER = struct.Struct("<BI")
-"""What the parent sends: a slot, and the size of what is pickled there."""
+"""Format of the parent's messages: number of a slot, and size of the pickled content there in bytes."""
 
 ANSWER = struct.Struct("<BBI")
-"""What the worker sends: an :class:`WorkerReply`, a slot, and the size of what is pickled there."""
+"""Format of the worker's messages: a :class:`WorkerReply`, number of a slot, and size of the pickled content there."""
 
 
 class WorkerReply(enum.IntEnum):
-    """Reply of a worker, and what the slot then holds.
+    """Reply of a worker. Each says what has happened, and what the slot then holds.
 
     Attributes:
-        READY: it waits for items; nothing.
-        NOT_MADE: the work could not be made, and the worker ends; a :class:`fed.errors.FedError`, or a text.
-        DONE: an item is done; its result.
-        SKIPPED: an item was recalled before it was begun; nothing.
-        REFUSED: the work raised a :class:`fed.errors.FedError`; that.
-        RAISED: the work raised anything else, and the worker ends; a description and the traceback.
+        READY: worker waits for items. The slot holds nothing.
+        NOT_MADE: work could not be made, and the worker ends. The slot holds a :class:`fed.errors.FedError` or a text.
+        DONE: item is done. The slot holds its result.
+        SKIPPED: item was recalled before it was begun. The slot holds nothing.
+        REFUSED: work raised a :class:`fed.errors.FedError`, which the slot holds.
+        RAISED: work raised another error, and the worker ends. The slot holds a description and the traceback.
     """
 
     READY = 0
@@ -91,7 +91,7 @@ class Maker:
     """Factory of a worker's work, sent through shared memory: a full pipe without a reader would block its writer.
 
     Args:
-        make: the factory; picklable. It is pickled when a process starts.
+        make: function from a device to the work; picklable. It is pickled when a process starts.
     """
 
     def __init__(self, make: Make) -> None:
@@ -125,12 +125,12 @@ def serve(
     """The main function of a worker: do items until there is nothing more to come.
 
     Args:
-        connection: the worker's end of the pipe.
-        memory: that it shares with its parent: the slots, and then ``FAULT_BYTES``.
-        capacity_bytes: what the tensors in a slot may take.
-        settings: the parent's :func:`current_settings`.
-        maker: makes the work.
-        device: the device that the work computes on.
+        connection: end of the pipe that belongs to the worker.
+        memory: memory shared with the parent: the slots, then ``FAULT_BYTES`` for the report of a crash.
+        capacity_bytes: largest size of all tensors in a slot together.
+        settings: settings of PyTorch from the parent's :func:`current_settings`.
+        maker: factory of the work.
+        device: device that the work computes on.
     """
     _prepare_process(connection, memory, settings)
     slots = [Slot(memory, index, capacity_bytes) for index in range(SLOTS)]
@@ -138,7 +138,11 @@ def serve(
         try:
             work = maker.make(device)
         except BaseException as error:
-            content = _portable(error) if isinstance(error, FedError) else words_of_error(error)[0]
+            content: FedError | str
+            if isinstance(error, FedError):
+                content = _portable(error)
+            else:
+                content, _ = words_of_error(error)
             size = slots[0].write(Parcel.of(content), ())
             connection.send_bytes(ANSWER.pack(WorkerReply.NOT_MADE, 0, size))
             _exit_at_once()
@@ -171,14 +175,13 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
 
 def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[WorkerReply, int]:
     """Do a slot's item and put the result there; returns the reply, and the size of what is pickled."""
-    # The item's first result has come from elsewhere.
-    if slot.is_recalled:
+    if slot.is_recalled:  # another worker has the item
         return WorkerReply.SKIPPED, slot.write(Parcel.of(None), ())
     try:
         (label, content), tensors = slot.read(size)
         content, results = work(content, tensors)
         results = slot.apart(results)
-        parcel = Parcel.of(content, results, capacity_bytes, f"the result of {label}")
+        parcel = Parcel.of(content, results, capacity_bytes=capacity_bytes, what=f"the result of {label}")
         return WorkerReply.DONE, slot.write(parcel, results)
     except FedError as error:
         return WorkerReply.REFUSED, slot.write(Parcel.of(_portable(error)), ())
@@ -190,6 +193,7 @@ def _portable(error: FedError) -> FedError:
     """Error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`."""
     try:
         pickled = pickle.dumps(error)
+        # some errors can be pickled, and then not be loaded, or only as another type
         if type(pickle.loads(pickled)) is type(error) and len(pickled) < CONTENT_BYTES // 2:  # noqa: S301  # its own
             return error
     except Exception:

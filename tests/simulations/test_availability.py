@@ -112,7 +112,7 @@ def test_a_trace_says_when_clients_are_there(tmp_path: Path) -> None:
         (["client,begins_s,ends_s", "0,-5,8"], r"each spell .* got \(begins_s, ends_s\) of \(-5, 8\) for client 0"),
         (
             ["client;begins_s;ends_s", "0;5;8"],
-            "none named client: .* parted by commas, and is 'client;begins_s;ends_s'",
+            "none named client: .* separated by commas, and is 'client;begins_s;ends_s'",
         ),
     ],
 )

@@ -189,7 +189,7 @@ def test_time_passes_until_as_many_peers_return_as_needed(alone: str, fewest: in
 
 def test_a_peer_alone_goes_on_only_where_it_may(tmp_path: Path) -> None:
     left = [(0, 1e9), *[(0, 0.001)] * (PEERS - 1)]
-    with pytest.raises(RunFailed, match=r"round 2 needs another peer, for one alone waits.* rounds.alone: go_on"):
+    with pytest.raises(RunFailed, match=r"round 2 needs another peer, because a peer alone waits.*rounds.alone: go_on"):
         absent(tmp_path, "wait", *left)
     summary = absent(tmp_path, "go_on", *left).summary
     assert summary["rounds"] == ROUNDS

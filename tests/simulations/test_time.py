@@ -452,6 +452,22 @@ def test_rounds_that_ask_nobody_are_counted() -> None:
     assert (run.summary["empty_rounds"], run.summary["unanswered_rounds"]) == (empty, 0)
 
 
+def test_quorum_ends_where_the_sampling_draws_nobody() -> None:
+    """Drawn again without a moment between, nobody would be drawn for ever."""
+    rounds = {"count": 30, "cohort": 2, "sampling": "poisson", "deadline_s": 30.0, "quorum": 1.0}
+    finished = run(rounds, {**SECOND_A_SAMPLE, "failure": 0.5})
+    assert finished.summary["status"] == "finished"
+    assert any(line["failed"] and line["replied"] < 2 for line in finished.metrics)
+
+
+def test_secure_round_waits_a_week_for_clients_at_once() -> None:
+    devices = {"kind": "uniform", "availability": {"kind": "on_off", "on_s": 1.0, "off_s": 5400.0}}
+    secure = {"max_weight": 10, "max_drop_out": 0.0}
+    with pytest.raises(RunFailed, match="round 1 has waited for a week of the clients' time") as refused:
+        run({"count": 2}, devices, secure_aggregation=secure)
+    assert str(refused.value).endswith("or lower secure_aggregation.minimum_cohort where there is one")
+
+
 def test_a_run_whose_clients_never_answer_says_so(caplog: pytest.LogCaptureFixture) -> None:
     rounds = {"count": 2, "cohort": 3, "deadline_s": 1e-3, "partial_work": "drop"}
     run = fed.simulate(fed.Experiment(data={"clients": 6}, model="logistic", rounds=rounds))

@@ -21,10 +21,10 @@ class Differences(NamedTuple):
     """Differences of an exchange.
 
     Args:
-        before: hash of what this peer's own message is added to.
-        whole_P: that vector, in float64.
-        known_by: the receivers that have it.
-        held: hash of the copy of each neighbour's vector that this peer has.
+        before: hash of the vector that this peer's own message is added to.
+        whole_P: the vector with that hash, in float64.
+        known_by: names of the receivers that have this vector.
+        held: hashes of the copies of neighbours' vectors that this peer has, by neighbour.
     """
 
     before: str
@@ -34,7 +34,7 @@ class Differences(NamedTuple):
 
 
 class Copies:
-    """Vectors of a peer's neighbours, and the names of those that have its own."""
+    """Copies of the neighbours' vectors, and the names of neighbours that have a copy of this peer's own."""
 
     def __init__(self) -> None:
         self._first_P: Tensor | None = None
@@ -46,26 +46,33 @@ class Copies:
         """Begin an exchange.
 
         Args:
-            number: of the round, from 1; in the first all peers' vectors are the same.
-            before_P: this peer's own vector, which its message is added to.
-            receivers: the neighbours that get it.
-            senders: the neighbours whose messages come.
+            number: the round, from 1; in the first all peers' vectors are the same.
+            before_P: the vector of this peer that its message is added to.
+            receivers: names of the neighbours that this peer sends to.
+            senders: names of the neighbours that send to this peer.
+
+        Returns:
+            The hashes by which both ends tell whether their copies are the same.
         """
         if self._first_P is None and self._known_by is None and number == 1:
             self._first_P = before_P
-        known_by = self._known_by if self._known_by is not None else receivers if number == 1 else ()
+        known_by: Collection[str] = ()
+        if self._known_by is not None:
+            known_by = self._known_by
+        elif number == 1:
+            known_by = receivers
         held = {name: self._hashes[name] for name in senders if name in self._hashes}
         if self._first_P is not None:
             first = hash_of(self._first_P)
             held |= {name: first for name in senders if name not in held}
-        return Differences(hash_of(before_P), before_P, frozenset(known_by), held)
+        return Differences(before=hash_of(before_P), whole_P=before_P, known_by=frozenset(known_by), held=held)
 
     def before(self, name: str, whole_P: Tensor) -> Tensor:
         """The vector that a neighbour's message is added to.
 
         Args:
-            name: of the neighbour.
-            whole_P: that came with the message; empty where the copy is here.
+            name: the neighbour's name.
+            whole_P: the whole vector, if it came with the message; empty where the copy is here.
         """
         found = whole_P if whole_P.numel() else self._vectors.get(name, self._first_P)
         assert found is not None
@@ -75,9 +82,9 @@ class Copies:
         """End an exchange.
 
         Args:
-            vectors: of the neighbours whose messages counted, after them.
-            reached: the neighbours that count this peer's own.
-            members: all members; copies of other peers' vectors are dropped.
+            vectors: new vectors, in float64, of the neighbours whose messages counted, by name.
+            reached: names of the neighbours that count this peer's own vector.
+            members: names of all members; copies of other peers' vectors are dropped.
         """
         self._vectors |= vectors
         self._hashes |= {name: hash_of(vector_P) for name, vector_P in vectors.items()}
@@ -91,8 +98,9 @@ class Copies:
         return {"first": self._first_P, "of": dict(self._vectors), "known_by": known_by}
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
-        self._first_P, self._vectors = state["first"], dict(state["of"])
+        """Resume from a state that :meth:`state` gave."""
+        self._first_P = state["first"]
+        self._vectors = dict(state["of"])
         self._hashes = {name: hash_of(vector_P) for name, vector_P in self._vectors.items()}
         self._known_by = None if state["known_by"] is None else frozenset(state["known_by"])
 

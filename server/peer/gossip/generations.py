@@ -1,4 +1,4 @@
-"""Generations: members that have begun anew together, over whose states a sum holds.
+"""Generations: groups of members that have begun anew together, so that a sum holds over their states.
 
 Some rules rely on a sum over the members' states (:attr:`fed.aggregators.peer_rule.PeerRule.conserves_sum`). Two
 members that mix keep it. A member that goes for good takes its share along, and a message that counts at one of its two
@@ -19,7 +19,7 @@ from fed.storage.checkpoints import Tree
 __all__ = ["MOST_GENERATIONS", "Generations"]
 
 MOST_GENERATIONS = 2**53
-"""The largest number that a member may say."""
+"""The largest number of a generation that a member may name."""
 
 
 class Generations:
@@ -53,18 +53,18 @@ class Generations:
 
         Args:
             key: the exchange.
-            counts: for each neighbour, true if this peer assumes that its vectors count there.
+            counts: True for each neighbour at which this peer assumes its own vectors to count, by name.
         """
         if self._are_kept:
             self._counts[key] = counts
 
     def verdict(self, key: ExchangeKey, name: str, *, counts: bool) -> bool:
-        """Compare what a neighbour says of an exchange that is over with what this peer has assumed.
+        """Compare a neighbour's word on an exchange that is over with this peer's assumption.
 
         Args:
             key: the exchange.
             name: the name of the neighbour.
-            counts: true if this peer's vectors count there.
+            counts: True if this peer's vectors count at the neighbour.
 
         Returns:
             True if a new generation begins.
@@ -84,7 +84,7 @@ class Generations:
 
         Args:
             present: names of the present members.
-            number: the first round of which neighbours may still say otherwise.
+            number: the first round whose exchanges neighbours may still contradict.
         """
         self._counts = {key: counts for key, counts in self._counts.items() if key.round >= number}
         gone = [name for name, said in self._said.items() if name not in present]
@@ -97,7 +97,7 @@ class Generations:
         """Enter the newest generation with a round; true if the peer's state must begin anew for it.
 
         Args:
-            is_replay: true if the peer may have taken part in this round before it was killed. It may have been in
+            is_replay: True if the peer may have taken part in this round before it was killed. It may have been in
                 the newest generation then, and enters one in which nobody has been.
         """
         if self.latest == self.own:
@@ -114,7 +114,7 @@ class Generations:
         return {"own": self.own, "said": dict(self._said), "counts": counts}
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from a state that :meth:`state` gave."""
         self.own = self.latest = state["own"]
         self._said = dict(state["said"])
         self._counts = {ExchangeKey(number, place): dict(counts) for number, place, counts in state["counts"]}

@@ -42,8 +42,8 @@ class Outcome(NamedTuple):
     """Outcome of an exchange.
 
     Args:
-        vectors: of the neighbours whose vectors count, by name.
-        reached: the neighbours that count this peer's.
+        vectors: tensors of the neighbours whose vectors count here, by name.
+        reached: names of the neighbours at which this peer's vectors count.
     """
 
     vectors: dict[str, list[Tensor]]
@@ -67,11 +67,11 @@ class _Arrival(NamedTuple):
     before: str
 
     def flaw(self, held: str | None) -> str | None:
-        """Reason why its differences cannot be added to the copy that is held, or None."""
+        """Reason why its differences cannot be added to the copy with the hash ``held``, or None."""
         if not self.before:
-            return "its differences must say what they are added to"
+            return "its differences must name the vector that they are added to"
         if (whole_P := self.tensors[-1]).numel():
-            return None if hash_of(whole_P) == self.before else "the vector that it sent has another hash than it says"
+            return None if hash_of(whole_P) == self.before else "the vector that it sent has another hash than it named"
         return None if held == self.before else _LACKS
 
 
@@ -80,17 +80,18 @@ class GossipService(MemberService):
     """Service of a peer that exchanges vectors with neighbours.
 
     Attributes:
-        bytes_sent: of vectors.
-        bytes_received: likewise.
-        included: of the last exchanges, the neighbours whose vectors counted.
+        bytes_sent: bytes of vectors sent since the service was made.
+        bytes_received: bytes of vectors received since then.
+        included: names of the neighbours whose vectors counted, by exchange, for the latest rounds.
         generations: the generations that this peer knows of.
         replays_until: the last round that this peer may have taken part in before it was killed; 0: none.
 
     Args:
-        specs: the tensors of each exchange of a round.
-        copied: the tensors of a copy of a peer's state.
-        ahead: rounds by which another may be ahead.
-        check: raises InvalidPayload where another's vectors of an exchange cannot be decoded; None: all can.
+        specs: types and lengths of the tensors of each exchange of a round.
+        copied: types and lengths of the tensors of a copy of a peer's state.
+        ahead: number of rounds by which another may be ahead, ≥ 1.
+        check: function that raises InvalidPayload where another's vectors of an exchange cannot be decoded; None: all
+            can.
         conserves_sum: True if the rule relies on a sum over the members.
     """
 
@@ -111,7 +112,8 @@ class GossipService(MemberService):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._next, self._outbox = ExchangeKey(0, 0), Outbox(self.folder)
+        self._next = ExchangeKey(0, 0)
+        self._outbox = Outbox(self.folder)
         self.generations = Generations(are_kept=self.conserves_sum)
         self._copy: tuple[int, list[Tensor]] | None = None
         self._ahead = Ahead("vectors")
@@ -160,13 +162,14 @@ class GossipService(MemberService):
         """Send vectors to neighbours, and wait for theirs.
 
         Args:
-            key: which exchange of which round.
-            tensors: to send.
-            view: by which the neighbours were found.
-            senders: the neighbours that send to this peer.
-            receivers: the neighbours that it sends to.
-            limit_s: how long to wait.
-            differences: that the message consists of; None: it stands by itself.
+            key: round, and place of the exchange in it.
+            tensors: contents of this peer's message.
+            view: hash of the members by which the neighbours were found, and this peer's generation.
+            senders: names of the neighbours that send to this peer.
+            receivers: names of the neighbours that this peer sends to.
+            limit_s: seconds to wait, > 0.
+            differences: vectors that messages are added to, where they are differences; None: messages stand by
+                themselves.
         """
         self._open = _Open(key, view, senders, receivers, differences)
         messages = self._write_messages(key, view, tensors, receivers, differences)
@@ -196,12 +199,14 @@ class GossipService(MemberService):
             else:
                 asked.clear()
             await self.next_change(_ASKS_AGAIN_S)
-        found, self._copy = self._copy, None
+        found = self._copy
+        self._copy = None
         return found
 
     def restore(self, number: int, included: Mapping[ExchangeKey, frozenset[str]]) -> None:
         """Resume after a round, with the messages that are on disk."""
-        self.round, self.durable, self._next = number, number, ExchangeKey(number + 1, 0)
+        self.round = self.durable = number
+        self._next = ExchangeKey(number + 1, 0)
         self.included = dict(included)
         self.replays_until = number + self.ahead if number else 0
         self._outbox.restore(number)
@@ -215,13 +220,14 @@ class GossipService(MemberService):
             self._check_round(header.copy.round)
             return Incoming(self.new_file(), header.copy.payload, self.copied)
         vectors = header.vectors
-        key, name = ExchangeKey(vectors.round, vectors.exchange), link.name
+        key = ExchangeKey(vectors.round, vectors.exchange)
+        name = link.name
         if key < self._next:
             self._tell_outcome(name, key)
             return None
         if (key, name) in self._arrivals:
             if self._open is not None and key == self._open.key:
-                self._tell_verdict(name, key, None)  # it was lost with an earlier stream
+                self._tell_verdict(name, key, None)  # the verdict was lost with an earlier stream
             return None
         if (key, name) in self._coming:  # over an earlier stream; the last one counts
             self._coming.discard((key, name))
@@ -246,19 +252,20 @@ class GossipService(MemberService):
         """Take a file that is whole.
 
         Args:
-            link: over which it came.
-            header: that came before it.
-            incoming: the file.
+            link: stream that it came over.
+            header: message that came before it.
+            incoming: the file, of the size and tensors that the header announced.
         """
         tensors = read(incoming.path, incoming.payload)
         is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
         if header.HasField("copy"):
             if not is_finite:
                 raise Refused("its copy is not finite")
-            self._copy = header.copy.round, tensors
+            self._copy = (header.copy.round, tensors)
             self._changed.set()
             return
-        vectors, name = header.vectors, link.name
+        vectors = header.vectors
+        name = link.name
         key = ExchangeKey(vectors.round, vectors.exchange)
         self._coming.discard((key, name))
         if not is_finite:
@@ -282,7 +289,7 @@ class GossipService(MemberService):
         self._changed.set()
 
     def closed(self, link: Link) -> None:
-        """Forget what was to come over a stream."""
+        """Forget the vectors that were still to come over a stream."""
         self._coming = {(key, name) for key, name in self._coming if name != link.name}
         if self.links.link(link.name) is None:
             self._ahead.end(link.name)
@@ -294,7 +301,7 @@ class GossipService(MemberService):
         if message.HasField("verdict"):
             self._take_verdict(link.name, message.verdict)
         else:
-            raise Refused("it says nothing that is known here")
+            raise Refused("its message is of a kind that is unknown here")
 
     def _resend(self, link: Link) -> None:
         for message in self._outbox.owed_to(link.name):
@@ -336,14 +343,18 @@ class GossipService(MemberService):
         receivers: frozenset[str],
         differences: Differences | None,
     ) -> list[OutboxMessage]:
-        """Write the messages of an exchange: one, or of differences a second one with the vector that they add to."""
+        """Write the messages of an exchange: one; for differences a second one, with the vector that they add to."""
         if differences is None:
             return [self._outbox.keep(key, view, tensors, receivers)]
-        before, whole_P, known_by, _ = differences
-        of_both = [*tensors, whole_P[:0]], [*tensors, whole_P]
-        kept = zip(of_both, (receivers & known_by, receivers - known_by), (False, True), strict=True)
+        whole_P = differences.whole_P
+        known_by = differences.known_by
+        # receivers with another copy of the vector, or none, get it with the differences
+        kept = (
+            ([*tensors, whole_P[:0]], receivers & known_by, False),
+            ([*tensors, whole_P], receivers - known_by, True),
+        )
         return [
-            self._outbox.keep(key, view, content, names, before=before, is_whole=is_whole)
+            self._outbox.keep(key, view, content, names, before=differences.before, is_whole=is_whole)
             for content, names, is_whole in kept
             if names
         ]
@@ -351,11 +362,12 @@ class GossipService(MemberService):
     def _check_arrival(self, key: ExchangeKey, name: str) -> None:
         """Take a neighbour's vectors into the open exchange, or drop them; tell it which, and why."""
         assert self._open is not None
-        differences, flaw = self._open.differences, None
         if name not in self._open.senders:
             del self._arrivals[key, name]
             self._tell_verdict(name, key, _NO_NEIGHBOUR)
             return
+        differences = self._open.differences
+        flaw: str | None = None
         if self._arrivals[key, name].view != self._open.view:
             flaw = _OTHER_VIEW
         elif differences is not None:
@@ -377,11 +389,12 @@ class GossipService(MemberService):
     def _is_settled(self) -> bool:
         assert self._open is not None
         present = {member.name for member in self.members.present(self.clock.monotonic_s())}
-        senders, receivers = self._open.senders, self._open.receivers
-        return all(self._is_settled_with(name, name in present) for name in senders | receivers)
+        neighbours = self._open.senders | self._open.receivers
+        return all(self._is_settled_with(name, name in present) for name in neighbours)
 
     def _is_settled_with(self, name: str, is_present: bool) -> bool:
-        received, taken = self._received_from(name), self._taken_by(name)
+        received = self._received_from(name)
+        taken = self._taken_by(name)
         if received is False or taken is False:
             return True
         return not is_present or (received is not None and taken is not None)
@@ -402,7 +415,9 @@ class GossipService(MemberService):
 
     def _close(self, messages: Sequence[OutboxMessage]) -> Outcome:
         assert self._open is not None
-        key, senders, receivers = self._open.key, self._open.senders, self._open.receivers
+        key = self._open.key
+        senders = self._open.senders
+        receivers = self._open.receivers
         # where vectors go both ways, both sides count each other's or neither does
         vectors = {
             name: self._arrivals[key, name].tensors
@@ -413,14 +428,15 @@ class GossipService(MemberService):
             name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors)
         )
         self.included[key] = frozenset(vectors)
-        # of two that send to each other, one that has taken the other's vectors may still leave them out
+        # of two peers that send to each other, one may still leave out vectors that it has taken
         settled = reached | (receivers - senders)
         self.generations.ended(key, {name: name in reached for name in settled})
         for message in messages:
             message.owed &= reached
-        for name in sorted(senders - vectors.keys()):  # one that has not had this peer's vectors would wait for them
+        for name in sorted(senders - vectors.keys()):  # one without this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
-        self._open, self._next = None, ExchangeKey(key.round, key.exchange + 1)
+        self._open = None
+        self._next = ExchangeKey(key.round, key.exchange + 1)
         for its_key in [one for one in self._arrivals if one[0] == key]:
             del self._arrivals[its_key]
         for message in messages:
@@ -444,7 +460,7 @@ class GossipService(MemberService):
         self._changed.set()
 
     def _tell_outcome(self, name: str, key: ExchangeKey) -> None:
-        """Say of an exchange that is over whether this neighbour's vectors counted."""
+        """Tell a neighbour whether its vectors counted in an exchange that is over."""
         self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
 
     def _tell_verdict(self, name: str, key: ExchangeKey, reason: str | None) -> None:

@@ -28,12 +28,12 @@ class OutboxMessage:
     """Message to neighbours, which is on disk.
 
     Args:
-        key: of its exchange.
-        view: by which the sender found its neighbours.
-        payload: of its file.
-        path: of its file.
-        owed: those that may need it again.
-        before: hash of what its differences are added to; empty where it has none.
+        key: round and place of the exchange that it belongs to.
+        view: hash of the members by which the sender found its neighbours, and its generation.
+        payload: size and tensors of its file.
+        path: file with its tensors.
+        owed: names of the receivers that may need it again.
+        before: hash of the vector that its differences are added to; empty where it has none.
     """
 
     key: ExchangeKey
@@ -54,7 +54,7 @@ class Outbox:
     """Messages that stay on disk until their receivers have the outcome of their round on disk, or do not take them.
 
     Args:
-        folder: of the files.
+        folder: directory of the messages' files, used by this peer alone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,12 +74,16 @@ class Outbox:
         """Write a message down.
 
         Args:
-            key: of its exchange.
-            view: by which this peer found its neighbours.
-            tensors: to send.
-            receivers: who may need it.
-            before: hash of what its differences are added to.
-            is_whole: it is the one with that vector, of two messages of the exchange.
+            key: round and place of the exchange that it belongs to.
+            view: hash of the members by which this peer found its neighbours, and its generation.
+            tensors: contents of the message.
+            receivers: names of the neighbours that may need it.
+            before: hash of the vector that its differences are added to; empty where it has none.
+            is_whole: True if it has that vector with it; an exchange of differences has one message with it and one
+                without.
+
+        Returns:
+            The message, as it is on disk.
 
         Raises:
             RunFailed: if it cannot be written.
@@ -90,7 +94,8 @@ class Outbox:
             said: dict[str, Any] = {"key": key, "view": view, "owed": sorted(receivers), "before": before}
             said |= {"payload": MessageToDict(payload)}
             path.with_suffix(".json").write_text(json.dumps(said))
-        message = self._messages[path] = OutboxMessage(key, view, payload, path, set(receivers), before)
+        message = OutboxMessage(key, view, payload, path, owed=set(receivers), before=before)
+        self._messages[path] = message
         return message
 
     def owed_to(self, name: str) -> list[OutboxMessage]:
@@ -101,9 +106,9 @@ class Outbox:
         """Keep a message for this receiver no longer.
 
         Args:
-            key: of the message's exchange.
-            name: of the receiver.
-            is_open: the exchange goes on, and the file stays.
+            key: round and place of the message's exchange.
+            name: the receiver's name.
+            is_open: True if the exchange goes on, so that the file stays.
         """
         for message in self.owed_to(name):
             if message.key == key:
@@ -124,10 +129,16 @@ class Outbox:
                 said = json.loads(path.read_text())
                 key = ExchangeKey(*said["key"])
                 payload = ParseDict(said["payload"], pb.Payload())
-                file = path.with_suffix(".out")
-                message = OutboxMessage(key, said["view"], payload, file, set(said["owed"]), said["before"])
+                message = OutboxMessage(
+                    key,
+                    view=said["view"],
+                    payload=payload,
+                    path=path.with_suffix(".out"),
+                    owed=set(said["owed"]),
+                    before=said["before"],
+                )
                 is_whole = message.path.stat().st_size == payload.size_bytes
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError):  # this peer was killed while it wrote the message
                 is_whole = False
             if is_whole and key.round <= number:
                 self._messages[message.path] = message

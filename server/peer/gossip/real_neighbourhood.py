@@ -37,25 +37,25 @@ __all__ = ["RealNeighbourhood", "round_of_most"]
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
 _SAID_AFTER_S = 1.0
-_FOUND_WITHIN_S = 1.0  # others, if there are some
-_MESSAGES_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
+_FOUND_WITHIN_S = 1.0  # wait for another peer to tell its round, where there is one
+_MESSAGES_WITHIN_S = 2.0  # wait, after a resumption, for messages of rounds that the others have left behind
 
 
 class RealNeighbourhood:
     """A :class:`fed.server.mixing.neighbourhood.Neighbourhood` of one peer, whose neighbours are other processes.
 
     Attributes:
-        thread: runs the service.
-        left_out: neighbours that were left out of this round's exchanges.
-        neighbours: of this round, those that send to this peer and those that it sends to.
+        thread: event loop in which the service runs.
+        left_out: names of the neighbours that were left out of this round's exchanges.
+        neighbours: names of this round's neighbours: those that send to this peer and those that it sends to.
 
     Args:
-        service: this peer among others; it must not have been started.
-        topology: members → the run's topology of them.
+        service: exchanges of this peer with others, not yet started.
+        topology: function that makes the run's topology of the members.
         pushes: True where rules correct weights that do not keep the mean, as push-sum does.
-        deadline_s: for an exchange.
+        deadline_s: seconds that an exchange may take, > 0.
         waits_alone: True if this peer waits in rounds in which all others are away.
-        observers: are told of members that come and go, as a round finds them; None: nobody is.
+        observers: listeners to members that come and go, as a round finds them; None: no listeners.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class RealNeighbourhood:
         self._weights_from: dict[str, float] = {}  # W_ij by sender
         self._weights_to: dict[str, float] = {}  # W_ji by receiver
         self._topology = lru_cache(2)(topology)
-        self._pushes, self._deadline_s = pushes, deadline_s
+        self._pushes = pushes
+        self._deadline_s = deadline_s
         self._waits_alone = waits_alone
         self._exchange = 0
         self._has_mixed = False
@@ -96,19 +97,20 @@ class RealNeighbourhood:
     def await_members(self, count: int) -> int:
         """Wait until enough members are ready; after a resumption for the members of before, until the deadline.
 
-        Where others are in their first round and it takes them longer than the deadline, this peer goes on without
-        those that it lacks: they may have come to their end before it saw them.
+        Where others are in their first round for longer than the deadline, this peer goes on without the missing ones:
+        they may have ended before this peer saw them.
 
         Args:
             count: the smallest number of members, this peer among them.
 
         Returns:
-            How many are ready, or were and have left.
+            The number of members that are ready, or were ready and have left.
 
         Raises:
             RunFailed: if too few have come for as long as this peer may wait.
         """
-        until_s, said_s = self._time.monotonic_s() + self._deadline_s, self._time.monotonic_s() + 1.0
+        until_s = self._time.monotonic_s() + self._deadline_s
+        said_s = self._time.monotonic_s() + 1.0
         waiting = Waiting(self.service.patience_s)
         while True:
             self.thread.call(self.service.raise_failure)
@@ -118,7 +120,7 @@ class RealNeighbourhood:
             if (len(ready) >= count or self._last_names) and not missing:
                 return len(ready)
             if (missing or standing.furthest) and self._time.monotonic_s() > until_s:
-                _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "those that are not there")
+                _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "the missing peers")
                 return len(ready)
             if waiting.is_exhausted(self._time.monotonic_s()):
                 raise nobody_came(f"{len(ready)} of {len(self._last_names) or count} peers are there", waiting.limit_s)
@@ -128,7 +130,7 @@ class RealNeighbourhood:
             self._time.wait(_LOOKS_EVERY_S)
 
     def is_late(self) -> bool:
-        """Tell whether others have begun the run, once one of them has said its round, or none has for a second."""
+        """True if another peer is past round 1. Waits up to 1 s for one to tell its round."""
         until_s = self._time.monotonic_s() + _FOUND_WITHIN_S
         while True:
             standing = self.thread.call(self.service.standing)
@@ -143,7 +145,7 @@ class RealNeighbourhood:
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """None: the only peer whose row is here is this one."""
+        """No rows: the only row that is here is this peer's own."""
         return ()
 
     @property
@@ -158,7 +160,8 @@ class RealNeighbourhood:
             RunFailed: if all others are away, and have not come for as long as this peer may wait.
         """
         self.bytes_sent = self.bytes_received = 0
-        self.left_out, self.neighbours = set(), frozenset()
+        self.left_out = set()
+        self.neighbours = frozenset()
         durable = self._written if self._keeps_checkpoints else number - 1
         self._exchange = 0
         self._has_mixed = False
@@ -183,11 +186,16 @@ class RealNeighbourhood:
 
     def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
         """Send this peer's row to its neighbours, and wait for theirs until the deadline."""
-        tensors = [part_NM[0] for part_NM in parts_NM] + ([encoded.messages[0]] if encoded is not None else [])
+        tensors = [part_NM[0] for part_NM in parts_NM]
+        if encoded is not None:
+            tensors.append(encoded.messages[0])
         differences = None
         if encoded is not None and encoded.before_NM is not None:
             differences = self._copies.begin(
-                self.service.round, encoded.before_NM[0], self._weights_to, self._weights_from
+                self.service.round,
+                encoded.before_NM[0],
+                receivers=self._weights_to,
+                senders=self._weights_from,
             )
         key = ExchangeKey(self.service.round, self._exchange)
         self._exchange += 1
@@ -195,45 +203,40 @@ class RealNeighbourhood:
             self.service.send_and_await(
                 key,
                 tensors,
-                f"{self._standing.view}.{self.service.generations.own}",
-                frozenset(self._weights_from),
-                frozenset(self._weights_to),
-                self._deadline_s,
-                differences,
+                view=f"{self._standing.view}.{self.service.generations.own}",
+                senders=frozenset(self._weights_from),
+                receivers=frozenset(self._weights_to),
+                limit_s=self._deadline_s,
+                differences=differences,
             )
         )
-        own = self._own
-        if missing := self._weights_from.keys() - outcome.vectors.keys():
-            self.left_out |= missing
-            own += sum(self._weights_from[name] for name in sorted(missing)) if not self._pushes else 0.0
-        if self._pushes:  # what does not arrive stays here
-            own += sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
+        self.left_out |= self._weights_from.keys() - outcome.vectors.keys()
         here = [name for name in self._weights_from if name in outcome.vectors]  # in the order of the members
         self._has_mixed |= bool(here)
         weights = Weights(
-            torch.full((1, 1), own, dtype=torch.float64),
-            torch.tensor([len(here)]),
-            torch.arange(len(here)),
-            torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
+            own_N1=torch.full((1, 1), self._weight_kept(outcome), dtype=torch.float64),
+            degrees_N=torch.tensor([len(here)]),
+            senders_X=torch.arange(len(here)),
+            weights_X=torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
         )
         received = [
             torch.stack([outcome.vectors[name][place] for name in here]) if here else part_NM[:0]
             for place, part_NM in enumerate(parts_NM)
         ]
         if encoded is not None:
-            messages = [outcome.vectors[name][len(parts_NM)] for name in here]
-            senders = [client_id_of(name) for name in here]
-            decoded_SM = encoded.decode(messages, senders, key.round) if here else encoded.vectors_NM[:0]
+            messages = {name: outcome.vectors[name][len(parts_NM)] for name in here}
+            decoded_SM = self._decoded(encoded, messages, key.round)
             if differences is not None:
-                before = [self._copies.before(name, outcome.vectors[name][-1]) for name in here]
-                decoded_SM = torch.stack(before) + decoded_SM if here else decoded_SM
+                if here:
+                    before = [self._copies.before(name, outcome.vectors[name][-1]) for name in here]
+                    decoded_SM = torch.stack(before) + decoded_SM
                 after = dict(zip(here, decoded_SM, strict=True))
                 self._copies.end(after, outcome.reached, self._last_names)
             received.append(decoded_SM)
         return weights, tuple(received)
 
     def end(self) -> None:
-        """Say who was left out, and count what has travelled."""
+        """Log which neighbours were left out, and count the bytes of the round."""
         moved = self.thread.call(lambda: (self.service.bytes_sent, self.service.bytes_received))
         self.bytes_sent, self.bytes_received = (now - then for now, then in zip(moved, self._moved, strict=True))
         self._moved = moved
@@ -261,12 +264,19 @@ class RealNeighbourhood:
         """Clock, members and the neighbours whose vectors counted, for a checkpoint."""
         self._written = self.service.round
         included = self.thread.call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
-        kept = {"members": self._last_names, "included": included, "copies": self._copies.state()}
-        return {"clock": self.clock, **kept, "generations": self.thread.call(self.service.generations.state)}
+        copies = self._copies.state()
+        return {
+            "clock": self.clock,
+            "members": self._last_names,
+            "included": included,
+            "copies": copies,
+            "generations": self.thread.call(self.service.generations.state),
+        }
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
-        self._earlier_s, self._began_s = state["clock"], self._time.monotonic_s()
+        """Resume from a state that :meth:`state` gave."""
+        self._earlier_s = state["clock"]
+        self._began_s = self._time.monotonic_s()
         self._last_names = state["members"]
         self._copies.restore(state["copies"])
         self.thread.call(self.service.generations.restore, state["generations"])
@@ -275,11 +285,12 @@ class RealNeighbourhood:
         """Make the service ready, before it listens.
 
         Args:
-            number: the last round of which the state is here; 0: none.
-            state: as :meth:`state` gave it after that round; None: the run begins.
-            keeps_checkpoints: True if the run writes some.
+            number: the last round whose state is here; 0: none.
+            state: result of :meth:`state` after that round; None: the run begins.
+            keeps_checkpoints: True if the run writes checkpoints.
         """
-        self._keeps_checkpoints, self._written = keeps_checkpoints, number
+        self._keeps_checkpoints = keeps_checkpoints
+        self._written = number
         said = [] if state is None else state["included"]
         included = {ExchangeKey(one, exchange): frozenset(names) for one, exchange, *names in said}
         self.thread.call(self.service.restore, number, included)
@@ -287,7 +298,7 @@ class RealNeighbourhood:
             self.restore(state)
 
     def _await_others(self, number: int, standing: Standing) -> Standing:
-        """Wait while all others are away; where all have ended their rounds, this peer's end here, too.
+        """Wait while all others are away; if all have ended their rounds, this peer ends, too.
 
         Args:
             number: the number of the round that begins.
@@ -336,6 +347,26 @@ class RealNeighbourhood:
         last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
         return frozenset(self.thread.call(self.service.admitted, last))
 
+    def _weight_kept(self, outcome: Outcome) -> float:
+        """Weight of this peer's own vector after an exchange, with the weight of vectors that did not arrive."""
+        if self._pushes:  # the column of W still sums to 1, and with it the mass of all peers stays
+            return self._own + sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
+        # the row of W still sums to 1
+        return self._own + sum(self._weights_from[name] for name in sorted(self._weights_from.keys() - outcome.vectors))
+
+    def _decoded(self, encoded: EncodedRows, messages: Mapping[str, Tensor], number: int) -> Tensor:
+        """Vectors that neighbours' encoded messages give, a row for each.
+
+        Args:
+            encoded: row of this peer, with the decoder.
+            messages: bytes of the neighbours' encoded vectors by name, in the order of the rows.
+            number: the round, from 1.
+        """
+        if not messages:
+            return encoded.vectors_NM[:0]
+        senders = [client_id_of(name) for name in messages]
+        return encoded.decode([*messages.values()], senders, number)
+
     def _find_neighbours(self, number: int, standing: Standing) -> None:
         self._standing = standing
         self._last_names = [member.name for member in standing.present]
@@ -343,8 +374,10 @@ class RealNeighbourhood:
         # without counts, which grow with each heartbeat: equal members have a topology that is cached
         alike = tuple(Member(member.name, member.address, 0) for member in standing.present)
         matrix_NN = self._topology(alike).matrix(number).coalesce()
-        (rows_X, senders_X), weights_X = matrix_NN.indices(), matrix_NN.values()
-        row, column = rows_X == place, senders_X == place
+        rows_X, senders_X = matrix_NN.indices()
+        weights_X = matrix_NN.values()
+        row = rows_X == place
+        column = senders_X == place
         self._own = float(weights_X[row & column].sum())
         self._weights_from = _by_name(self._last_names, senders_X[row & ~column], weights_X[row & ~column])
         self._weights_to = _by_name(self._last_names, rows_X[column & ~row], weights_X[column & ~row])
@@ -353,9 +386,10 @@ class RealNeighbourhood:
     def _catch_up(self, number: int, standing: Standing) -> None:
         """Skip rounds that neighbours have left behind without this peer, where most of the others are ahead.
 
-        A neighbour of this round waits in it for this peer, unless it has left it out. One that is further and was
-        sent this peer's vectors, before this one was killed, has kept its own for it. Fewer than most others, which
-        may be on the other side of a partition that has healed, are no reason to skip.
+        A neighbour of this round waits in it for this peer, unless it has left this peer out. A neighbour may be
+        further because it was sent this peer's vectors before this peer was killed; then it has kept its own vectors
+        for this peer. If only a minority is ahead, this peer does not skip: the minority may come from the other side
+        of a partition that has healed.
         """
         ahead = [name for name, its in standing.rounds.items() if name in self._weights_from and its > number + 1]
         # messages of these rounds may have been here before this peer was killed
@@ -377,8 +411,8 @@ def round_of_most(number: int, rounds: Sequence[int]) -> int:
     """The smallest round of the peers that are more than a round ahead, if these are more than half of all; else 0.
 
     Args:
-        number: of the round.
-        rounds: those that the others are in.
+        number: the round that this peer is in, from 1.
+        rounds: the rounds of the other peers.
 
     Example:
         >>> round_of_most(3, [3, 9, 8]), round_of_most(3, [3, 9])

@@ -1,4 +1,4 @@
-"""Others that are ahead of this peer: said once of each, and once more when this peer has caught up."""
+"""Peers that are ahead of this one: logged once each, and once more when this peer has caught up."""
 
 import logging
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class _Stretch:
     """Rounds in which a peer's messages were not taken.
 
     Args:
-        latest: the last of them.
-        rounds: the number of them.
+        latest: the last of these rounds.
+        rounds: the number of these rounds, ≥ 1.
     """
 
     latest: int
@@ -24,10 +24,10 @@ class _Stretch:
 class Ahead:
     """Peers whose messages are of later rounds than this one takes.
 
-    That is no fault of theirs, and no refusal: they go on while this peer catches up.
+    To be ahead is no fault, and the message is not refused: these peers go on while this one catches up.
 
     Args:
-        what: the word for the messages, in the plural.
+        what: noun for the messages in log lines, in the plural, such as "vectors".
 
     Example:
         >>> ahead = Ahead("vectors")

@@ -1,4 +1,4 @@
-"""File in which a peer keeps, beside its messages, who has ended a run that is over and who has not."""
+"""File beside a peer's messages: the members that have ended a run that is over, and those that have not."""
 
 import json
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class EndFile(NamedTuple):
             if reason := refusal_of_table(ended):
                 raise InvalidPayload(reason)
             return cls([str(name) for name in said["awaited"]], ended)
-        except (OSError, ValueError, KeyError, TypeError, InvalidPayload):
+        except (OSError, ValueError, KeyError, TypeError, InvalidPayload):  # a damaged file counts as none
             return cls()
 
     def write(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""One stream with another peer: what it sends, and who takes what comes over it."""
+"""One stream with another peer: messages and files to send, and the listener that takes those received."""
 
 import asyncio
 from collections import deque
@@ -25,10 +25,10 @@ class StreamPatience:
     """Time limits of streams between peers.
 
     Args:
-        silence_s: without a message, after which a stream counts as lost.
-        stall_s: for the other side to take a message.
-        pause_s: before the same peer is dialled again, doubled up to ``most_pause_s``.
-        most_pause_s: the longest pause.
+        silence_s: seconds without a message after which a stream counts as lost, > 0.
+        stall_s: seconds that the other side may need to take a message, > 0.
+        pause_s: seconds before the same peer is dialled again, > 0; doubled each time, up to ``most_pause_s``.
+        most_pause_s: seconds of the longest pause, ≥ ``pause_s``.
     """
 
     silence_s: float = 20.0
@@ -41,8 +41,8 @@ class Link:
     """One stream with another peer.
 
     Attributes:
-        greeting: what the other side has said of itself.
-        is_introduction: members are exchanged over it, and no more.
+        greeting: first message of the other side, with its name, start and address.
+        is_introduction: True if only tables of members are exchanged over the stream.
     """
 
     def __init__(self, greeting: pb.Greeting, *, is_introduction: bool) -> None:
@@ -59,7 +59,7 @@ class Link:
         return self.greeting.name
 
     def tell(self, message: pb.PeerMessage) -> None:
-        """Send a message as soon as there is room for it; of tables of members the last one counts."""
+        """Send a message as soon as there is room for it; a table of members replaces one that still waits."""
         if message.HasField("members"):
             self._messages = deque(one for one in self._messages if not one.HasField("members"))
         self._messages.append(message)
@@ -67,13 +67,13 @@ class Link:
         self._wakes.set()
 
     def send(self, header: pb.PeerMessage, path: Path) -> None:
-        """Send a message and after it a file, between whose chunks other messages may go."""
+        """Send a message and then a file; other messages may go between its chunks."""
         self._files.append((header, path))
         self._end_if_full()
         self._wakes.set()
 
     def end(self, reason: str) -> None:
-        """End the stream after what is to be told."""
+        """End the stream once all waiting messages are sent."""
         self._ends = True
         self.tell(pb.PeerMessage(farewell=pb.Farewell(reason=reason)))
 
@@ -85,7 +85,7 @@ class Link:
             self._ends = True
 
     async def speak(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send all that is to be sent, until the stream ends."""
+        """Send messages and files as they are handed in, until the stream ends."""
         file: Iterator[pb.Chunk] = iter(())
         chunk: pb.Chunk | None = None
         while True:
@@ -95,9 +95,9 @@ class Link:
                 return
             if chunk is None and self._files:
                 header, path = self._files.popleft()
-                with suppress(FileNotFoundError):  # it is not wanted any more
+                with suppress(FileNotFoundError):  # removed since: nobody needs it any more
                     file = chunks(path)
-                    chunk = next(file, None)  # which opens it: it may be removed while it is sent
+                    chunk = next(file, None)  # opens the file, which may be removed while it is sent
                     await write(header.SerializeToString())
             if chunk is not None:
                 await write(pb.PeerMessage(chunk=chunk).SerializeToString())
@@ -128,7 +128,7 @@ class Listener(Protocol):
         """
 
     def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
-        """Make what takes the file after a header; None: it is not wanted.
+        """Make the receiver of the file after a header; None: the file is not wanted.
 
         Raises:
             Refused: if it is not in order.
@@ -139,9 +139,9 @@ class Listener(Protocol):
         """Take a file that is whole, which is removed afterwards unless it has been moved.
 
         Args:
-            link: over which it came.
-            header: that came before it.
-            incoming: the file.
+            link: stream that it came over.
+            header: message that came before it.
+            incoming: the file, complete.
 
         Raises:
             Refused: if it is not in order.

@@ -32,7 +32,8 @@ __all__ = ["Links", "written"]
 _log = logging.getLogger(__name__)
 
 _METHOD = "/fed.v1.Neighbours/Meet"
-_MESSAGES_AT_ONCE, _MESSAGES_PER_S = 2000, 500
+_MESSAGES_AT_ONCE = 2000
+_MESSAGES_PER_S = 500
 _MOST_LINKS = 10_000
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
 _OPTIONS = (
@@ -40,7 +41,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 10_000),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    # what arrives waits in memory until it is read
+    # bytes that have arrived wait in memory until they are read, so the window must not grow
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 18),
 )
@@ -59,12 +60,12 @@ class Links:
     """Streams with all peers that this one speaks with.
 
     Args:
-        greeting: what this peer says of itself.
-        listener: hears the others.
-        credentials: of this peer; None: no encryption, and names are believed, on loopback alone.
-        patience: how long to wait.
-        refusals: counts and logs what is refused.
-        clock: time, by which it waits.
+        greeting: first message to others, with this peer's name, start and address.
+        listener: receiver of the others' messages and files.
+        credentials: certificate and key of this peer; None: no encryption, and names are believed, on loopback alone.
+        patience: time limits of the streams.
+        refusals: count and log of refused messages and peers.
+        clock: clock of all waits.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Links:
     ) -> None:
         self._clock = clock
         self.greeting = greeting
-        self._listener, self._credentials = listener, credentials
-        self._patience, self._refusals = patience, refusals
+        self._listener = listener
+        self._credentials = credentials
+        self._patience = patience
+        self._refusals = refusals
         self._open: dict[str, list[Link]] = {}
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
@@ -125,7 +128,7 @@ class Links:
 
         Args:
             address: HOST:PORT.
-            name: of the peer there; None: of any, which is asked for the members it knows.
+            name: the name of the peer there; None: any peer, which is asked for the members that it knows.
         """
         key = name or address
         if key in self._dialling or (name is not None and self.link(name) is not None):
@@ -173,11 +176,15 @@ class Links:
             self._refusals.note(name or Unnamed(address), str(error))
         finally:
             del self._dialling[key]
-            patience, now_s = self._patience, self._clock.monotonic_s()
+            patience = self._patience
+            now_s = self._clock.monotonic_s()
+            # a stream that lasted was a success: pauses begin short again
             lasted = now_s - began_s > patience.silence_s
             pause_s = patience.pause_s if lasted else self._pauses.get(key, (0.0, patience.pause_s))[1]
             then_s = min(2 * pause_s, patience.most_pause_s)
-            self._pauses[key] = now_s + pause_s * (0.5 + random.random()), then_s
+            # at random, so that peers do not dial each other in step
+            again_s = now_s + pause_s * (0.5 + random.random())
+            self._pauses[key] = (again_s, then_s)
 
     async def _talk_to(self, address: str, name: str | None) -> None:
         if self._credentials is None:
@@ -189,7 +196,7 @@ class Links:
         async with channel:
             call: Any = channel.stream_stream(_METHOD)()
             try:
-                await self._converse(call.read, partial(written, call), name, address)
+                await self._converse(call.read, write=partial(written, call), name=name, address=address)
             finally:
                 call.cancel()
 
@@ -220,9 +227,9 @@ class Links:
 
         Args:
             read: function that gives the next message, as bytes.
-            write: function that sends one.
+            write: function that sends a message, as bytes.
             name: the name of the other side; None: not known yet.
-            address: the address that was dialled; empty: the other side has dialled.
+            address: HOST:PORT that was dialled; empty: the other side has dialled.
             certified: name and certificate of the other side; None: it was dialled, or there are none.
         """
         is_introduction = bool(address) and name is None
@@ -243,7 +250,7 @@ class Links:
         refusal = partial(self._refusal_now, greeting.name, certified)
         if (reason := refusal()) is not None:
             assert self._credentials is not None
-            if content := self._credentials.revocations.latest().content:  # so that a peer that is revoked hears of it
+            if content := self._credentials.revocations.latest().content:  # a revoked peer must hear of it
                 await send(pb.PeerMessage(revocations=pb.Revocations(content=content)).SerializeToString())
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         if (reason := self._refusal_of(greeting, name)) is not None:
@@ -257,7 +264,7 @@ class Links:
         Args:
             link: the stream.
             read: function that gives the next message, as bytes.
-            send: function that sends one.
+            send: function that sends a message, as bytes.
             refusal: function that gives the reason why the other side is no longer admitted; None while it is.
         """
         self._open.setdefault(link.name, []).append(link)
@@ -279,13 +286,14 @@ class Links:
 
     async def _listen(self, link: Link, read: _Read, refusal: Callable[[], str | None]) -> None:
         allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S, self._clock)
-        header, left_bytes = pb.PeerMessage(), 0
+        header = pb.PeerMessage()
+        left_bytes = 0
         incoming: Incoming | None = None
         try:
             while (message := await _next(read, self._patience.silence_s)) is not None:
                 kind = message.WhichOneof("what")
                 if kind != "chunk" and not allowance.spend():
-                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a peer has to say")
+                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it sends more messages than a peer may")
                 if kind == "farewell":
                     return
                 if reason := refusal():
@@ -295,16 +303,18 @@ class Links:
                 try:
                     if kind == "chunk":
                         left_bytes -= len(message.chunk.data)
-                        file, incoming = incoming, None  # what is damaged is not added to any more
+                        file = incoming
+                        incoming = None  # a chunk that fails ends its file: later chunks must not be added
                         if file is None and left_bytes < 0:
                             raise Refused("it sent a chunk of no file")
                         incoming = self._taken(link, header, file, message.chunk)
                     elif kind in _WITH_PAYLOAD:
                         _remove(incoming)
-                        header, incoming = message, None  # whatever becomes of it, the last file has ended
+                        header = message
+                        incoming = None  # the last file has ended, even if this one is refused
                         left_bytes = getattr(message, kind).payload.size_bytes
                         if link.is_introduction:
-                            raise Refused("an introduction has no vectors")
+                            raise Refused("an introduction carries no vectors")
                         incoming = self._listener.incoming(link, message)
                     else:
                         self._listener.received(link, message)
@@ -375,7 +385,7 @@ async def written(call: Any, data: bytes) -> None:
     """
     try:
         await call.write(data)
-    except asyncio.InvalidStateError:  # gRPC says that it has ended, and not why; its reader does
+    except asyncio.InvalidStateError:  # gRPC's write does not tell why the call has ended, its read does
         await call.read()
 
 

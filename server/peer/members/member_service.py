@@ -38,8 +38,8 @@ class Standing(NamedTuple):
 
     Args:
         present: the present members that take part in rounds, in the order of their clients.
-        view: hash of all that neighbours are found from.
-        rounds: the round that each of the others is in, as far as it is known.
+        view: hash of the members' names, and of which of them listen: all that neighbours are found from.
+        rounds: the round that each of the others is in, by name, where it is known.
     """
 
     present: tuple[Member, ...]
@@ -57,23 +57,24 @@ class MemberService(ABC):
     """Service of a peer, whatever its rounds are made of, as a :class:`fed.server.peer.members.link.Listener`.
 
     Attributes:
-        round: that this peer is in.
-        durable: the last round whose outcome is on disk.
-        reached: the round that each of the others is in, as it said last over any stream, while there is one.
+        round: the round that this peer is in, from 1; 0 before the first.
+        durable: the last round whose outcome is on disk; 0: none.
+        reached: the round that each of the others told last, by name, while there is a stream with it.
 
     Args:
-        own: this peer's record.
-        experiment: hash of what peers must agree on.
-        introducers: addresses of others.
-        folder: of messages, of this peer alone.
-        credentials: of this peer; None: no encryption, on loopback alone.
-        timing: of heartbeats.
-        patience: of streams.
-        refusals: counts and logs what is refused.
-        clock: time, by which it waits.
-        rounds: of the run.
-        snapshot: gives the round of the last state, and the state, for those that join; None before the first.
-        patience_s: seconds to wait for others without whom this peer cannot go on.
+        own: the first record of this peer in the table of members.
+        experiment: hash of the settings that all peers must share.
+        introducers: addresses of other peers, HOST:PORT each.
+        folder: directory for messages, used by this peer alone.
+        credentials: certificate and key of this peer; None: no encryption, on loopback alone.
+        timing: time limits of heartbeats and suspicion.
+        patience: time limits of streams.
+        refusals: count and log of refused messages and peers.
+        clock: clock of all waits.
+        rounds: the number of rounds of the run, ≥ 1.
+        snapshot: function that returns the last round with a state, and that state, for peers that join; None before
+            the first.
+        patience_s: seconds to wait for others without whom this peer cannot go on, > 0.
     """
 
     own: Member
@@ -92,10 +93,17 @@ class MemberService(ABC):
     durable: int = 0
 
     def __post_init__(self) -> None:
-        self.members = MembershipList(self.own, self.introducers, self.timing, random.Random())
+        self.members = MembershipList(self.own, self.introducers, self.timing, draws=random.Random())
         greeting = pb.Greeting(protocol=PROTOCOL, software=f"fed {__version__}", experiment=self.experiment)
         greeting.MergeFrom(pb.Greeting(name=self.own.name, start=self.own.start))
-        self.links = Links(greeting, self, self.credentials, self.patience, self.refusals, self.clock)
+        self.links = Links(
+            greeting,
+            listener=self,
+            credentials=self.credentials,
+            patience=self.patience,
+            refusals=self.refusals,
+            clock=self.clock,
+        )
         self._changed = asyncio.Event()
         self._suspected: set[str] = set()
         self._gone: set[str] = set()
@@ -133,10 +141,11 @@ class MemberService(ABC):
         """Begin a round, and tell the others.
 
         Args:
-            number: of the round, from 1.
-            durable: the last round whose outcome is on disk.
+            number: the round, from 1.
+            durable: the last round whose outcome is on disk; 0: none.
         """
-        self.round, self.durable = number, durable
+        self.round = number
+        self.durable = durable
         self._tell_progress()
         return self.standing()
 
@@ -156,11 +165,11 @@ class MemberService(ABC):
     def have_ended(self, names: Collection[str]) -> bool:
         """Tell whether all of these have ended their rounds and left.
 
-        That is believed once none has refuted it for as long as a silent member counts as present: any member may say
-        so of another.
+        Any member may claim this of another. The claim is believed once none has refuted it for as long as a silent
+        member counts as present.
 
         Args:
-            names: names of others; if there are none, the answer is false.
+            names: names of others; with no names the result is false.
         """
         now_s = self.clock.monotonic_s()
         present = {member.name for member in self.members.present(now_s)}
@@ -174,7 +183,7 @@ class MemberService(ABC):
         """Names of members that may yet come to ask for the end of the run: they have not ended it, nor left.
 
         Args:
-            earlier: members of whom this process may have had no sign of life.
+            earlier: names of members from before this process began, which it may not have heard yet.
         """
         unheard = {name for name in self.admitted(earlier) if self.members.is_unheard(name)}
         return (self.members.unended() | unheard) - self.ended() - {self.own.name}
@@ -196,7 +205,7 @@ class MemberService(ABC):
         return Standing(present, view, rounds)
 
     def ready(self) -> frozenset[str]:
-        """Names of all that take part, or did and have left."""
+        """Names of all members that take part, or took part and have left."""
         return self.members.took_part(self.clock.monotonic_s())
 
     def reach(self, names: frozenset[str]) -> None:
@@ -206,7 +215,7 @@ class MemberService(ABC):
                 self.links.dial(member.address, member.name)
 
     async def next_change(self, limit_s: float | None = None) -> None:
-        """Wait until something may have changed, or for so long."""
+        """Wait until something may have changed, for at most ``limit_s`` seconds."""
         self._changed.clear()
         with suppress(TimeoutError):
             await self.clock.within(limit_s, self._changed.wait())
@@ -234,9 +243,9 @@ class MemberService(ABC):
         """Take a file that is whole.
 
         Args:
-            link: over which it came.
-            header: that came before it.
-            incoming: the file.
+            link: stream that it came over.
+            header: message that came before it.
+            incoming: the file, complete.
         """
 
     def refusal_of(self, greeting: pb.Greeting) -> str | None:
@@ -247,7 +256,8 @@ class MemberService(ABC):
 
     def met_itself(self, address: str) -> None:
         """Dial this address no more."""
-        self.members.heard(self.members.own.name, self.members.own.start, self.clock.monotonic_s(), address)
+        own = self.members.own
+        self.members.heard(own.name, own.start, now_s=self.clock.monotonic_s(), address=address)
 
     def opened(self, link: Link) -> None:
         """Exchange tables, and say how far this peer is."""
@@ -272,7 +282,7 @@ class MemberService(ABC):
         elif message.HasField("revocations"):
             self._take_revocations(message.revocations.content)
         elif link.is_introduction:
-            raise Refused("an introduction has members alone")
+            raise Refused("an introduction carries only tables of members")
         elif message.HasField("progress"):
             self._check_round(message.progress.round - 1)
             self.reached[link.name] = message.progress.round
@@ -310,12 +320,12 @@ class MemberService(ABC):
 
     @abstractmethod
     def _write_copy(self, path: Path, number: int, state: Any) -> pb.Payload:
-        """Write a copy of a state down, for one that joins.
+        """Write a copy of a state to a file, for a peer that joins.
 
         Args:
-            path: of the file.
-            number: of the round after which it is.
-            state: to copy.
+            path: file to write.
+            number: the round that the state comes after.
+            state: state to copy.
 
         Raises:
             FedError: if it cannot be written.
@@ -323,18 +333,18 @@ class MemberService(ABC):
 
     @abstractmethod
     def _resend(self, link: Link) -> None:
-        """Send what the other side of a new stream may lack."""
+        """Send messages that the other side of a new stream may lack."""
 
     @abstractmethod
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
-        """Take note of how far another is."""
+        """Take note of another's round."""
 
     def earlier_members(self) -> Collection[str]:
         """Names of members from before this process began, of which it may have had no sign of life."""
         return ()
 
     def _check_round(self, number: int) -> None:
-        """Hold what another says to have ended to the run.
+        """Check that the run has a round that another peer names.
 
         Raises:
             Refused: if the run has no such round.
@@ -343,7 +353,7 @@ class MemberService(ABC):
             raise Refused(f"the run has {self.rounds} rounds, got round {number}")
 
     async def _give_copy(self, link: Link) -> None:
-        """Send a copy of this peer's state, if there is one; else the other asks again."""
+        """Send a copy of this peer's state, if there is one; without it the other asks again."""
         if (found := self.snapshot()) is None:
             return
         number, state = found
@@ -357,8 +367,9 @@ class MemberService(ABC):
                 return
             if self._given is not None:
                 self._given[1].unlink(missing_ok=True)
-            self._given = pb.PeerMessage(copy=pb.Copy(round=number, payload=payload)), path
-        link.send(*self._given)
+            self._given = (pb.PeerMessage(copy=pb.Copy(round=number, payload=payload)), path)
+        header, path = self._given
+        link.send(header, path)
 
     def _take_revocations(self, content: bytes) -> None:
         """Take a list of revocations that another has sent, if it is a later one than this peer's.
@@ -367,7 +378,7 @@ class MemberService(ABC):
             Refused: if the authority has not signed it.
         """
         if self.credentials is None:
-            raise Refused("peers without credentials have no authority that could revoke some")
+            raise Refused("peers without credentials have no authority that could revoke certificates")
         try:
             self.credentials.revocations.take(content)
         except InvalidCredentials as error:
@@ -381,7 +392,7 @@ class MemberService(ABC):
         latest = self.credentials.revocations.latest()
         if latest.version > self._told_version:
             self._told_version = latest.version
-            for link in self.links.all():  # revoked peers, too: they end once they hear of it
+            for link in self.links.all():  # revoked peers, too: they end once they hear of their revocation
                 self._tell_revocations(link)
         refused = self.credentials.refusals(self.members.names())
         present = self.members.drop(refused)
@@ -405,7 +416,8 @@ class MemberService(ABC):
             link.tell(pb.PeerMessage(revocations=pb.Revocations(content=content)))
 
     def _hear(self, link: Link) -> None:
-        self.members.heard(link.name, link.greeting.start, self.clock.monotonic_s(), link.greeting.address)
+        greeting = link.greeting
+        self.members.heard(link.name, greeting.start, now_s=self.clock.monotonic_s(), address=greeting.address)
 
     async def _beat(self) -> None:
         told_s = 0.0
@@ -414,11 +426,10 @@ class MemberService(ABC):
             self._hold_to_credentials()
             targets = self.members.beat(now_s)
             own = self.members.own
-            self.links.greeting.name, self.links.greeting.start, self.links.greeting.address = (
-                own.name,
-                own.start,
-                own.address,
-            )
+            greeting = self.links.greeting  # its start may have moved with a refutation
+            greeting.name = own.name
+            greeting.start = own.start
+            greeting.address = own.address
             for target in targets:
                 link = self.links.link(target.name) if target.name else None
                 if link is not None:
@@ -442,7 +453,8 @@ class MemberService(ABC):
             _log.info("peer %r is back", name)
         if gone != self._gone:
             self._changed.set()
-        self._suspected, self._gone = suspected, gone
+        self._suspected = suspected
+        self._gone = gone
         if self.members.contested > 1 and not self._is_contested:
             self._is_contested = True
             _log.warning(

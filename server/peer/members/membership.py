@@ -11,7 +11,6 @@ of it.
 - Time counts only while this process is awake: one that was frozen has heard nothing, and suspects no other for it
   (Lifeguard, Dadgar, Phillips & Currey 2018).
 - Members that are gone are tried again now and then, and so are introducers, so that the sides of a partition merge.
-
 - A member refutes what others say of it by a larger beat or a later start. Starts in the upper half of their range are
   believed of the member itself alone, and others pass on no more than the heartbeats of such a life; so it tells all
   members itself, some at each beat. No hearsay, however large its numbers, leaves a member without an answer.
@@ -37,14 +36,14 @@ from fed.wire.messages import MOST_SAMPLES, client_id_of
 __all__ = ["MOST_MEMBERS", "Member", "MembershipList", "Target", "Timing", "refusal_of_table"]
 
 MOST_MEMBERS = 10_000
-"""Members that a table may have, and that a peer remembers."""
+"""Largest number of members that a table may have, and that a peer remembers."""
 
 _T = TypeVar("_T")
 _MOST_START = 2**62
 _MOST_START_BY_HEARSAY = _MOST_START // 2  # in nanoseconds since 1970: the year 2043
 _MOST_BEAT = 2**53
 _MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
-_TOLD_AT_A_BEAT = 16  # members that a beat tells what only this peer itself is believed
+_TOLD_AT_A_BEAT = 16  # members told at a beat, where a start is believed of this peer itself alone
 _RETURNS = 0.5  # the probability that a beat tries a member that is gone
 _ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([1-9][0-9]{0,4})")
 
@@ -53,14 +52,15 @@ class Member(NamedTuple):
     """Record of a peer, as it is passed on.
 
     Args:
-        name: of its certificate.
+        name: the peer's name, as in its certificate.
         address: HOST:PORT where it listens; empty if it only dials.
-        start: when its process began, in nanoseconds; a process with a later start replaces an earlier one.
-        beat: its count of heartbeats since then.
-        left: it has left, and says so.
-        samples: that it trains on.
-        is_ready: it takes part in rounds; one that joins copies another's state first.
-        has_ended: it has ended all its rounds, and waits for nobody.
+        start: time at which its process began, in nanoseconds since 1970; a process with a later start replaces an
+            earlier one.
+        beat: number of its heartbeats since then, in [0, 2^53].
+        left: True if it has left, and said so.
+        samples: number of samples that it trains on, in [0, 2^53].
+        is_ready: True if it takes part in rounds; a peer that joins copies another's state first.
+        has_ended: True if it has ended all its rounds, and waits for nobody.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Member(NamedTuple):
 
     @property
     def client(self) -> int | str:
-        """The client that it stands for."""
+        """Identifier of the client that this peer is."""
         return client_id_of(self.name)
 
     @property
@@ -88,7 +88,7 @@ class Target(NamedTuple):
 
     Args:
         address: HOST:PORT to dial.
-        name: of the member; empty: any that listens there.
+        name: the member's name; empty: any peer that listens there.
     """
 
     address: str
@@ -103,11 +103,11 @@ class Timing:
     ``suspect_after_s`` should be ten beats or more.
 
     Args:
-        beat_s: seconds between two heartbeats.
-        suspect_after_s: seconds without a sign of life after which a member is suspected.
-        gone_after_s: seconds without a sign of life after which it is gone, at least ``suspect_after_s``.
-        forget_after_s: seconds after which a member that is gone is tried no more.
-        fan_out: members that a beat sends the table to.
+        beat_s: seconds between two heartbeats, > 0.
+        suspect_after_s: seconds without a sign of life after which a member is suspected, at least ``beat_s``.
+        gone_after_s: seconds without a sign of life after which a member is gone, at least ``suspect_after_s``.
+        forget_after_s: seconds without a sign of life after which a member is forgotten, at least ``gone_after_s``.
+        fan_out: number of members that a beat sends the table to, ≥ 1.
 
     Raises:
         ValueRange: if they contradict each other.
@@ -134,8 +134,8 @@ class _Record:
 
     Args:
         member: the latest record.
-        since_s: when its start or its leaving became known.
-        alive_s: its last sign of life; minus infinity: none yet.
+        since_s: time at which its start or its leaving became known, in seconds that this process was awake.
+        alive_s: time of the last sign of life, in the same seconds; minus infinity: none yet.
         said: start and beat of the latest record that the member itself has sent; others may raise the beat.
     """
 
@@ -153,14 +153,15 @@ class MembershipList:
     times are of one monotonic clock.
 
     Attributes:
-        own: this peer's record.
-        contested: how often another member sent a later record of this peer than its own. Once: a clock that was set
-            back between two starts. More: a second process under this name, or a hostile member.
+        own: current record of this peer.
+        contested: number of times that another member had a later record of this peer than its own, or that another
+            process greeted with its name. Once: a clock that was set back between two starts. More: a second process
+            under this name, or a hostile member.
 
     Args:
-        own: this peer's first record.
-        introducers: addresses that are tried until a present member listens there, its own among them or not.
-        timing: of beats and suspicion.
+        own: first record of this peer.
+        introducers: addresses that are tried until a present member listens there; this peer's own may be among them.
+        timing: time limits of beats and suspicion.
         draws: random numbers that choose targets.
     """
 
@@ -177,14 +178,15 @@ class MembershipList:
 
     def beat(self, now_s: float) -> tuple[Target, ...]:
         """Count the own heartbeat up; returns the members to send the table to."""
-        self._awake_s, self._last_beat_s = self._time_s(now_s), now_s
+        self._awake_s = self._time_s(now_s)
+        self._last_beat_s = now_s
         if not self.own.left:
             self.own = _next_beat(self.own)
         self._forget()
         return self._targets()
 
     def table(self, receiver: str = "") -> tuple[Member, ...]:
-        """Records to send: all present members, those that left lately, and what is known of the receiver."""
+        """Records to send: all present members, those that left lately, and the receiver as it is known here."""
         # a receiver whose clock was set back between two starts must learn of its earlier life
         records = self._records.items()
         told = [one.member for name, one in records if name == receiver or self._is_told(one)]
@@ -194,9 +196,9 @@ class MembershipList:
         """Take the later records of another member's table; true if the view has changed.
 
         Args:
-            table: as it was received.
-            now_s: of the monotonic clock.
-            sender: the name in its certificate, of which its own record is a sign of life; empty: unknown.
+            table: records as they were received.
+            now_s: seconds on the monotonic clock.
+            sender: the name in the sender's certificate, whose own record is a sign of life; empty: unknown.
 
         Raises:
             InvalidPayload: if it is not a table that a member may send; then none of it is taken.
@@ -211,10 +213,10 @@ class MembershipList:
         """Take note of a direct sign of life.
 
         Args:
-            name: in the certificate of the other side.
-            start: of its process, as it says.
-            now_s: of the monotonic clock.
-            address: that was dialled, if it was: an introducer may have another address than it gives itself.
+            name: the name in the certificate of the other side.
+            start: start of its process, in nanoseconds since 1970, by its own word.
+            now_s: seconds on the monotonic clock.
+            address: HOST:PORT at which it listens, by its own word or since it was dialled there; empty: none.
         """
         if address in self._introducers:
             self._introducers[address] = name
@@ -256,7 +258,7 @@ class MembershipList:
         return _sorted([one.member for one in self._records.values() if one.member.has_ended])
 
     def remember(self, ended: Iterable[Member]) -> None:
-        """Take up at a restart what :meth:`ended` gave: members that have left since."""
+        """Take up the result of :meth:`ended` at a restart: members that have left since."""
         for member in ended:
             self._records[member.name] = _Record(member._replace(left=True), self._awake_s, self._awake_s)
 
@@ -309,7 +311,7 @@ class MembershipList:
         return self._is_present(record, self._awake_s)
 
     def _take(self, member: Member, time_s: float, *, is_direct: bool) -> bool:
-        """Take a record if it is later than what is known; true if it changes the view."""
+        """Take a record if it is later than the known one; true if it changes the view."""
         if member.name == self.own.name:
             return self._refute(member)
         known = self._records.get(member.name)
@@ -322,12 +324,15 @@ class MembershipList:
             known = self._records[member.name] = _Record(member, time_s)
             if is_direct:
                 known.alive_s = time_s
-                known.said = member.start, member.beat
+                known.said = (member.start, member.beat)
             return is_direct
-        before, was_present = known.member, self._is_present(known, time_s)
-        said = member.start, member.beat
+        before = known.member
+        was_present = self._is_present(known, time_s)
+        said = (member.start, member.beat)
+        # others may have raised the beat of such a life: only the member's own earlier word outweighs its word
         is_own_word = is_direct and member.start > _MOST_START_BY_HEARSAY
-        if said >= known.said if is_own_word else member.age > before.age:
+        is_later = said >= known.said if is_own_word else member.age > before.age
+        if is_later:
             known.member = member
             if is_direct:
                 known.said = said
@@ -361,7 +366,8 @@ class MembershipList:
         chosen = self._some(present)
         if away and self._draws.random() < _RETURNS:
             chosen.append(self._draws.choice(away))
-        told, self._untold = self._untold[:_TOLD_AT_A_BEAT], self._untold[_TOLD_AT_A_BEAT:]
+        told = self._untold[:_TOLD_AT_A_BEAT]
+        self._untold = self._untold[_TOLD_AT_A_BEAT:]
         chosen += [one.member for one in members if one.member.name in told]
         targets = {member.address: Target(member.address, member.name) for member in chosen}
         for address in self._some(self._unmet({self.own.address, *[member.address for member in present]})):
@@ -377,7 +383,8 @@ class MembershipList:
         return self._draws.sample(of, min(self._timing.fan_out, len(of)))
 
     def _forget(self) -> None:
-        timing, is_full = self._timing, len(self._records) >= MOST_MEMBERS - 1
+        timing = self._timing
+        is_full = len(self._records) >= MOST_MEMBERS - 1
         for name, one in list(self._records.items()):
             is_hearsay = one.alive_s == -math.inf
             limit_s = timing.gone_after_s if is_hearsay or is_full else timing.forget_after_s
@@ -393,7 +400,7 @@ def _next_beat(own: Member) -> Member:
 
 
 def _is_beyond_hearsay(said: Member, known: Member | None) -> bool:
-    """Tell whether only the member itself is believed what is said of it here."""
+    """True if this record is believed only when the member itself has sent it."""
     is_heartbeat = known is not None and said == known._replace(beat=said.beat)
     return said.start > _MOST_START_BY_HEARSAY and not is_heartbeat
 

@@ -18,7 +18,7 @@ class ServiceThread(Generic[_Service]):
     """A service and its event loop.
 
     Args:
-        service: of this peer; it must not have been started.
+        service: service of this peer, not yet started.
     """
 
     def __init__(self, service: _Service) -> None:
@@ -56,7 +56,7 @@ class ServiceThread(Generic[_Service]):
         """Leave the others; messages stay on disk, for a peer that comes back.
 
         Args:
-            reason: the sentence for them.
+            reason: the sentence that the others are told.
         """
         self.wait_for(self.service.stop(reason))
         self.wait_for(_ended())

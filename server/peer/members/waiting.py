@@ -14,7 +14,7 @@ class Waiting:
         waited_s: seconds that the peer has waited.
 
     Args:
-        limit_s: seconds after which it is exhausted, > 0.
+        limit_s: seconds after which the waiting is exhausted, > 0.
 
     Example:
         >>> waiting = Waiting(1.5)
@@ -39,7 +39,7 @@ class Waiting:
         """Let time pass in which the peer waits; true once it has waited for the limit.
 
         Args:
-            now_s: the time, by a monotonic clock.
+            now_s: seconds on a monotonic clock.
         """
         if self._looked_s is not None:
             self.waited_s += min(now_s - self._looked_s, _MOST_STEP_S)
@@ -56,8 +56,8 @@ def nobody_came(needs: str, limit_s: float | None) -> RunFailed:
     """Error of a peer that has waited for others in vain.
 
     Args:
-        needs: a clause that says what it waits for and what is there.
-        limit_s: seconds that it has waited; None: waiting is in vain, for all others have ended and left.
+        needs: clause that names the needed and the present peers, such as "1 of 3 peers are there".
+        limit_s: seconds that the peer has waited; None: all others have ended and left, so that waiting is in vain.
     """
     waited = "all others have ended and left" if limit_s is None else f"no more came for {limit_s:g} s"
     return RunFailed(

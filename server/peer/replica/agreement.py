@@ -45,14 +45,14 @@ class Agreement(Proposer):
     Most methods return outputs, to be done in their order. All times are of one monotonic clock.
 
     Attributes:
-        record: what is persisted.
+        record: round, members, promise and vote of this member, as it is to be on disk.
 
     Args:
-        own: this member's name.
-        record: what it persisted last; at first the round and its members, or none of them at a peer that joins.
-        timing: when to send again and when to take over.
+        own: name of this member.
+        record: the last record on disk; at first the round and its members, or an empty one at a peer that joins.
+        timing: time limits after which messages are sent again and a proposer is replaced.
         draws: random numbers that keep proposers apart.
-        now_s: of the monotonic clock.
+        now_s: seconds on the monotonic clock.
         held: hashes of the sums that are on disk.
 
     Example:
@@ -82,9 +82,12 @@ class Agreement(Proposer):
         """Take a message.
 
         Args:
-            sender: the name in its certificate.
-            message: as it was received.
-            now_s: of the monotonic clock.
+            sender: the name in the sender's certificate.
+            message: the message as it was received.
+            now_s: seconds on the monotonic clock.
+
+        Returns:
+            Outputs, to be done in their order.
         """
         self._now_s = now_s
         self._handle(sender, message)
@@ -96,14 +99,19 @@ class Agreement(Proposer):
         """Let time pass: send again, take over, ask.
 
         Args:
-            now_s: of the monotonic clock.
+            now_s: seconds on the monotonic clock.
             present: the names of present peers.
-            candidates: the names of those that may become members with the next round; a new member votes for nothing
+            candidates: the names of peers that may become members with the next round; a new member votes for nothing
                 before it has copied a state.
             listening: the names of members that listen; these propose before those that only dial.
+
+        Returns:
+            Outputs, to be done in their order.
         """
         self._listening = frozenset(listening)
-        self._now_s, self._present, self._candidates = now_s, frozenset(present) | {self.own}, tuple(candidates)
+        self._now_s = now_s
+        self._present = frozenset(present) | {self.own}
+        self._candidates = tuple(candidates)
         if self._round.learned is not None:
             self._move_on()
         elif self.own not in self.record.members or self.is_waiting:
@@ -117,7 +125,8 @@ class Agreement(Proposer):
 
     def ready(self, now_s: float) -> list[Output]:
         """Say that this member has its update for the round."""
-        self._now_s, self._round.is_ready = now_s, True
+        self._now_s = now_s
+        self._round.is_ready = True
         if self.record.promised.attempt:
             self._promise()
         return self._flush()
@@ -126,9 +135,9 @@ class Agreement(Proposer):
         """Say that a ring has ended, and its sum is on disk.
 
         Args:
-            ring: as it was to be run.
-            sum_sha256: the hash of the sum.
-            now_s: of the monotonic clock.
+            ring: the output that asked for the ring.
+            sum_sha256: hash of the sum, 64 hexadecimal digits.
+            now_s: seconds on the monotonic clock.
         """
         self._now_s = now_s
         if ring.round == self.record.round:
@@ -141,9 +150,10 @@ class Agreement(Proposer):
         """Say that a ring cannot end.
 
         Args:
-            ring: as it was to be run.
-            now_s: of the monotonic clock.
-            unreachable: its members that this one could not exchange with; the round's next ring goes without them.
+            ring: the output that asked for the ring.
+            now_s: seconds on the monotonic clock.
+            unreachable: names of its members that this one could not exchange with; the round's next ring goes without
+                them.
         """
         self._now_s = now_s
         if ring.round == self.record.round:
@@ -167,9 +177,9 @@ class Agreement(Proposer):
         restart say this again if the state is ahead of the record.
 
         Args:
-            round_number: the round of the :class:`fed.server.peer.replica.ballots.Copy`.
-            value: its value.
-            now_s: of the monotonic clock.
+            round_number: the round of the :class:`fed.server.peer.replica.ballots.Copy`, from 1.
+            value: the value of that round.
+            now_s: seconds on the monotonic clock.
         """
         self._now_s = now_s
         if round_number >= self.record.round:
@@ -177,7 +187,10 @@ class Agreement(Proposer):
         return self._flush()
 
     def missed(self, after: int) -> list[Apply] | None:
-        """Find what brings a model, as it was after a round, up to date at a restart.
+        """Find the sums that bring a model up to date at a restart.
+
+        Args:
+            after: the last round that the model has been moved by; 0: none.
 
         Returns:
             Outputs to be done; None if a sum is no longer here: checkpoints must be less than ``kept`` rounds apart.
@@ -189,7 +202,8 @@ class Agreement(Proposer):
     def _flush(self) -> list[Output]:
         while self._to_own:
             self._handle(self.own, self._to_own.pop(0))
-        outputs, self._outputs = self._outputs, []
+        outputs = self._outputs
+        self._outputs = []
         return outputs
 
     def _handle(self, sender: str, message: Message) -> None:
@@ -217,7 +231,8 @@ class Agreement(Proposer):
                 self._count_answer(self._round.proposal, sender, message)
 
     def _learn(self, value: Value, holders: list[str]) -> None:
-        self._round.learned, self._round.holders = value, (*holders, *self.record.members)
+        self._round.learned = value
+        self._round.holders = (*holders, *self.record.members)
         if self._round.proposal is not None and self._round.proposal.value == value:
             vote = Vote(self._round.proposal.ballot, value)
             for name in dict.fromkeys((*self.record.members, *value.members)):
@@ -230,32 +245,34 @@ class Agreement(Proposer):
         """Go to the next round once the sum is held."""
         assert self._round.learned is not None
         if self._round.learned.sum_sha256 in self._held:
-            number, value = self.record.round, self._round.learned
+            number = self.record.round
+            value = self._round.learned
             self._decide(number, value)
             self._outputs.append(Apply(number, value))
         elif is_new or self._now_s - self._round.asked_s >= self._timing.resend_s:
             self._round.asked_s = self._now_s
             others = [name for name in dict.fromkeys(self._round.holders) if name != self.own]
             self._outputs.append(Fetch(self._round.learned.sum_sha256, tuple(others)))
-            # holders may have removed it since, and then give a copy of their state
+            # holders may have removed the sum since; asked for the round, they give a copy of their state
             if others:
                 self._send(self._draws.choice(others), Message(Kind.ASK, self.record.round))
 
     def _decide(self, number: int, value: Value) -> None:
         decided = (*self.record.decided, (number, value))[-self._timing.kept :]
-        self._persist(Record(number + 1, value.members, decided=decided))
+        self._persist(Record(round=number + 1, members=value.members, decided=decided))
         self._held &= {value.sum_sha256 for _, value in decided}
-        self._round = RoundMemory(self._now_s, self._now_s)
+        self._round = RoundMemory(began_s=self._now_s, quiet_since_s=self._now_s)
 
     def _tell(self, receiver: str, number: int) -> None:
-        """Tell a member that is behind what was decided, or that it must copy a state."""
+        """Tell a member that is behind the decision of its round, or that it must copy a state."""
         decided = dict(self.record.decided)
         if not decided:
             return
-        latest = self.record.round - 1
-        is_here = number in decided and decided[number].sum_sha256 in self._held
-        kind, number = (Kind.DECIDED, number) if is_here else (Kind.COPY, latest)
-        self._send(receiver, Message(kind, number, vote=Vote(NO_BALLOT, decided[number])))
+        if number in decided and decided[number].sum_sha256 in self._held:
+            self._send(receiver, Message(Kind.DECIDED, number, vote=Vote(NO_BALLOT, decided[number])))
+        else:  # without the round's sum the decision is of no use to the member
+            latest = self.record.round - 1
+            self._send(receiver, Message(Kind.COPY, latest, vote=Vote(NO_BALLOT, decided[latest])))
 
     def _ask(self) -> None:
         others = sorted(self._present - {self.own})

@@ -32,8 +32,8 @@ class Ballot(NamedTuple):
     """Number of an attempt to decide a round; no two proposers share one.
 
     Args:
-        attempt: from 1; 0: before the first.
-        proposer: the name of the member whose attempt it is.
+        attempt: number of the attempt, from 1 to 2^53; 0: before the first.
+        proposer: name of the member that makes the attempt; empty before the first.
     """
 
     attempt: int = 0
@@ -52,9 +52,9 @@ class Value(NamedTuple):
     """Outcome of a round.
 
     Args:
-        sum_sha256: the hash of the sum.
-        contributors: members whose updates are in it.
-        members: of the next round, in the order of their clients.
+        sum_sha256: hash of the round's sum, 64 hexadecimal digits.
+        contributors: names of the members whose updates are in the sum.
+        members: names of the next round's members, in the order of their clients.
     """
 
     sum_sha256: str
@@ -63,7 +63,7 @@ class Value(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """Vote of a member in a round: it holds the value's sum."""
+    """Vote of a member in a round. The member holds the value's sum."""
 
     ballot: Ballot
     value: Value
@@ -73,11 +73,11 @@ class Record(NamedTuple):
     """State of a member that outlives its process.
 
     Args:
-        round: which is being decided.
-        members: that decide it; empty at a peer that has yet to join.
-        promised: ballots below it are refused.
-        vote: the latest one in this round.
-        decided: (round, value) of the last rounds, ascending.
+        round: the round that is being decided, from 1; 0 at a peer that has yet to join.
+        members: names of the members that decide it; empty at a peer that has yet to join.
+        promised: lowest ballot that the member still takes part in.
+        vote: latest vote of the member in this round; None: it has not voted.
+        decided: (round, value) of each of the last rounds, ascending.
     """
 
     round: int = 0
@@ -88,15 +88,15 @@ class Record(NamedTuple):
 
 
 class Kind(Enum):
-    """Kinds of messages, each with what it carries."""
+    """Kinds of messages, each with its content."""
 
     PREPARE = "prepare"  # proposer to members: ballot
     PROMISE = "promise"  # to the proposer: ballot, vote, is_ready
     REFUSE = "refuse"  # to a proposer: the later ballot that was promised
     RING = "ring"  # proposer to members: ballot, names of the ring
     SUMMED = "summed"  # member of the ring to the proposer: ballot, sum_sha256
-    BROKEN = "broken"  # likewise: ballot, names that it could not reach
-    PROPOSE = "propose"  # proposer to members: ballot, vote, names that hold the sum
+    BROKEN = "broken"  # member of the ring to the proposer: ballot, names of members that it could not reach
+    PROPOSE = "propose"  # proposer to members: ballot, vote, names of members that hold the sum
     ACCEPTED = "accepted"  # to the proposer: ballot
     DECIDED = "decided"  # to anyone: the value, as vote
     ASK = "ask"  # to anyone: the round that the sender is in
@@ -104,16 +104,16 @@ class Kind(Enum):
 
 
 class Message(NamedTuple):
-    """Message of one member to another; the transport says whose it is.
+    """Message of one member to another; the transport names the sender.
 
     Args:
-        kind: what it says.
-        round: that it is about.
-        ballot: that it is about.
-        vote: a value, and the ballot of the vote for it.
-        names: of members.
-        sum_sha256: of a ring's sum.
-        is_ready: the sender has an update for the round.
+        kind: meaning of the message, on which the use of the other fields depends.
+        round: round of the message, in [0, 2^53].
+        ballot: ballot of the message.
+        vote: value, and the ballot of the vote for it.
+        names: names of members.
+        sum_sha256: hash of a ring's sum, 64 hexadecimal digits; empty: none.
+        is_ready: True if the sender has an update for the round.
     """
 
     kind: Kind
@@ -176,12 +176,12 @@ class BallotTiming:
     """Time limits of an agreement.
 
     Args:
-        resend_s: seconds after which a message without an answer is sent again.
+        resend_s: seconds after which a message without an answer is sent again, > 0.
         takeover_s: seconds of a proposer's silence after which the next member proposes, the one after it after twice
             as many; several times ``resend_s``.
-        ballot_s: seconds in which a ring must end, and in which votes must come.
-        deadline_s: seconds of a round after which it waits no longer for members that are not ready; None: for ever.
-        kept: the last rounds whose decisions are kept for members that are behind.
+        ballot_s: seconds in which a ring must end, and in which votes must come, > 0.
+        deadline_s: seconds after which a round waits no longer for members that are not ready; None: it waits for ever.
+        kept: number of the last rounds whose decisions are kept for members that are behind, ≥ 1.
 
     Raises:
         ValueRange: if they contradict each other.
@@ -203,7 +203,9 @@ class BallotTiming:
 
 def refusal_of_message(message: Message) -> str | None:
     """Reason why no member may send this message; None if it is in order."""
-    ballots, names, hashes = [message.ballot], [*message.names], [message.sum_sha256 or "0" * 64]
+    ballots = [message.ballot]
+    names = [*message.names]
+    hashes = [message.sum_sha256 or "0" * 64]
     if message.vote is not None:
         value = message.vote.value
         ballots.append(message.vote.ballot)

@@ -26,7 +26,7 @@ def from_wire(decree: pb.Decree) -> Message:
     """Message that another has sent.
 
     Raises:
-        InvalidPayload: if it is none.
+        InvalidPayload: if it is no message of an agreement.
     """
     try:
         kind = Kind(decree.kind)
@@ -34,10 +34,21 @@ def from_wire(decree: pb.Decree) -> Message:
         raise InvalidPayload(f"an agreement has no message {decree.kind[:20]!r}") from None
     vote = None
     if decree.HasField("vote"):
-        value = Value(decree.vote.sum_sha256, tuple(decree.vote.contributors), tuple(decree.vote.members))
+        value = Value(
+            decree.vote.sum_sha256,
+            contributors=tuple(decree.vote.contributors),
+            members=tuple(decree.vote.members),
+        )
         vote = Vote(ballot_from_wire(decree.vote.ballot), value)
-    of_all = tuple(decree.names), decree.sum_sha256, decree.is_ready
-    message = Message(kind, decree.round, ballot_from_wire(decree.ballot), vote, *of_all)
+    message = Message(
+        kind,
+        round=decree.round,
+        ballot=ballot_from_wire(decree.ballot),
+        vote=vote,
+        names=tuple(decree.names),
+        sum_sha256=decree.sum_sha256,
+        is_ready=decree.is_ready,
+    )
     if reason := refusal_of_message(message):
         raise InvalidPayload(reason)
     return message
@@ -49,5 +60,5 @@ def ballot_to_wire(ballot: Ballot) -> pb.Ballot:
 
 
 def ballot_from_wire(ballot: pb.Ballot) -> Ballot:
-    """Ballot that another has sent; whether it may be is not checked."""
+    """Ballot that another has sent; its numbers and names are not checked."""
     return Ballot(ballot.attempt, ballot.proposer)

@@ -19,9 +19,9 @@ class FoundingTiming(NamedTuple):
     """Time limits of a founding.
 
     Args:
-        stable_s: seconds for which the present peers must have been the same.
-        resend_s: seconds after which a message is sent again.
-        believed_s: seconds for which a peer that says that it is in a round, and not with which group, is believed.
+        stable_s: seconds for which the present peers must have been the same, ≥ 0.
+        resend_s: seconds after which a message is sent again, ≥ 0.
+        believed_s: seconds for which a peer is believed that claims to be in a round without naming its group.
     """
 
     stable_s: float = 0.5
@@ -33,13 +33,13 @@ class Founding:
     """One peer's part in a founding; it makes no calls and reads no clock.
 
     Attributes:
-        members: of the first round, in the order of clients; None until the group is founded.
-        is_late: the others have begun without this peer, which joins them.
+        members: names of the first round's members, in the order of clients; None until the group is founded.
+        is_late: True if the others have begun without this peer, which then joins them.
 
     Args:
-        own: this peer's name.
-        min_peers: the smallest number of founders.
-        timing: of messages.
+        own: name of this peer.
+        min_peers: the smallest number of founders, more than half of all peers that may come.
+        timing: time limits of messages and beliefs.
 
     Example:
         >>> ann, bob = Founding("ann", 2), Founding("bob", 2)
@@ -58,7 +58,8 @@ class Founding:
         self.own = own
         self.members: tuple[str, ...] | None = None
         self.is_late = False
-        self._min_peers, self._timing = min_peers, timing
+        self._min_peers = min_peers
+        self._timing = timing
         self._present: tuple[str, ...] = ()
         self._since_s = self._sent_s = 0.0
         self._agreed: set[str] = set()
@@ -71,14 +72,16 @@ class Founding:
         """Let time pass; returns messages and their receivers.
 
         Args:
-            now_s: of a monotonic clock.
+            now_s: seconds on a monotonic clock.
             present: the names of the peers that are there and ready, this one among them.
-            rounds: the rounds that others are in, by name.
+            rounds: the rounds that others are in, by name; 0: before the first.
             listening: the names of peers that listen; these propose before those that only dial.
         """
         names = tuple(sorted(present, key=client_order))
         if names != self._present:
-            self._present, self._since_s, self._agreed = names, now_s, set()
+            self._present = names
+            self._since_s = now_s
+            self._agreed = set()
         if self.members is not None or self.is_late or now_s - self._sent_s < self._timing.resend_s:
             return []
         begun_s = {name: self._begun_s.setdefault(name, now_s) for name, number in rounds.items() if number}
@@ -86,11 +89,10 @@ class Founding:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
         is_stable = now_s - self._since_s >= self._timing.stable_s
-        if (
-            not is_stable
-            or len(names) < self._min_peers
-            or min(names, key=lambda name: name not in listening) != self.own
-        ):
+        if not is_stable or len(names) < self._min_peers:
+            return []
+        first = min(names, key=lambda name: name not in listening)
+        if first != self.own:
             return []
         self._sent_s = now_s
         self._found_if_agreed()
@@ -100,8 +102,8 @@ class Founding:
         """Take a message; returns messages and their receivers.
 
         Args:
-            sender: the name in its certificate.
-            message: as it was received.
+            sender: the name in the sender's certificate.
+            message: the message as it was received.
             own_round: the round that this peer is in; 0: before the first.
         """
         names = tuple(message.members)

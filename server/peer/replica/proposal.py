@@ -10,17 +10,17 @@ __all__ = ["Proposal", "ring_order"]
 
 @dataclass
 class Proposal:
-    """Attempt of a member to decide a round; it ends with the process, and its ballot is never used again.
+    """Attempt of a member to decide a round. It ends with the process, and its ballot is never used again.
 
     Args:
-        ballot: of its own.
-        since_s: when its present stage began: promises, ring or votes.
-        sent_s: when its members were told last.
-        promises: of members, as they sent them.
-        ring: members that reduce their updates, in the order of the ring; empty until they are told to.
-        value: the one that it proposes; None until it is known.
-        accepted: members that have voted for it.
-        holders: members that hold its sum, in the order in which they said so.
+        ballot: ballot of this attempt alone.
+        since_s: time at which its present stage began: promises, ring or votes.
+        sent_s: time at which the members were sent its message last.
+        promises: promises of members, by name.
+        ring: names of the members that reduce their updates, in the order of the ring; empty until they are told to.
+        value: value that is proposed; None until it is known.
+        accepted: names of the members that have voted for the value.
+        holders: names of the members that hold the value's sum, in the order in which they said so.
     """
 
     ballot: Ballot
@@ -38,10 +38,10 @@ class Proposal:
         return not self.ring and self.value is None
 
     def message(self, round_number: int) -> Message:
-        """Message of its present stage, to all members; those that have answered see that the proposer is alive."""
+        """Message of its present stage, to all members; members that have answered see that the proposer is alive."""
         if self.value is not None:
             vote = Vote(self.ballot, self.value)
-            return Message(Kind.PROPOSE, round_number, self.ballot, vote, tuple(self.holders))
+            return Message(Kind.PROPOSE, round_number, self.ballot, vote=vote, names=tuple(self.holders))
         if self.ring:
             return Message(Kind.RING, round_number, self.ballot, names=self.ring)
         return Message(Kind.PREPARE, round_number, self.ballot)
@@ -63,13 +63,16 @@ def ring_order(names: Sequence[str], listening: Collection[str]) -> tuple[str, .
     """Members in an order in which two that only dial are not next to each other, where there is such an order.
 
     Args:
-        names: of the ring's members.
-        listening: those of them that others can dial.
+        names: names of the ring's members.
+        listening: names of members that others can dial.
     """
-    listeners, diallers = [one for one in names if one in listening], [one for one in names if one not in listening]
+    listeners = [one for one in names if one in listening]
+    diallers = [one for one in names if one not in listening]
     ordered: list[str] = []
     for place, listener in enumerate(listeners):
         ordered.append(listener)
-        begin, end = (len(diallers) * each // len(listeners) for each in (place, place + 1))
+        # an equal share of the others after each listener
+        begin = len(diallers) * place // len(listeners)
+        end = len(diallers) * (place + 1) // len(listeners)
         ordered += diallers[begin:end]
     return tuple(ordered or diallers)

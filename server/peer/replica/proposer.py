@@ -17,7 +17,7 @@ class Proposer(Voter, ABC):
 
     @abstractmethod
     def _learn(self, value: Value, holders: list[str]) -> None:
-        """Take what was decided."""
+        """Take the decided value, whose sum these members hold."""
 
     def _is_own_turn(self) -> bool:
         """True at the first present member; at the next one after a proposer's silence, and so on.
@@ -27,7 +27,7 @@ class Proposer(Voter, ABC):
         here = sorted(self._present_members(), key=lambda name: name not in self._listening)
         led_by = self.record.promised.proposer
         place = here.index(self.own)
-        # a first member that is back lets another end the attempt that it has begun
+        # a first member that is back lets another proposer end an attempt that has begun meanwhile
         is_led_by_later = led_by not in ("", *here[: place + 1])
         silence_s = (place + is_led_by_later) * self._timing.takeover_s
         return self._now_s >= max(self._round.quiet_since_s + silence_s, self._round.not_before_s)
@@ -35,7 +35,7 @@ class Proposer(Voter, ABC):
     def _prepare(self) -> None:
         ballot = Ballot(max(self.record.promised.attempt, self._round.seen.attempt) + 1, self.own)
         self._promise_no_less(ballot)  # on disk before it is sent: a ballot is not used again after a restart
-        self._round.proposal = Proposal(ballot, self._now_s, self._now_s)
+        self._round.proposal = Proposal(ballot, since_s=self._now_s, sent_s=self._now_s)
         self._resend(self._round.proposal)
 
     def _yield_to(self, ballot: Ballot) -> None:
@@ -94,7 +94,8 @@ class Proposer(Voter, ABC):
         if len(proposal.promises) < self._quorum:
             return
         if (voted := proposal.voted_value()) is not None:
-            self._propose(proposal, *voted)
+            value, holders = voted
+            self._propose(proposal, value, holders)
             return
         here = [name for name in self._present_members() if name not in self._round.excluded] or self._present_members()
         ready = proposal.ready(here)
@@ -102,7 +103,8 @@ class Proposer(Voter, ABC):
         # even in a late round, members that are present are given time to answer
         is_late = self._now_s >= max(self._round.began_s + deadline_s, proposal.since_s + self._timing.resend_s)
         if ready and (is_late or len(ready) == len(here)):
-            proposal.ring, proposal.since_s = ring_order(ready, self._listening), self._now_s
+            proposal.ring = ring_order(ready, self._listening)
+            proposal.since_s = self._now_s
             self._resend(proposal)
 
     def _next_members(self, proposal: Proposal) -> tuple[str, ...]:
@@ -113,5 +115,7 @@ class Proposer(Voter, ABC):
 
     def _propose(self, proposal: Proposal, value: Value, holders: Iterable[str]) -> None:
         """Propose the one value of this ballot."""
-        proposal.value, proposal.holders, proposal.since_s = value, dict.fromkeys(holders), self._now_s
+        proposal.value = value
+        proposal.holders = dict.fromkeys(holders)
+        proposal.since_s = self._now_s
         self._resend(proposal)

@@ -30,7 +30,7 @@ from fed.wire.messages import Answer, PartialSum, Task, Update, client_id_of, cl
 __all__ = ["Overtaken", "Replicated", "ReplicatedFleet"]
 
 _log = logging.getLogger(__name__)
-_NOTHING = RoundStats(0, 0, 0, 0, 0, 0, None)
+_NOTHING = RoundStats(selected=0, replied=0, late=0, failed=0, bytes_up=0, bytes_down=0, train_loss=None)
 
 
 class Overtaken(Exception):
@@ -46,15 +46,15 @@ class ReplicatedFleet:
     """A :class:`fed.server.fleet.Fleet` of replicas, as one of them sees it.
 
     Attributes:
-        value: that was agreed on last.
+        value: value that was agreed on last; None before the first.
 
     Args:
-        thread: of this replica's service.
-        size: the number of samples of this peer.
-        states: the client state of this peer.
-        executor: trains.
-        numbers: M of the message.
-        observers: are told of members that come and go.
+        thread: event loop of this replica's service.
+        size: number of samples of this peer, ≥ 1.
+        states: client state of this peer.
+        executor: executor that trains this peer's client.
+        numbers: M, the number of summed numbers of a message.
+        observers: listeners to members that come and go.
     """
 
     thread: ServiceThread[ReplicaService]
@@ -95,10 +95,10 @@ class ReplicatedFleet:
         """Wait for a copy of another's state, where this peer joins others.
 
         Args:
-            number: of the round that begins.
+            number: the round that begins, from 1.
 
         Raises:
-            Overtaken: with the copy.
+            Overtaken: with the copy, if this peer joins.
         """
         if not self._members:
             outcome = self.thread.wait_for(self.thread.service.decision(number))
@@ -132,9 +132,11 @@ class ReplicatedFleet:
         """
         if not self._open:
             return
-        tasks, self._open = self._open, {}
+        tasks = self._open
+        self._open = {}
         number = next(iter(tasks.values())).round
-        own, is_over = tasks.get(self._own), self.thread.call(self.thread.service.is_decided, number)
+        own = tasks.get(self._own)
+        is_over = self.thread.call(self.thread.service.is_decided, number)
         answer = None
         if own is not None and not is_over:
             answer = self._trained(own)
@@ -149,7 +151,8 @@ class ReplicatedFleet:
             raise Overtaken(decision)
         counted = [client_id_of(one.name) for one in decision.total.contributions]
         if self._own in counted and answer is None and own is not None and self.states.names:
-            self._trained(own)  # before this process was killed, it had: its state is found again
+            # its update counts from before this process was killed: training again finds the client state after it
+            self._trained(own)
         yield self._merged(decision, tasks)
         if answer is not None and answer.problem:
             yield answer
@@ -175,11 +178,11 @@ class ReplicatedFleet:
         return False
 
     def state(self) -> Tree:
-        """State for a checkpoint: that of this peer, and what all replicas have in common."""
+        """State for a checkpoint: this peer's own, and the part that all replicas have in common."""
         return {"clock": self.clock, "clients": self.states.state(), "common": self.common()}
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from a state that :meth:`state` gave."""
         self._began_s = self.thread.service.clock.monotonic_s() - state["clock"]
         self.states.restore(state["clients"])
         self.adopt(state["common"])
@@ -191,8 +194,10 @@ class ReplicatedFleet:
 
     def adopt(self, common: Tree) -> None:
         """Take over another replica's :meth:`common`."""
-        self._members, self._known, value = tuple(common["members"]), {*common["known"]}, common["value"]
-        self.value = None if value is None else Value(value[0], tuple(value[1]), tuple(value[2]))
+        self._members = tuple(common["members"])
+        self._known = {*common["known"]}
+        value = common["value"]
+        self.value = None if value is None else Value(value[0], contributors=tuple(value[1]), members=tuple(value[2]))
 
     def _merged(self, decision: Decision, tasks: Mapping[int | str, Task]) -> Answer:
         self.value, total = decision
@@ -224,7 +229,7 @@ class ReplicatedFleet:
         (update_M, integers_I, *after) = (part[0].clone() for part in tensors)
         if names:
             before = self.states.of(task.client, model)
-            self._unsettled = task.id, before, dict(zip(names, after, strict=True))
+            self._unsettled = (task.id, before, dict(zip(names, after, strict=True)))
         return Answer(
             tasks=(task.id,),
             round=task.round,
@@ -240,8 +245,9 @@ class Replicated(Coordinated):
     """The federation of replicas, as one of them sees it.
 
     Args:
-        parts: of :class:`fed.server.rounds.coordinated.Coordinated`, with a :class:`ReplicatedFleet`.
-        observers: are told of tasks; None: nobody is.
+        parts: arguments of :class:`fed.server.rounds.coordinated.Coordinated` in their order, with a
+            :class:`ReplicatedFleet` among them.
+        observers: listeners to tasks; None: no listeners.
     """
 
     def __init__(self, *parts: Any, observers: Observers | None = None) -> None:
@@ -254,7 +260,7 @@ class Replicated(Coordinated):
 
     @property
     def is_behind(self) -> bool:
-        """True while rounds pass whose outcome this replica has got as a part of a later state."""
+        """True while rounds pass whose outcome is part of a later state that this replica has copied."""
         return self._begun < self._applied
 
     def begin_with(self, members: Sequence[str]) -> None:
@@ -263,7 +269,7 @@ class Replicated(Coordinated):
             self._fleet.set_members(members)
 
     def round(self, number: int) -> RoundStats:
-        """One round; none of a round whose outcome is part of a state that was copied."""
+        """Run one round. Nothing is done where its outcome is part of a state that was copied."""
         self._begun = number
         if self.is_behind or number == self._applied:
             return _NOTHING
@@ -306,7 +312,8 @@ class Replicated(Coordinated):
         _log.info("this peer goes on after round %d, with a copy of another's state", snapshot.round)
 
     def _moved_in_round(self) -> tuple[int, int]:
-        before, self._moved = self._moved, self._service.moved_bytes
+        before = self._moved
+        self._moved = self._service.moved_bytes
         return self._moved[0] - before[0], self._moved[1] - before[1]
 
     def _end(self, number: int) -> None:

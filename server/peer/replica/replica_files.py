@@ -25,23 +25,24 @@ _ROOM = "make room there, then resume the run"
 
 
 class ReplicaFiles:
-    """Folder of what a replica must not lose: its record, and the sums of the last rounds, each named by its hash.
+    """Folder of a replica's record, and of the sums of the last rounds, each named by its hash.
 
     Args:
-        folder: of this replica alone.
-        numbers: M of each sum.
+        folder: directory that this replica alone uses.
+        numbers: M, the number of summed numbers.
     """
 
     def __init__(self, folder: Path, numbers: int) -> None:
-        self._folder, self._numbers = folder, numbers
+        self._folder = folder
+        self._numbers = numbers
         self._payloads: dict[str, pb.Payload] = {}
         self._copies = Checkpoints(folder / "copies", 1)
 
     def restore(self) -> tuple[Record, tuple[str, ...]]:
-        """Find what was kept: the record, and the first round's members; other files than whole sums are removed.
+        """Read the record and the first round's members; files other than whole sums are removed.
 
         Raises:
-            InvalidCheckpoint: if the record is damaged, so that what was promised is not known.
+            InvalidCheckpoint: if the record is damaged, so that the promises in it are not known.
         """
         for path in self._folder.glob("*.sum"):
             try:
@@ -62,8 +63,8 @@ class ReplicaFiles:
             return _record(*record), tuple(founders)
         except (OSError, ValueError, TypeError) as error:
             raise InvalidCheckpoint(
-                f"{path} must be as this peer left it, got {error}: it has forgotten what it promised; remove the "
-                "run's folder and that one, and let the peer join anew under another name"
+                f"{path} must be as this peer left it, got {error}: without its promises it must not vote again; "
+                f"remove the run's folder and {self._folder}, and let the peer join anew under another name"
             ) from None
 
     def persist(self, record: Record, founders: Sequence[str]) -> None:
@@ -93,7 +94,7 @@ class ReplicaFiles:
         """Keep a sum whose hash has been checked, on the disk and not only in a cache.
 
         Raises:
-            InvalidPayload: if it is no sum.
+            InvalidPayload: if the file is no sum.
             RunFailed: if it cannot be kept.
         """
         RoundSum.read(read(path, payload), self._numbers)
@@ -106,12 +107,15 @@ class ReplicaFiles:
         self._payloads[payload.sha256] = payload
 
     def write_copy(self, path: Path, number: int, state: Tree) -> pb.Payload:
-        """Write a copy of a state down, for another replica.
+        """Write a copy of a state to a file, for another replica.
 
         Args:
-            path: of the file.
-            number: of the round after which it is.
-            state: to copy.
+            path: file to write.
+            number: the round that the state comes after, from 0.
+            state: state to copy.
+
+        Returns:
+            Size, hash and tensors of the file.
 
         Raises:
             CheckpointFailed: if it cannot be written.
@@ -125,11 +129,14 @@ class ReplicaFiles:
         """Keep a copy of another's state, on the disk and not only in a cache.
 
         Args:
-            path: of the file.
-            number: of the round after which it is.
+            path: file of the copy, which is moved.
+            number: the round that the copied state comes after.
+
+        Returns:
+            The round, and the state after it.
 
         Raises:
-            InvalidPayload: if it is none.
+            InvalidPayload: if the file is no copy of that state.
             RunFailed: if it cannot be kept.
         """
         with os_errors_as(RunFailed, f"{self._folder} cannot be written to", _ROOM):
@@ -149,8 +156,8 @@ class ReplicaFiles:
         """Keep this replica's own state as the last copy.
 
         Args:
-            number: the number of the last round before the state.
-            state: the state to keep.
+            number: the round that the state comes after.
+            state: state to keep.
 
         Raises:
             CheckpointFailed: if it cannot be written.
@@ -169,7 +176,7 @@ class ReplicaFiles:
         return RoundSum.read(read(self._path(sha256), self._payloads[sha256]), self._numbers)
 
     def file(self, sha256: str) -> tuple[Path, pb.Payload] | None:
-        """The file of a sum, and what is in it; None if it is not here."""
+        """The file of a sum, and its payload; None if the sum is not here."""
         payload = self._payloads.get(sha256)
         return None if payload is None else (self._path(sha256), payload)
 
@@ -191,8 +198,14 @@ def _sync(path: Path) -> None:
 def _record(number: int, members: Any, promised: Any, vote: Any, decided: Any) -> Record:
     last = None if vote is None else Vote(Ballot(*vote[0]), _value(*vote[1]))
     rounds = tuple((its, _value(*value)) for its, value in decided)
-    return Record(number, tuple(members), Ballot(*promised) if promised[0] else NO_BALLOT, last, rounds)
+    return Record(
+        round=number,
+        members=tuple(members),
+        promised=Ballot(*promised) if promised[0] else NO_BALLOT,
+        vote=last,
+        decided=rounds,
+    )
 
 
 def _value(sum_sha256: str, contributors: Sequence[str], members: Sequence[str]) -> Value:
-    return Value(sum_sha256, tuple(contributors), tuple(members))
+    return Value(sum_sha256, contributors=tuple(contributors), members=tuple(members))

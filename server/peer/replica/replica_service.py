@@ -1,6 +1,6 @@
 """Service of a replica to the others: the agreement on each round's sum, the rings that make it, and copies of states.
 
-What has been promised, voted and summed stays on disk, so that a replica that was killed takes up where it was.
+Promises, votes and sums stay on disk, so that a replica that was killed goes on where it was.
 """
 
 import asyncio
@@ -46,20 +46,20 @@ __all__ = ["Decision", "ReplicaService", "Snapshot"]
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
-_REACHED_WITHIN_S = 5.0  # the next member of a ring, over a stream, where deadlines are short
+_REACHED_WITHIN_S = 5.0  # wait for a stream with the next member of a ring, where deadlines are short
 _LOGS_EVERY_S = 30.0
 _SAID_AFTER_S = 1.0
 _MOST_COPY_BYTES_PER_NUMBER = 1024
 _COPY_AGAIN_S = 3.0
-_COPY_BYTES = 1 << 28  # beside its numbers
+_COPY_BYTES = 1 << 28  # most bytes of a copy beside its numbers
 
 
 class Decision(NamedTuple):
     """Outcome of a round.
 
     Args:
-        value: that was agreed on.
-        total: the round's sum.
+        value: value that was agreed on.
+        total: sum of the round's updates.
     """
 
     value: Value
@@ -70,8 +70,8 @@ class Snapshot(NamedTuple):
     """State of a replica after a round.
 
     Args:
-        round: the round.
-        state: what all replicas have in common, with the value that was agreed on.
+        round: the round that the state comes after, from 0.
+        state: state that all replicas have in common, with the value that was agreed on.
     """
 
     round: int
@@ -83,9 +83,9 @@ class ReplicaService(MemberService):
     """Service of a replica among others.
 
     Args:
-        message: the format of clients' messages.
+        message: format of clients' messages.
         ballots: time limits of the agreement.
-        min_peers: the smallest number of founders.
+        min_peers: the smallest number of founders, more than half of all peers that may come.
     """
 
     message: Format
@@ -101,8 +101,14 @@ class ReplicaService(MemberService):
         self._contribution: tuple[int, RoundSum] | None = None
         self._decided: dict[int, Value] = {}
         reached_s = max(self.timing.gone_after_s / 4, min(self.timing.gone_after_s, _REACHED_WITHIN_S))
-        most_bytes = partial(most_ring_bytes, self.message)
-        self._rings = RingTransport(self, self._disk, self, most_bytes, self.ballots.ballot_s, reached_s)
+        self._rings = RingTransport(
+            service=self,
+            disk=self._disk,
+            listener=self,
+            most_bytes=partial(most_ring_bytes, self.message),
+            limit_s=self.ballots.ballot_s,
+            reached_s=reached_s,
+        )
         self._wanted: set[str] = set()
         self._copy: Snapshot | None = None
         self._coming: Incoming | None = None
@@ -117,10 +123,10 @@ class ReplicaService(MemberService):
     # The run's side.
 
     def restore(self, applied: int) -> None:
-        """Take up what is on disk, before the service starts.
+        """Take up the record and the sums on disk, before the service starts.
 
         Args:
-            applied: the last round that this replica's model has been moved by.
+            applied: the last round that this replica's model has been moved by; 0: none.
 
         Raises:
             InvalidCheckpoint: if the record is damaged.
@@ -129,23 +135,26 @@ class ReplicaService(MemberService):
         self.round = record.round
         self._applied = applied
         if record != Record():
-            self._founding.members, self._founding.is_late = founders or None, not founders
+            self._founding.members = founders or None
+            self._founding.is_late = not founders
             self._begin_agreement(record)
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
-        """Bytes sent and received, of rings and sums."""
-        return self._rings.bytes_sent + self._sums_sent, self._rings.bytes_received + self._sums_received
+        """Bytes of rings and sums: those sent, and those received."""
+        sent = self._rings.bytes_sent + self._sums_sent
+        received = self._rings.bytes_received + self._sums_received
+        return sent, received
 
     @property
     def has_record(self) -> bool:
-        """True if what this replica has promised is known."""
+        """True if this replica knows its own promises."""
         return self._agreement is not None
 
     def contribute(self, number: int, total: RoundSum) -> None:
         """Have this replica's own update ready for a round."""
         assert self._agreement is not None
-        self._contribution = number, total
+        self._contribution = (number, total)
         if self._agreement.record.round == number:
             self._do(self._agreement.ready(self.clock.monotonic_s()))
 
@@ -168,11 +177,12 @@ class ReplicaService(MemberService):
         """Wait for the outcome of a round, or a copy of another's state after this round or a later one.
 
         Raises:
-            RunFailed: if what must be on disk cannot be written.
+            RunFailed: if a file that must be on disk cannot be written.
         """
         while True:
             if self._copy is not None:
-                copy, self._copy = self._copy, None
+                copy = self._copy
+                self._copy = None
                 if copy.round >= number:
                     return copy
             if (value := self._decided.get(number)) is not None:
@@ -216,9 +226,9 @@ class ReplicaService(MemberService):
         """Keep the sum of a ring, and say so.
 
         Args:
-            ring: as it was to be run.
-            path: of its sum's file.
-            payload: of that file.
+            ring: the output that asked for the ring.
+            path: file of the ring's sum.
+            payload: size, hash and tensors of that file.
         """
         assert self._agreement is not None
         self._disk.take(path, payload)
@@ -279,7 +289,7 @@ class ReplicaService(MemberService):
                     link.send(pb.PeerMessage(sum=pb.Sum(payload=payload)), path)
                     self._sums_sent += payload.size_bytes
             case _:
-                raise Refused("it says nothing that is known here")
+                raise Refused("its message is of a kind that is unknown here")
 
     def _resend(self, link: Link) -> None:
         self._rings.resend(link)
@@ -311,30 +321,33 @@ class ReplicaService(MemberService):
     def _tick(self) -> None:
         now_s = self.clock.monotonic_s()
         there = self.members.present(now_s)
-        names, ready = [member.name for member in there], [member.name for member in there if member.is_ready]
-        candidates = [name for name in ready if self.links.link(name) is not None]  # which have shown a certificate
+        names = [member.name for member in there]
+        ready = [member.name for member in there if member.is_ready]
+        # a stream proves the certificate: hearsay makes nobody a member
+        candidates = [name for name in ready if self.links.link(name) is not None]
         listening = [member.name for member in there if member.address]
         self._bound_waiting(now_s, frozenset(names), len(ready))
         if self._agreement is None:
-            self._go_on_founding(self._founding.tick(now_s, ready, self.reached, listening))
+            messages = self._founding.tick(now_s, present=ready, rounds=self.reached, listening=listening)
+            self._go_on_founding(messages)
             return
         if self._agreement.record.round > self.rounds:  # the run is over: others are told when they ask
             return
         if now_s - self._began_s < (self.ballots.deadline_s or math.inf):
-            # after a restart the others are given the time to come
+            # after a restart members that are not heard yet count as present, so that they have time to come
             members = self.admitted([name for name in self._agreement.record.members if name != self.own.name])
             names += [name for name in members if self.members.is_unheard(name)]
-        self._do(self._agreement.tick(now_s, names, candidates, listening))
+        self._do(self._agreement.tick(now_s, present=names, candidates=candidates, listening=listening))
         if self._lacks_sums:
             self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
 
     def _bound_waiting(self, now_s: float, present: frozenset[str], ready: int) -> None:
-        """Say in the log that this replica waits for others, and end the run where too few come.
+        """Log that this replica waits for others, and end the run where too few come.
 
         Args:
-            now_s: the time, by a monotonic clock.
-            present: the names of present members, this one's among them.
-            ready: the number of present members that take part.
+            now_s: seconds on a monotonic clock.
+            present: the names of present members, with this one's.
+            ready: the number of present members that take part, with this one.
 
         Raises:
             RunFailed: if it has waited for as long as it may, or nobody is left who could come.
@@ -356,7 +369,7 @@ class ReplicaService(MemberService):
             _log.warning("%s: this peer waits for up to %.0f s more", needs, self._waiting.left_s)
 
     def _needs(self, record: Record, present: frozenset[str], ready: int) -> str:
-        """Clause that says whom this replica lacks; empty where it can go on."""
+        """Clause that names the peers that this replica lacks; empty where it can go on."""
         if record.round > self.rounds:
             return ""
         if self._agreement is None:
@@ -373,11 +386,12 @@ class ReplicaService(MemberService):
 
     def _ask_for_copy(self, holders: Sequence[str]) -> None:
         """Ask one of these for a copy of its state, unless one is on its way."""
-        now_s, received_bytes = self.clock.monotonic_s(), 0 if self._coming is None else self._coming.received_bytes
+        now_s = self.clock.monotonic_s()
+        received_bytes = 0 if self._coming is None else self._coming.received_bytes
         if not holders or now_s - self._asked_s < _COPY_AGAIN_S:
             return
         self._asked_s = now_s
-        if received_bytes == self._received_bytes:
+        if received_bytes == self._received_bytes:  # none is on its way, or it has stalled
             self._tell(random.choice(holders), pb.PeerMessage(copy_wanted=pb.CopyWanted()))
         self._received_bytes = received_bytes
 
@@ -386,19 +400,19 @@ class ReplicaService(MemberService):
         for name, message in messages:
             self._tell(name, pb.PeerMessage(founding=message))
         if self._agreement is None and self._founding.members is not None:
-            record = Record(1, self._founding.members)
+            record = Record(round=1, members=self._founding.members)
             self._disk.persist(record, self._founding.members)
             self._begin_agreement(record)
         elif self._agreement is None and self._founding.is_late:
             self._begin_agreement(Record())
 
     def _begin_agreement(self, record: Record) -> None:
-        """Begin the agreement, from what is on disk."""
+        """Begin the agreement from the record on disk."""
         self._agreement = Agreement(
             self.own.name,
             record,
-            self.ballots,
-            random.Random(),
+            timing=self.ballots,
+            draws=random.Random(),
             now_s=self.clock.monotonic_s(),
             held={*self._disk.held},
         )
@@ -424,8 +438,10 @@ class ReplicaService(MemberService):
             case Send(receiver, message):
                 self._tell(receiver, to_wire(message))
             case RunRing():
-                is_own = self._contribution is not None and self._contribution[0] == output.round
-                self._rings.start(output, self._contribution[1] if self._contribution and is_own else None)
+                own: RoundSum | None = None
+                if self._contribution is not None and self._contribution[0] == output.round:
+                    own = self._contribution[1]
+                self._rings.start(output, own)
             case Fetch(sum_sha256, holders):
                 self._wanted.add(sum_sha256)
                 self.reach(frozenset(holders))

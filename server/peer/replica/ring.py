@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 from fed.errors import InvalidPayload
@@ -24,7 +25,7 @@ from fed.wire.payloads import TensorSpec
 
 __all__ = ["Contribution", "Ring", "RoundSum", "most_ring_bytes", "sum_specs"]
 
-_MOST_CONTRIBUTION_BYTES = 1000  # of a contribution: a name of 64, and numbers
+_MOST_CONTRIBUTION_BYTES = 1000  # a name of 64 bytes, and numbers
 _MOST_MEMBERS = 10_000
 _TOO_HEAVY = Fraction(10**60)
 _WEIGHT = re.compile(r"[0-9]{1,400}(/[1-9][0-9]{0,400})?")
@@ -34,10 +35,10 @@ class Contribution(NamedTuple):
     """Numbers of a member beside its update.
 
     Args:
-        name: of the member.
-        samples: that it holds.
-        weight: of its update in the mean.
-        train_loss: its mean loss over the samples trained on.
+        name: the member's name.
+        samples: number of samples that the member holds, ≥ 1.
+        weight: weight of its update in the mean, > 0.
+        train_loss: mean loss over the samples that it trained on.
     """
 
     name: str
@@ -50,9 +51,9 @@ class RoundSum(NamedTuple):
     """Exact sum of members' updates, or of some consecutive numbers of them.
 
     Args:
-        lanes: of :meth:`fed.vectors.reduction.WeightedMean.packed`, in int32, a row for each.
-        integers_I: the largest of the integer buffers.
-        contributions: of those whose updates are in it, in the order of clients.
+        lanes: packed sum in int32, a row for each lane: see :meth:`fed.vectors.reduction.WeightedMean.packed`.
+        integers_I: largest value of each integer buffer.
+        contributions: one entry for each member whose update is in the sum, in the order of clients.
     """
 
     lanes: Tensor
@@ -64,22 +65,27 @@ class RoundSum(NamedTuple):
         """Sum of a single update.
 
         Args:
-            name: of the member.
-            answer: of its training.
-            numbers: M.
+            name: the member's name.
+            answer: result of its training, with one client.
+            numbers: M, the number of summed numbers.
         """
         total = WeightedMean(numbers)
         total.add(answer.update.mean_update_M, answer.update.weight)
-        own = Contribution(name, answer.samples[0], Fraction(total.weight), answer.train_losses[0])
+        own = Contribution(
+            name,
+            samples=answer.samples[0],
+            weight=Fraction(total.weight),
+            train_loss=answer.train_losses[0],
+        )
         return cls(_rows(total.packed(), numbers), answer.integers_I, (own,))
 
     @classmethod
     def read(cls, tensors: Sequence[Tensor], numbers: int) -> Self:
-        """Read what a member has sent.
+        """Read a sum that a member has sent.
 
         Args:
-            tensors: of types and lengths that :func:`sum_specs` allows.
-            numbers: of the vector, or of the chunk that it is.
+            tensors: contents of a message, whose types and lengths :func:`sum_specs` allows.
+            numbers: number of summed numbers, of the whole vector or of a chunk of it.
 
         Raises:
             InvalidPayload: if it is no sum of ``numbers`` numbers.
@@ -93,21 +99,26 @@ class RoundSum(NamedTuple):
             said = json.loads(written.numpy().tobytes())
             contributions = tuple(_contribution(*one) for one in said)
         except (ValueError, TypeError, RecursionError):
-            raise InvalidPayload("a sum must say whose updates are in it") from None
+            raise InvalidPayload("a sum must list the members whose updates are in it") from None
         if not contributions or len({one.name for one in contributions}) < len(contributions):
             raise InvalidPayload("a sum must have each member's update once")
         return cls(_rows(packed, numbers), integers_I, contributions)
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of those whose updates are in it."""
+        """Names of the members whose updates are in the sum."""
         return frozenset(one.name for one in self.contributions)
 
     def mean(self) -> WeightedMean:
         """The sum and its weight, as a coordinator counts them."""
         weight = sum((one.weight for one in self.contributions), Fraction())
         exact = int(weight) if weight.denominator == 1 else weight
-        return WeightedMean.unpacked(self.lanes.flatten(), self.lanes.shape[1], len(self.contributions), exact)
+        return WeightedMean.unpacked(
+            self.lanes.flatten(),
+            size=self.lanes.shape[1],
+            atoms=len(self.contributions),
+            weight=exact,
+        )
 
     def part(self, begin: int, end: int) -> "RoundSum":
         """Numbers from ``begin`` to before ``end``."""
@@ -132,10 +143,11 @@ def sum_specs(message: Format, members: int) -> tuple[TensorSpec, ...]:
     """Tensors of a round's sum, or of chunks of it.
 
     Args:
-        message: the format of clients' messages.
-        members: the number of them at most.
+        message: format of clients' messages.
+        members: largest number of members, ≥ 1.
     """
-    numbers, integers = sum(message.summed_sizes), message.uplink[-1]
+    numbers = sum(message.summed_sizes)
+    integers = message.uplink[-1]
     return (
         TensorSpec(torch.int32, MOST_LANES * numbers, True),
         integers,
@@ -147,8 +159,8 @@ def most_ring_bytes(message: Format, members: int) -> int:
     """Bytes that a member sends in a ring at most.
 
     Args:
-        message: the format of clients' messages.
-        members: the number of them at most.
+        message: format of clients' messages.
+        members: largest number of members, ≥ 1.
     """
     lanes, integers, contributions = (spec.numbers * spec.dtype.itemsize for spec in sum_specs(message, members))
     return 2 * lanes + 2 * members * (integers + contributions)
@@ -164,9 +176,9 @@ class Ring:
         taken: the number of messages that have been taken.
 
     Args:
-        place: of this member in the ring.
-        members: of the ring, in its order.
-        own: the sum of its own update alone.
+        place: place of this member in the ring, from 0.
+        members: names of the ring's members, in its order.
+        own: sum of this member's update alone.
 
     Example:
         >>> updates = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 4.0, 4.0])]
@@ -183,11 +195,14 @@ class Ring:
     """
 
     def __init__(self, place: int, members: Sequence[str], own: RoundSum) -> None:
-        self._place, self._members = place, tuple(members)
-        count, numbers = len(self._members), own.lanes.shape[1]
+        self._place = place
+        self._members = tuple(members)
+        count = len(self._members)
+        numbers = own.lanes.shape[1]
         self._bounds = [numbers * chunk // count for chunk in range(count + 1)]
-        self._chunks = [own.part(*self._bounds[chunk : chunk + 2]) for chunk in range(count)]
-        self.messages, self.taken = 2 * (count - 1), 0
+        self._chunks = [own.part(begin, end) for begin, end in pairwise(self._bounds)]
+        self.messages = 2 * (count - 1)
+        self.taken = 0
 
     @property
     def successor(self) -> str:
@@ -207,9 +222,10 @@ class Ring:
         """Take the predecessor's next message.
 
         Raises:
-            InvalidPayload: if it is another than it must be.
+            InvalidPayload: if it is not the chunk, or not the sum, that is next in the ring.
         """
-        count, step = len(self._members), self.taken
+        count = len(self._members)
+        step = self.taken
         chunk = self._sent_in(self._place - 1, step)
         received = RoundSum.read(tensors, self._bounds[chunk + 1] - self._bounds[chunk])
         reduces = step < count - 1
@@ -223,6 +239,7 @@ class Ring:
 
     def result(self) -> RoundSum:
         """Sum of all updates, once all messages have been taken."""
+        # chunks with larger numbers have more lanes; the others get lanes of zeros
         most = max(len(chunk.lanes) for chunk in self._chunks)
         rows = [torch.nn.functional.pad(chunk.lanes, (0, 0, 0, most - len(chunk.lanes))) for chunk in self._chunks]
         integers_I = torch.stack([chunk.integers_I for chunk in self._chunks]).amax(0)
@@ -234,6 +251,7 @@ class Ring:
 
 
 def _rows(packed: Tensor, numbers: int) -> Tensor:
+    # torch cannot tell the number of lanes of no numbers: a packed sum has four at least
     return packed.view(-1, numbers) if numbers else packed.view(4, 0)
 
 
@@ -243,7 +261,7 @@ def _contribution(name: Any, samples: Any, weight: Any, train_loss: Any) -> Cont
     if not _WEIGHT.fullmatch(weight) or not isinstance(train_loss, float | int):
         raise InvalidPayload("a sum must have weights that are whole numbers or fractions")
     exact = Fraction(weight)
-    # float64 has no number for some
+    # a huge fraction overflows float64; cut down to 10^60 it is still refused
     if reason := refusal_of_numbers(samples, float(min(exact, _TOO_HEAVY)), train_loss):
         raise InvalidPayload(reason)
-    return Contribution(name, samples, exact, float(train_loss))
+    return Contribution(name, samples, weight=exact, train_loss=float(train_loss))

@@ -1,4 +1,4 @@
-"""Rings over the streams of a replica: one at a time, whose messages go to one member and come from another."""
+"""Rings over the streams of a replica: one at a time, with messages to one member and from another."""
 
 import asyncio
 import logging
@@ -25,23 +25,23 @@ _LOOKS_EVERY_S = 0.1
 
 
 class RingListener(Protocol):
-    """Receiver of what becomes of rings."""
+    """Receiver of the outcomes of rings."""
 
     def summed(self, ring: RunRing, path: Path, payload: pb.Payload) -> None:
         """Take the sum of a ring that has ended.
 
         Args:
-            ring: as it was to be run.
-            path: of the file.
-            payload: of the file.
+            ring: the output that asked for the ring.
+            path: file of the sum.
+            payload: size, hash and tensors of the file.
         """
 
     def broken(self, ring: RunRing, unreachable: tuple[str, ...]) -> None:
         """Take note that a ring cannot end.
 
         Args:
-            ring: as it was to be run.
-            unreachable: its members that this one could not exchange with.
+            ring: the output that asked for the ring.
+            unreachable: names of its members that this one could not exchange with.
         """
 
     def fail(self, error: FedError) -> None:
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
 
 
 class _Broken(Exception):
-    """A ring that cannot end; ``names`` are those that could not be reached."""
+    """A ring that cannot end; ``names`` are members that could not be reached."""
 
     def __init__(self, *names: str) -> None:
         super().__init__()
@@ -69,16 +69,16 @@ class RingTransport:
     """Messages of rings.
 
     Attributes:
-        bytes_sent: of messages.
-        bytes_received: likewise.
+        bytes_sent: bytes of messages sent since the transport was made.
+        bytes_received: bytes of messages received since then.
 
     Args:
-        service: with the streams.
-        disk: of this replica.
-        listener: hears what becomes of rings.
-        most_bytes: of one member in a ring, by the number of members.
-        limit_s: for a message to come.
-        reached_s: for a stream with a neighbour in the ring.
+        service: streams, members and clock of this replica.
+        disk: files of this replica.
+        listener: receiver of the rings' outcomes.
+        most_bytes: function of the number of members that gives the most bytes that one of them sends in a ring.
+        limit_s: seconds that a message may take to come, > 0.
+        reached_s: seconds that a neighbour in the ring may be without a stream, > 0.
     """
 
     def __init__(
@@ -91,8 +91,12 @@ class RingTransport:
         reached_s: float,
     ) -> None:
         self.bytes_sent = self.bytes_received = 0
-        self._service, self._disk, self._listener = service, disk, listener
-        self._most_bytes, self._limit_s, self._reached_s = most_bytes, limit_s, reached_s
+        self._service = service
+        self._disk = disk
+        self._listener = listener
+        self._most_bytes = most_bytes
+        self._limit_s = limit_s
+        self._reached_s = reached_s
         self._own = service.own.name
         self._parts: dict[_Part, list[Tensor]] = {}
         self._sent: list[tuple[str, pb.PeerMessage, Path]] = []
@@ -103,8 +107,8 @@ class RingTransport:
         """Begin a ring, in place of the one that goes on.
 
         Args:
-            ring: to be run.
-            own: the sum of this member's update alone; None: it has none.
+            ring: round, ballot and members of the ring.
+            own: sum of this member's update alone; None: it has no update.
         """
         self.end()
         parts = self._parts.items()
@@ -130,16 +134,16 @@ class RingTransport:
         """Tell whether a message is new.
 
         Args:
-            name: of its sender.
-            message: its header.
-            record: of this replica.
+            name: the sender's name.
+            message: header of the message.
+            record: current record of this replica.
 
         Raises:
-            Refused: if it is of no ring that there may be.
+            Refused: if no ring that may run has such a message.
         """
         part = _part(message, name)
         if part.round < record.round:
-            return False  # it was sent again over a new stream
+            return False  # sent again over a new stream, after the round was over
         if part.round > record.round:
             self._ahead.note(name, part.round, record.round)
             return False
@@ -152,9 +156,9 @@ class RingTransport:
         """Take a message that is whole.
 
         Args:
-            name: of its sender.
-            message: its header.
-            incoming: its file.
+            name: the sender's name.
+            message: header of the message.
+            incoming: file with its tensors, complete.
         """
         self.bytes_received += incoming.payload.size_bytes
         self._parts[_part(message, name)] = read(incoming.path, incoming.payload)
@@ -194,13 +198,14 @@ class RingTransport:
         """Sum over a ring.
 
         Raises:
-            _Broken: if it cannot be found.
+            _Broken: if the ring cannot end.
         """
         part = Ring(ring.members.index(self._own), ring.members, own)
         for step in range(part.messages):
             tensors = await asyncio.to_thread(part.message, step)
             self._send(ring, step, part.successor, tensors)
-            received = await self._received(_Part(ring.round, ring.ballot, step, part.predecessor), part.successor)
+            awaited = _Part(ring.round, ring.ballot, step=step, sender=part.predecessor)
+            received = await self._received(awaited, part.successor)
             try:
                 await asyncio.to_thread(part.take, received)
             except InvalidPayload as error:
@@ -243,4 +248,4 @@ class RingTransport:
 
 
 def _part(said: pb.RingPart, sender: str) -> _Part:
-    return _Part(said.round, ballot_from_wire(said.ballot), said.step, sender)
+    return _Part(said.round, ballot_from_wire(said.ballot), step=said.step, sender=sender)

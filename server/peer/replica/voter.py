@@ -29,23 +29,23 @@ _MOST_ATTEMPTS = 2**53
 
 @dataclass
 class RoundMemory:
-    """Memory of the round that is being decided; what must outlive the process is in the record.
+    """Memory of the round that is being decided; the record has all that must outlive the process.
 
     Args:
-        began_s: when this member came to it.
-        quiet_since_s: when a proposer was heard last.
-        asked_s: when others were asked last.
-        not_before_s: when this member may propose again.
-        is_ready: it has its update.
-        proposal: its own one.
-        proposed: the latest proposal of another, whose sum may be on its way.
-        learned: the decision, whose sum may be on its way.
-        holders: members to fetch that from.
-        last_ring: the ballot of the latest ring that it joined.
-        lost_ring: the ballot of a ring that it may have joined before it was restarted.
-        summed: what it said of the latest ring that has ended.
-        seen: the latest ballot that it was refused for.
-        excluded: members that a ring of its proposals has failed to reach.
+        began_s: time at which this member came to the round, in seconds.
+        quiet_since_s: time at which a proposer was heard last, in seconds.
+        asked_s: time at which others were asked last, in seconds.
+        not_before_s: earliest time at which this member may propose again, in seconds.
+        is_ready: True if this member has its update.
+        proposal: attempt of this member; None: it does not propose.
+        proposed: latest proposal that this member has heard, whose sum may be on its way.
+        learned: decided value, whose sum may be on its way.
+        holders: names of members to fetch that sum from.
+        last_ring: ballot of the latest ring that this member joined.
+        lost_ring: ballot of a ring that it may have joined before it was restarted.
+        summed: message to the proposer after the latest ring that has ended.
+        seen: latest ballot in favour of which this member was refused.
+        excluded: names of members that a ring of this member's proposals has failed to reach.
     """
 
     began_s: float
@@ -68,14 +68,14 @@ class Voter:
     """Member that keeps its promises in the round that is being decided.
 
     Attributes:
-        record: what is persisted.
+        record: round, members, promise and vote of this member, as it is to be on disk.
 
     Args:
-        own: this member's name.
-        record: what it persisted last; at first the round and its members, or none of them at a peer that joins.
-        timing: when to send again and when to take over.
+        own: name of this member.
+        record: the last record on disk; at first the round and its members, or an empty one at a peer that joins.
+        timing: time limits after which messages are sent again and a proposer is replaced.
         draws: random numbers that keep proposers apart.
-        now_s: of the monotonic clock.
+        now_s: seconds on the monotonic clock.
         held: hashes of the sums that are on disk.
     """
 
@@ -101,7 +101,7 @@ class Voter:
         self._candidates: tuple[str, ...] = ()
         self._listening: frozenset[str] = frozenset()
         # a ring that ran when the process was killed has lost this member
-        self._round = RoundMemory(now_s, now_s, lost_ring=record.promised)
+        self._round = RoundMemory(began_s=now_s, quiet_since_s=now_s, lost_ring=record.promised)
 
     @property
     def _quorum(self) -> int:
@@ -121,8 +121,9 @@ class Voter:
             self._outputs.append(Send(receiver, message))
 
     def _follow(self, proposer: str, message: Message) -> None:
-        """Do what a proposer asks, unless a later ballot has been promised."""
-        ballot, promised = message.ballot, self.record.promised
+        """Follow a proposer's request, unless a later ballot has been promised."""
+        ballot = message.ballot
+        promised = self.record.promised
         if ballot.proposer != proposer or not 0 < ballot.attempt <= _MOST_ATTEMPTS:
             return
         if ballot < promised:
@@ -147,7 +148,7 @@ class Voter:
             self._round.last_ring = ballot
             self._outputs.append(RunRing(self.record.round, ballot, names))
         elif self._round.summed is not None and self._round.summed.ballot == ballot:
-            self._send(ballot.proposer, self._round.summed)  # the proposer asks again: it was lost
+            self._send(ballot.proposer, self._round.summed)  # the proposer asks again: the first one was lost
 
     def _promise_no_less(self, ballot: Ballot, vote: Vote | None = None) -> None:
         if self._round.proposal is not None and self._round.proposal.ballot < ballot:
@@ -156,13 +157,20 @@ class Voter:
 
     def _promise(self) -> None:
         record = self.record
-        message = Message(Kind.PROMISE, record.round, record.promised, record.vote, is_ready=self._round.is_ready)
+        message = Message(
+            Kind.PROMISE,
+            record.round,
+            record.promised,
+            vote=record.vote,
+            is_ready=self._round.is_ready,
+        )
         self._send(record.promised.proposer, message)
 
     def _vote(self, proposed: Message) -> None:
-        """Vote for what is proposed, if no later ballot has been promised, and once its sum is held."""
+        """Vote for a proposed value, if no later ballot has been promised, and once its sum is held."""
         assert proposed.vote is not None
-        ballot, value = proposed.ballot, proposed.vote.value
+        ballot = proposed.ballot
+        value = proposed.vote.value
         if ballot < self.record.promised:
             return
         if value.sum_sha256 not in self._held:
