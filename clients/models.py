@@ -45,6 +45,7 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), ba
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise((math.prod(input_shape), *hidden, classes)):
         layers += [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if batch_norm else []), nn.ReLU()]
+    # neither norm nor ReLU after the last layer
     return nn.Sequential(*layers[: -2 if batch_norm else -1])
 
 
@@ -81,13 +82,15 @@ def cnn(
             f"model cnn halves an image {len(channels)} times, got {height}×{width}: "
             f"give fewer channels than {channels}"
         )
+    # images without channels get one
     layers: list[nn.Module] = [] if depth else [nn.Unflatten(1, (1, height))]
-    for inputs, outputs in pairwise((depth[0] if depth else 1, *channels)):
+    widths = (depth[0] if depth else 1, *channels)
+    for inputs, outputs in pairwise(widths):
         groups = outputs // 8 if outputs % 8 == 0 else 1
         norm = nn.BatchNorm2d(outputs) if batch_norm else nn.GroupNorm(groups, outputs)
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), norm, nn.ReLU(), nn.MaxPool2d(2)]
     area = (height >> len(channels)) * (width >> len(channels))
-    layers += [nn.Flatten(), nn.Linear((channels or (depth or [1]))[-1] * area, hidden), nn.ReLU()]
+    layers += [nn.Flatten(), nn.Linear(widths[-1] * area, hidden), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(hidden, classes))
 
 

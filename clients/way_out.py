@@ -1,18 +1,18 @@
-"""The way out of a client: what becomes of its trained model until a message leaves it, as one pipeline.
+"""The way out of a client: one pipeline, from its trained model to the message that leaves it.
 
     report → attack → stages → residual, and encode or quantise → mask
 
 Each step takes rows of K clients and gives rows; the last gives messages. A row does not depend on the others, so that
 a client's message has the same bits in a group, alone, on a node and at a peer.
 
-- *report*: the algorithm makes messages of what was trained (:meth:`WayOut.report`).
-- *attack*: in a simulation attackers, who look at the others' messages, send others than they report
+- *report*: the algorithm makes messages of the trained models (:meth:`WayOut.report`).
+- *attack*: in a simulation attackers look at the others' messages and replace their own
   (:mod:`fed.simulations.attacks`). Their fleet asks workers for reports, and goes on with :meth:`WayOut.leave`.
 - *stages*: the experiment's ``stages``, such as clipping and noise, change messages (:class:`UpdateStages`). At peers
-  of a rule over ``mix`` they change what local steps have added to a model, which is all of this page that acts there.
-- *residual, and encode or quantise*: codecs with what keeps their errors, or lanes of a fixed point
+  of a rule over ``mix`` they change the sum of the local steps; no other step of this page acts there.
+- *residual, and encode or quantise*: codecs with their error feedback, or lanes of a fixed point
   (:class:`fed.wire.format.Format`).
-- *mask*: lanes leave a client masked alone. Masks need the session's other clients, so that a conversation adds them
+- *mask*: lanes never leave a client unmasked. Masks need the session's other clients, so a conversation adds them
   (:class:`fed.clients.node.sessions.SecureNode`, and :mod:`fed.simulations.secure`).
 
 Shapes: see :mod:`fed.vectors.layout`.
@@ -77,12 +77,13 @@ class UpdateStages:
         """Updates as the last stage leaves them.
 
         Args:
-            update_KM: in float64.
+            update_KM: updates, in float64.
             rounds: the round of each row, from 1.
             clients: the client of each row.
         """
         for place, stage in enumerate(self.stages):
-            draw = Draw(self.streams, rounds, clients, f"stage {place}", self.own_streams)
+            purpose = f"stage {place}"  # each stage draws from streams of its own
+            draw = Draw(self.streams, rounds, clients, purpose=purpose, own_streams=self.own_streams)
             update_KM = stage.change_updates(update_KM, draw)
         return update_KM
 
@@ -99,7 +100,8 @@ class WayOut:
         layout: the layout of what leaves a client.
         message: the format of clients' messages.
         stages: the changes of messages before they are encoded.
-        is_fused: True if the algorithm is not asked for reports that are known; they have the same bits.
+        is_fused: True if plain reports, which are the updates, are made without a call of the algorithm; the bits are
+            the same.
     """
 
     aggregator: Aggregator
@@ -109,15 +111,21 @@ class WayOut:
     is_fused: bool = True
 
     def __call__(self, trained: TrainedClients) -> Left:
-        """Make of trained clients what their task wants: all steps, one after another."""
+        """Make the results that a task wants of its trained clients: all steps, one after another."""
         averages_models = self._averages_models and trained.task.wants == "mean" and trained.begin.ndim == 1
         if averages_models and self._reports_updates:
             weights = _by_samples(trained)
             mean = self._mean_of_models(trained, weights)
-            return Left(mean, weights, trained.client_state, trained.kept, trained.kept)
+            return Left(mean, weights, client_state=trained.client_state, counted=trained.kept, lost=trained.kept)
         rows, client_state = self.report(trained)
         weights = tuple(rows.numbers.weights)
-        left = Left((rows.update_KM, trained.integers_KI), weights, client_state, trained.kept, trained.kept)
+        left = Left(
+            (rows.update_KM, trained.integers_KI),
+            weights,
+            client_state=client_state,
+            counted=trained.kept,
+            lost=trained.kept,
+        )
         is_update = rows.params_KV is not None
         if averages_models and is_update:
             return left._replace(tensors=self._mean_of_models(trained, weights))
@@ -138,9 +146,10 @@ class WayOut:
         """Messages as the algorithm reports them, and its new state of the clients."""
         numbers = ClientNumbers(_by_samples(trained), trained.samples, trained.train_losses)
         if self._reports_updates:
-            # A copy in any case: where the model is float64, it is what a client sends.
+            # A copy in any case: a model in float64 is itself sent later, and must not be overwritten.
             update_KV = trained.params_KV.to(torch.float64, copy=True).sub_(trained.begin)
-            return Rows(update_KV, numbers, trained.params_KV, trained.start), trained.client_state
+            rows = Rows(update_KV, numbers, params_KV=trained.params_KV, start=trained.start)
+            return rows, trained.client_state
         update_KM, weights_K, client_state, is_update = reported(
             self.aggregator,
             self.layout,
@@ -151,14 +160,15 @@ class WayOut:
             **trained.facts(),
         )
         numbers = numbers._replace(weights=tuple(weights_K.tolist()))
-        return Rows(update_KM, numbers, trained.params_KV if is_update else None, trained.start), client_state
+        params_KV = trained.params_KV if is_update else None
+        return Rows(update_KM, numbers, params_KV=params_KV, start=trained.start), client_state
 
     def leave(self, rows: Rows, kept: CodecState, rounds: Sequence[int], clients: Sequence[ClientId]) -> Outgoing:
         """Stages, then the residual and the encoding: messages as they leave clients, and as they are received.
 
         Args:
-            rows: what clients report, or what attackers report in its place.
-            kept: what the clients keep for codecs, [K, ·] each.
+            rows: reports of the clients, or of attackers in their place.
+            kept: states of the clients' codecs, [K, ·] each.
             rounds: the round of each row, from 1.
             clients: the client of each row.
         """
@@ -195,12 +205,13 @@ class WayOut:
         return mean_V, _largest(trained)
 
     def _as_models(self, rows: Rows) -> Outgoing:
-        """Trained models, whose updates the coordinator finds."""
-        update_KM, params_KV = rows.update_KM, rows.params_KV
+        """Trained models as messages; the coordinator finds the updates."""
+        update_KM = rows.update_KM
+        params_KV = rows.params_KV
         if params_KV is None:  # the algorithm has changed this update
             assert rows.start is not None
             params_KV = (rows.start.double() + update_KM).to(self.message.dtype)
-            # as the coordinator finds it, from a model in the type on the wire
+            # the update as the coordinator finds it, from a model in the type on the wire
             update_KM = params_KV.double() - rows.start
         return Outgoing([(params_V,) for params_V in params_KV], update_KM)
 
@@ -214,7 +225,8 @@ class WayOut:
         if trained.task.wants != "mean":
             return received_KM, trained.integers_KI
         if self.message.fixed is not None:
-            return received_KM.sum(0, dtype=received_KM.dtype), _largest(trained)  # which wraps
+            # lanes are integers modulo 2^R: their sum must wrap
+            return received_KM.sum(0, dtype=received_KM.dtype), _largest(trained)
         return _mean(received_KM, weights), _largest(trained)
 
     def _overflown(self, update_KM: Tensor, what: str) -> dict[int, str]:
@@ -222,7 +234,7 @@ class WayOut:
 
         Args:
             update_KM: the messages.
-            what: the subject of the sentence, such as "what it reports".
+            what: subject of the sentence, such as "what it reports".
         """
         return dict.fromkeys(rows_not_finite(update_KM.to(self.message.dtype)), f"{what} is not finite")
 
@@ -232,7 +244,7 @@ def _by_samples(trained: TrainedClients) -> tuple[float, ...]:
 
 
 def _mean(vectors_KV: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weighted mean; of a single vector that one, to the bit."""
+    """The weighted mean; of a single vector the vector itself, to the bit."""
     if len(weights) == 1:
         return vectors_KV[0]
     return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ vectors_KV

@@ -29,7 +29,7 @@ def iid(samples: Samples, clients: int, generator: np.random.Generator) -> NDArr
     """Deal as many samples to every client, give or take one, drawn at random.
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: the number of clients.
         generator: the stream to draw from.
     """
@@ -40,8 +40,8 @@ def by_range(samples: Samples, clients: int, by: str = "index") -> NDArray[np.in
     """Sort samples, then cut them into ranges of equal size, give or take one: the first to client 0, and so on.
 
     Args:
-        samples: what is dealt.
-        clients: how many ranges.
+        samples: samples to deal.
+        clients: number of ranges, one for each client.
         by: key to sort by, ties in their order: a column; ``index``, the order of the source; ``label``; ``mean``, the
             mean of a sample's inputs.
 
@@ -56,7 +56,7 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     """Deal a sample by the hash of a key, the same in every run: BLAKE2b of the key, modulo the number of clients.
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: the modulus.
         by: key to hash: a column, so that equal values stay together; ``content``, the sample itself; ``index``;
             ``label``; ``mean``.
@@ -79,8 +79,8 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
     Of any first m samples by rank, two clients hold numbers that differ by one at most.
 
     Args:
-        samples: what is dealt.
-        clients: how many hands.
+        samples: samples to deal.
+        clients: number of hands, one for each client.
         by: score to sort by: a column of numbers; ``mean``, the mean of a sample's inputs; ``label``; ``index``.
 
     Raises:
@@ -95,6 +95,7 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
         ) from None
     order = np.argsort(-scores_E, kind="stable")
     turn_E, seat_E = np.divmod(np.arange(len(samples)), clients)
+    # every second turn goes back, so that the first client does not always choose first
     return _dealt(order, np.where(turn_E % 2 == 0, seat_E, clients - 1 - seat_E))
 
 
@@ -131,7 +132,7 @@ def dirichlet(
     Drawn again, from the same stream, until every client has ``min_samples``.
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
         alpha: α > 0, the evenness of the proportions. Small: a client holds few classes, and clients differ in size;
@@ -168,7 +169,7 @@ def shards(
     client one more.)
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
         classes_per_client: number of classes that a client sees, from C/K to C.
@@ -181,7 +182,7 @@ def shards(
     holders_E = np.empty_like(classes_E)
     left_K = np.full(clients, classes_per_client)
     for label in generator.permutation(len(sizes_C)):
-        # To those that still lack the most classes, ties at random: so the last classes find enough clients.
+        # Clients that still lack the most classes come first, ties at random: so the last classes find enough clients.
         takers = np.lexsort((generator.random(clients), -left_K))[: shards_C[label]]
         left_K[takers] -= 1
         members = generator.permutation(np.flatnonzero(classes_E == label))
@@ -192,6 +193,7 @@ def shards(
 def _shards(sizes_C: NDArray[np.int64], clients: int, classes_per_client: int) -> NDArray[np.int64]:
     """Number of shards of each class: one each, then one more where shards are the largest, until all are given."""
     total = clients * classes_per_client
+    # a shard has a sample at least, and a client no two shards of one class
     most_C = np.minimum(sizes_C, clients)
     if not len(sizes_C) <= total <= most_C.sum() or classes_per_client > len(sizes_C):
         raise InvalidData(
@@ -217,7 +219,7 @@ def similarity(
     2019, 1909.06335: "s % similarity".)
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
         percent: s in [0, 100], the share that is dealt at random. 100: independent and identically distributed; 0: a
@@ -247,7 +249,7 @@ def quantity(
         q \sim \mathrm{Dirichlet}(\alpha 1_K), \qquad n_k \approx n_{\min} + q_k (E - K n_{\min})
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
         alpha: α > 0, the evenness of the sizes. Small: few clients hold most samples; large: all hold as many.
@@ -293,8 +295,8 @@ def _labels(samples: Samples, partition: str) -> NDArray[np.int64]:
     """Label of each sample.
 
     Args:
-        samples: whose labels.
-        partition: the kind that asks, for the message.
+        samples: samples with the labels.
+        partition: kind of partition, named in the error.
 
     Raises:
         InvalidData: if targets are not one integer a sample.
@@ -309,12 +311,12 @@ def _labels(samples: Samples, partition: str) -> NDArray[np.int64]:
 
 
 def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
-    """Value of each sample: a column; or ``index``, its place; ``label``; ``mean``, that of its inputs.
+    """Value of each sample: a column; or ``index``, its place; ``label``; ``mean``, the mean of its inputs.
 
     Args:
-        samples: whose values.
-        by: the name.
-        partition: the kind that asks, for the message.
+        samples: samples with the values.
+        by: name of the column, or one of the words above.
+        partition: kind of partition, named in the error.
 
     Raises:
         InvalidData: if there is no such column.

@@ -1,4 +1,4 @@
-"""States that a client keeps on its disk between tasks, until the server says which part of a task's way counts.
+"""States that a client keeps on its disk between tasks, until the server says whether and how much a task counts.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -24,9 +24,9 @@ class KeptStates:
 
     Args:
         folder: the folder of all that the client keeps.
-        client: the client.
+        client: id of the client.
         first: () → the client's states before its first task.
-        beside: names in the folder that belong to no task.
+        beside: file names in the folder that belong to no task.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class KeptStates:
         return bool(self._first().names)
 
     def refuse_another(self, task: pb.TaskId, own_sha256: str) -> None:
-        """Refuse a task of whose name the client has done another one: the state that it left would be lost.
+        """Refuse a task if the client has done another one of the same name, whose state would be lost.
 
         Args:
             task: the name of the task.
@@ -58,7 +58,7 @@ class KeptStates:
             raise ClientRefusal(f"the server has told task {name} in two ways", Reason.TOLD_TWICE)
 
     def forget_before(self, task: pb.TaskId) -> None:
-        """Remove what the client kept after tasks before this one."""
+        """Remove the states that the client kept after tasks before this one."""
         oldest = self._folder / name_of(task)
         if not oldest.is_dir():
             return
@@ -70,10 +70,11 @@ class KeptStates:
         """The states that the client resumes from.
 
         Returns:
-            The states, and True if the one that the server names is lost: then the client begins with its first one.
+            The states, and True if the state that the server names is lost: then the client resumes from its initial
+            one.
 
         Raises:
-            InvalidPayload: if the discount of the last task is none.
+            InvalidPayload: if the discount of the last task is not in (0, 1].
         """
         discount = asked.kept_discount if asked.HasField("kept_discount") else 1.0
         if not 0 < discount <= 1:
@@ -100,19 +101,20 @@ class KeptStates:
         rows: Sequence[Tensor],
         are_lost: bool,
     ) -> None:
-        """Store the client's state before and after a task, until it is known which part of the way counts.
+        """Store the client's state before and after a task, until the server says whether and how much it counts.
 
         Args:
             task: the name of the task, by which the server will name the state.
             own_sha256: the digest of all that the task carries.
             before: the state before the task.
             states: the client's states.
-            rows: the state after the task, and what codecs keep if the message is lost.
+            rows: the state after the task, and the codecs' state if the message is lost.
             are_lost: True if the state before the task was lost. It stays lost if the message is.
         """
         if not rows:
             return
         after = dict(zip(states.names, rows, strict=False))
+        # a client whose message is lost goes on from the state before, but with the codecs' state for that case
         before |= dict(zip(states.codec_names, rows[len(states.names) :], strict=True))
         kept = {"before": before, "after": after, "are_lost": are_lost, "own_sha256": own_sha256}
         place = self._folder / name_of(task)
@@ -129,7 +131,7 @@ class KeptStates:
 
 
 def _make_newest(folder: Path) -> None:
-    """Give a folder a later time than those beside it have, though the clock was set back."""
+    """Give a folder a later time than its neighbours have, even if the clock was set back."""
     newest_ns = max([other.stat().st_mtime_ns for other in folder.parent.iterdir() if other != folder], default=0)
     if folder.stat().st_mtime_ns <= newest_ns:
         os.utime(folder, ns=(newest_ns + 1, newest_ns + 1))

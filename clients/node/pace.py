@@ -9,13 +9,13 @@ from fed.processes.clock import Clock
 
 __all__ = ["Pace"]
 
-_SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
+_SHARE_OF_TIME = 0.9  # planned for local steps, since some take longer than the last
 
 
 class Pace:
-    """Seconds that one optimizer step takes, as the last task showed.
+    """Seconds that one optimizer step takes, measured in the last task.
 
-    Several phases go together, and are done whatever time they take.
+    A task of several phases cannot be cut: its steps are all taken, whatever time they need.
 
     Args:
         recipe: the recipe of the client's training.
@@ -34,12 +34,12 @@ class Pace:
         self._step_s = took_s / self._steps_of(train)
 
     def in_time(self, train: Train, until_s: float, do: Callable[[Train], object]) -> Train:
-        """The training with as many steps as fit at the pace of the last task; before a first one a step is tried.
+        """The training, cut to the steps that fit at the pace of the last task; before the first task a step is tried.
 
         Args:
             train: the training that the task asks for.
             until_s: the time by which it must be done, by the clock.
-            do: trains; its result is not used.
+            do: function that trains; its result is not used.
         """
         if len(self._recipe.phases) > 1:
             return train
@@ -56,7 +56,8 @@ class Pace:
         phase = self._recipe.phases[0]
         never_single = normalises_batches(self._recipe.module)
         steps = phase.steps(train.steps[0])
-        return Batches(phase.local(self._recipe.local), self._samples, never_single, steps).steps
+        local = phase.local(self._recipe.local)
+        return Batches(local, self._samples, never_single=never_single, steps=steps).steps
 
     def _tried_step_s(self, train: Train, do: Callable[[Train], object]) -> float:
         """Seconds of one step."""

@@ -28,10 +28,10 @@ def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
 
 
 def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
-    """A plan's experiment, once it is known to name no code that is not accepted.
+    """A plan's experiment, after a check that it names no code that is not accepted.
 
     Raises:
-        InvalidExperiment: if it does, is no experiment, or is one that nodes cannot run.
+        InvalidExperiment: if it names such code, is no experiment, or is one that nodes cannot run.
     """
     if len(plan) > _MOST_LETTERS:
         raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
@@ -57,8 +57,8 @@ def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> No
     """Refuse an experiment that names code which this node does not accept; nothing is imported before.
 
     Args:
-        experiment: its keys and values.
-        allowed: names such as ``python:package.module:Name``.
+        experiment: keys of the experiment with their values.
+        allowed: list of accepted names, such as ``python:package.module:Name``.
 
     Raises:
         InvalidExperiment: if it names others.

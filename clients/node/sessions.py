@@ -1,4 +1,4 @@
-"""Node's sessions of secure aggregation: it checks plans against its owner's limits, and masks what leaves it."""
+"""Node's sessions of secure aggregation: it checks plans against its owner's limits, and masks its messages."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "SecureNode"]
 
 _log = logging.getLogger(__name__)
-_LOOKS_EVERY_S = 0.2
+_LOOKS_EVERY_S = 0.2  # at the task, whether it is still wanted
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class SecureNode:
         """Take the identities of a plan that is otherwise the one that the node is prepared for.
 
         Args:
-            plan: of the server.
+            plan: plan of the server.
 
         Raises:
             ClientRefusal: if its identities are older than the node's, or not signed by the authority.
@@ -187,7 +187,7 @@ class SecureNode:
             self._identities = identities
 
     def take(self, said: pb.Assignment | pb.ToSession | pb.Withdrawal) -> Sequence[pb.FromSession]:
-        """Take what the server says that concerns sessions; returns what it is to hear."""
+        """Take a message of the server that concerns sessions; returns the messages to the server."""
         match said:
             case pb.Assignment():
                 return self.join(said)
@@ -197,18 +197,18 @@ class SecureNode:
                 return self.withdrawn(said.task)
 
     def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
-        """Join the session of a task; returns what the server is to hear."""
+        """Join the session of a task; returns the messages to the server."""
 
         def joined() -> list[Command]:
             plan = pb.Plan() if self._agreed is None else self._agreed.plan
             if self._ended is not None and self._ended.own_sha256 == digests_of(plan, assignment).own:
-                self._ended = None  # of an earlier attempt, unless it is told again
+                self._ended = None  # it was of an earlier attempt, unless it is told again
             return self._participant.assigned(assignment)
 
         return self._carry_out(joined)
 
     def answer(self, message: pb.ToSession) -> Sequence[pb.FromSession]:
-        """Take a message of the server; returns what it is to hear."""
+        """Take a message of the server; returns the messages to the server."""
         return self._carry_out(lambda: self._participant.told(message))
 
     def withdrawn(self, task: pb.TaskId) -> Sequence[pb.FromSession]:
@@ -216,7 +216,7 @@ class SecureNode:
         return self._carry_out(lambda: self._participant.withdrawn(task))
 
     def failed(self, problem: str) -> Sequence[pb.FromSession]:
-        """End the session for a reason of the node's own; returns what the server is to hear.
+        """End the session for a reason of the node's own; returns the messages to the server.
 
         Args:
             problem: the reason, for the node's log.
@@ -233,7 +233,7 @@ class SecureNode:
             return self._participant.holds(own_sha256)
 
     def trained(self, own_sha256: bytes, lanes: Tensor) -> Sequence[pb.FromSession]:
-        """Take the node's message of a task; returns what the server is to hear.
+        """Take the node's message of a task; returns the messages to the server.
 
         Args:
             own_sha256: the own digest of the message's task.
@@ -246,7 +246,7 @@ class SecureNode:
 
         Args:
             own_sha256: the own digest of the message's task.
-            is_wanted: tells whether the server still waits for it.
+            is_wanted: () → True if the server still waits for it.
 
         Raises:
             SessionFailed: if the session has failed.

@@ -37,10 +37,10 @@ from fed.wire.payloads import TensorSpec, read, written
 __all__ = ["STATE_LOST", "Hidden", "NodeTraining"]
 
 STATE_LOST = (
-    "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
-    "tells the server"
+    "what this node kept between tasks is gone from its folder, or damaged; it resumes from its initial client state, "
+    "and tells the server"
 )
-"""What a node logs then."""
+"""Log line of a node whose state between tasks is lost."""
 
 _MODEL_LOST = "the model that the differences are added to is not in this node's folder"
 _REFERENCE = "reference"
@@ -50,7 +50,7 @@ class Hidden(NamedTuple):
     """The answer of a client under secure aggregation, before its message is masked: it is in memory alone.
 
     Args:
-        answer: all that is said beside the message.
+        answer: answer without its message.
         lanes: the message, signed integers of R bits.
         problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
     """
@@ -65,7 +65,7 @@ class NodeTraining:
 
     Args:
         data: the data of this one client.
-        experiment: the parts that concern it.
+        experiment: the sections that concern it.
         plan: the server's plan.
         folder: the folder of all that the client keeps between tasks.
         clock: time, by which tasks have deadlines.
@@ -107,7 +107,7 @@ class NodeTraining:
         return self._message.fixed
 
     def forget(self) -> None:
-        """Remove what the client keeps between tasks."""
+        """Remove all that the client keeps between tasks."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def spec(self) -> TaskSpec:
@@ -116,7 +116,8 @@ class NodeTraining:
         most = max(MOST_CLIENTS, message.parameters)  # some broadcasts have a number for each client
 
         def lenient(parts: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-            model, broadcast = parts[:2], parts[2:]
+            model = parts[:2]
+            broadcast = parts[2:]
             return (*model, *(part._replace(numbers=most, may_be_shorter=True) for part in broadcast))
 
         return TaskSpec(lenient(message.downlink), message.difference, lenient(message.beside))
@@ -124,7 +125,7 @@ class NodeTraining:
     def train(
         self, assignment: pb.Assignment, path: Path, until_s: float | None = None
     ) -> pb.Answer | pb.Failed | Hidden:
-        """Do a task; the answer's tensors take the place of those that came with it.
+        """Do a task; the answer's tensors overwrite those of the task in its file.
 
         Under secure aggregation the message stays in memory: it is on no disk before it is masked.
 
@@ -146,7 +147,7 @@ class NodeTraining:
                 "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL
             )
         states, are_lost = self._states.resumed(assignment)
-        model = (found[0], found[1])  # of the tensors, the rest is broadcast
+        model = (found[0], found[1])  # the other tensors are broadcast
         given = [*found, *states.stacked([self._client], [model])]
         train = self._work_item(assignment, found, states)
         if until_s is not None:
@@ -157,7 +158,7 @@ class NodeTraining:
         before = states.of(self._client, model)
         if trained.diverged:
             rows = [before[name] for name in (*states.names, *states.codec_names)]
-            if self.fixed is not None:  # a state that is gone would tell of it with the next task
+            if self.fixed is not None:  # a state that is gone would show in the next task that training has diverged
                 self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
             answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
             return self._diverged(answer, trained, path)
@@ -170,7 +171,7 @@ class NodeTraining:
         return self._completed(answer, trained, tensors[:count], path=path)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
-        """Score a model, or the client's own, on what the client holds out.
+        """Score a model, or the client's own, on the client's held-out samples.
 
         Raises:
             RunFailed: if the client's own is lost.
@@ -219,7 +220,7 @@ class NodeTraining:
     def _completed(
         self, answer: pb.Answer, trained: Trained, message: Sequence[Tensor], *, path: Path
     ) -> pb.Answer | Hidden:
-        """The answer with its message, which takes the place of the model on the disk, or is on no disk."""
+        """The answer with its message, in the model's file, or under secure aggregation in memory alone."""
         if self.fixed is not None:
             path.unlink(missing_ok=True)  # the model, which is not needed any more
             return Hidden(answer, message[0][0].clone())
@@ -234,7 +235,7 @@ class NodeTraining:
         ((_, reason),) = trained.diverged
         if self.fixed is None:
             return pb.Failed(task=answer.task, reason=reason, diverged=True)
-        # a failure would answer what the server asks of the samples, one bit a task
+        # a failure would tell the server one bit of the samples with each task that it designs for that
         path.unlink(missing_ok=True)
         return Hidden(answer, self.fixed.nothing(), reason)
 

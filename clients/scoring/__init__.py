@@ -1,1 +1,1 @@
-"""Losses and metrics: what is measured on a batch."""
+"""Losses and metrics: measures of a model's outputs against targets."""

@@ -20,7 +20,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _values(targets: Tensor) -> int:
-    """Outputs that targets with as many numbers need."""
+    """Number of outputs that a model needs for targets of this shape: one for each number."""
     return targets[0].numel() if targets.ndim > 1 else 1
 
 
@@ -74,8 +74,10 @@ def cox(output: Tensor, target: Tensor) -> Tensor:
     """
     risk_B, time_B, event_B = risks_and_times(output, target)
     order = time_B.argsort(descending=True, stable=True)
-    risk_B, time_B, event_B = risk_B[order], time_B[order], event_B[order]
-    # Of samples with one time the last has all that are at risk then before it.
+    risk_B = risk_B[order]
+    time_B = time_B[order]
+    event_B = event_B[order]
+    # Breslow: samples of one time share the sum up to the last of them, which has all samples at risk before it.
     last_B = torch.searchsorted(-time_B, -time_B, right=True) - 1
     at_risk_B = risk_B.logcumsumexp(0)[last_B]
     return -((risk_B - at_risk_B) * event_B.to(risk_B.dtype)).mean()
@@ -85,9 +87,9 @@ def outputs_for(loss: Loss, targets: Tensor, classes: Callable[[], int | None]) 
     """Number of outputs of a built-in model for a loss and such targets; at least 1.
 
     Args:
-        loss: of the experiment.
-        targets: [E, ...], of some client.
-        classes: gives the number of classes, where targets are labels.
+        loss: loss of the experiment.
+        targets: targets of some client, [E, ...].
+        classes: () → number of classes; None where targets are no labels.
     """
     of_targets: Callable[[Tensor], int] | None = getattr(loss, "outputs", None)
     if of_targets is None and (targets.is_floating_point() or targets.is_complex()):

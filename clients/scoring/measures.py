@@ -39,7 +39,7 @@ Metric: TypeAlias = Callable[[Tensor, Tensor], "Tensor | float"]
 """(output, target) → a number."""
 
 Metrics: TypeAlias = Mapping[str, Metric]
-"""Metrics by name; the first one is what results are compared by."""
+"""Metrics by name; results are compared by the first one."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -57,8 +57,8 @@ def declared(**attributes: object) -> Callable[[_Function], _Function]:
 def is_mean_over_samples(measure: Loss | Metric) -> bool:
     """True for a loss or metric that says so by an attribute ``mean_over_samples``.
 
-    Such a measure is computed batch by batch. Any other is given all outputs and targets in one call, for of a
-    correlation, a C-index or a Cox loss the mean over batches is another number.
+    Such a measure is computed batch by batch. Any other gets all outputs and targets in one call: the mean over batches
+    of a correlation, a C-index or a Cox loss is another number.
     """
     return bool(getattr(measure, "mean_over_samples", False))
 
@@ -77,11 +77,11 @@ def loss_in_force(experiment: Experiment, given: "Loss | None") -> "Loss":
     """The loss of a run.
 
     Args:
-        experiment: says it.
-        given: in place of the experiment's.
+        experiment: experiment that names a loss.
+        given: loss in place of the experiment's; None: the experiment's.
 
     Raises:
-        InvalidExperiment: if there is none, or what the experiment names makes no function.
+        InvalidExperiment: if there is none, or the kind that the experiment names makes no function.
     """
     if given is not None:
         return given
@@ -92,15 +92,16 @@ def loss_in_force(experiment: Experiment, given: "Loss | None") -> "Loss":
 
 
 def metrics_in_force(experiment: Experiment, loss: "Loss | None", given: "Metric | Metrics | None") -> Metrics:
-    """The metrics of a run; of a loss given in Python there are those that the experiment itself names.
+    """The metrics of a run; with a loss given in Python, only those that the experiment itself names.
 
     Args:
-        experiment: names them.
-        loss: given in Python, or None.
-        given: in place of the experiment's: one, to be called accuracy, or several by name.
+        experiment: experiment that names metrics.
+        loss: loss given in Python, or None.
+        given: metrics in place of the experiment's: one, to be called accuracy, or several by name; None: the
+            experiment's.
 
     Raises:
-        InvalidExperiment: if there are none, names are no keys, or what the experiment names makes no function.
+        InvalidExperiment: if there are none, names are no keys, or a kind that the experiment names makes no function.
     """
     if isinstance(given, Mapping):
         check_metric_names(list(given))
@@ -135,11 +136,11 @@ def measured(name: str, measure: Loss | Metric, output: Any, target: Tensor, dev
     """A measure's value, a scalar in float64.
 
     Args:
-        name: of the metric, or "loss".
-        measure: to compute.
-        output: of the model.
-        target: that belongs to it.
-        device: where the value is to be.
+        name: name of the metric, or "loss".
+        measure: loss or metric to compute.
+        output: output of the model.
+        target: targets that belong to the output.
+        device: device of the value.
 
     Raises:
         InvalidModel: if the measure raises, or its value is not one real number.
@@ -160,9 +161,9 @@ def as_number(name: str, value: Any, device: "torch.device") -> Tensor:
     """Value that a measure gives, as a scalar in float64.
 
     Args:
-        name: of the metric, or "loss".
-        value: that it gives.
-        device: where the scalar is to be.
+        name: name of the metric, or "loss".
+        value: value that the metric or the loss gives.
+        device: device of the scalar.
 
     Raises:
         InvalidModel: if it is not one real number.
@@ -186,7 +187,7 @@ def alike(output: Tensor, target: Tensor, dtype: "torch.dtype | None" = None) ->
     Args:
         output: [B, ...].
         target: [B, ...].
-        dtype: of both; the output's unless given.
+        dtype: type of both; the output's unless given.
 
     Raises:
         InvalidModel: if they have other shapes, which PyTorch would spread over each other.

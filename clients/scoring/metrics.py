@@ -1,7 +1,7 @@
 """Metrics of a model's outputs; those that need all outputs are scikit-learn's, loaded when used, where it has them.
 
-Labels are what the model scores highest of C classes; of an output in the shape of the targets, which are 0 or 1, what
-it scores above 0. Shapes: see :mod:`fed.vectors.layout`.
+A predicted label is the class of C that the model scores highest. Where outputs have the shape of the targets, which
+are 0 or 1, it is 1 for a score above 0. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = [
     "r2",
 ]
 
-_MOST_PAIRS = 1 << 22  # compared at a time
+_MOST_PAIRS = 1 << 22  # number of pairs compared at a time
 
 
 class _Scored(NamedTuple):
@@ -47,7 +47,7 @@ class _Scored(NamedTuple):
 
 
 def _scored(output: Tensor, target: Tensor) -> _Scored:
-    """Scores and labels, those of positions in a row.
+    """Scores and labels, flattened over samples and positions.
 
     Args:
         output: [B, C, ...] of C classes; else in the shape of the targets.
@@ -103,9 +103,12 @@ def auroc(output: Tensor, target: Tensor) -> float:
     if not torch.isfinite(scored.scores).all():
         return math.nan
     if scored.are_classes:
-        scores, labels = scored.scores.double().softmax(1), nn.functional.one_hot(scored.labels, output.shape[1])
+        # probabilities: the scores of one class order samples otherwise
+        scores = scored.scores.double().softmax(1)
+        labels = nn.functional.one_hot(scored.labels, output.shape[1])
     else:
-        scores, labels = scored.scores.double(), scored.labels
+        scores = scored.scores.double()
+        labels = scored.labels
     columns = [(_numpy(labels.reshape(len(labels), -1)[:, place]), place) for place in range(labels[0].numel())]
     with _scikit_learn():
         from sklearn.metrics import roc_auc_score
@@ -166,9 +169,10 @@ def c_index(output: Tensor, target: Tensor) -> float:
     comparable = right = 0.0
     events_K = event_B.nonzero().flatten()
     rows = max(1, _MOST_PAIRS // max(len(time_B), 1))
-    for first in range(0, len(events_K), rows):
+    for first in range(0, len(events_K), rows):  # in parts, since all pairs may not fit into memory
         at = events_K[first : first + rows]
-        risk_K, time_K = risk_B[at, None], time_B[at, None]
+        risk_K = risk_B[at, None]
+        time_K = time_B[at, None]
         later_KB = (time_B > time_K) | ((time_B == time_K) & ~event_B)
         comparable += int(later_KB.sum())
         right += int((later_KB & (risk_B < risk_K)).sum()) + int((later_KB & (risk_B == risk_K)).sum()) / 2

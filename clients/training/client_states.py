@@ -15,14 +15,14 @@ __all__ = ["ClientState", "ClientStates", "algorithm_state", "at_discount", "cli
 
 ClientState: TypeAlias = dict[str, Tensor]
 """Tensors by name: ``algorithm.NAME`` of the algorithm's state, ``model.params`` and ``model.integers`` of a model that
-is the client's own, or of a model's private parts, ``codec.NAME`` of what codecs keep. Of K clients, [K, ·] each."""
+is the client's own, or of a model's private parts, ``codec.NAME`` of the codecs' states. Of K clients, [K, ·] each."""
 
 _State: TypeAlias = tuple[Tensor, Tensor]
 _CODEC = "codec."
 
 
 def client_state(algorithm: Any, model: Sequence[Tensor] = (), codec: CodecState = MappingProxyType({})) -> ClientState:
-    """The record of an algorithm's state, of the client's own model, and of what codecs keep.
+    """The record of an algorithm's state, of the client's own model, and of the codecs' states.
 
     Args:
         algorithm: a named tuple of tensors, or None.
@@ -42,15 +42,17 @@ def codec_state(state: ClientState) -> ClientState:
 
 def algorithm_state(state: ClientState, kind: type | None) -> Any:
     """The algorithm's part of a record, as its own named tuple; None where it keeps nothing."""
-    return kind(**{name: state[f"algorithm.{name}"] for name in kind._fields}) if kind is not None else None  # type: ignore[attr-defined]
+    if kind is None:
+        return None
+    return kind(**{name: state[f"algorithm.{name}"] for name in kind._fields})  # type: ignore[attr-defined]  # a named tuple
 
 
 def at_discount(before: ClientState, after: ClientState, discount: float) -> ClientState:
     """The record of a client whose update counted at a discount s: s of the way from before to after.
 
     Args:
-        before: what its task began with; of codecs, what it leaves if its message is lost.
-        after: what the task left.
+        before: the record with which its task began; of codecs, the state that is left if the message is lost.
+        after: the record that the task left.
         discount: s in [0, 1]; 0 for a message that is lost.
     """
     if discount in (0, 1):
@@ -65,12 +67,12 @@ class ClientStates:
     """The records of all clients.
 
     Args:
-        clients: all there are.
+        clients: ids of all clients.
         layout: the layout of a whole model.
         first: the run's first model: (vector [V], integers [I]).
         state: the algorithm's state of a client before its first task: a named tuple, or None.
-        keeps_models: clients train models of their own.
-        codec: what codecs keep of a client before its first task.
+        keeps_models: True if clients train models of their own.
+        codec: tensors, by name, that codecs keep of a client before its first task.
     """
 
     def __init__(
@@ -93,16 +95,20 @@ class ClientStates:
         self.codec_names = tuple(client_state(None, (), codec))
 
     def before(self, model: _State) -> ClientState:
-        """The record of a client before its first task, which brings this model of the shared state."""
-        own = model if self._keeps_models else self._private if self._layout.private else ()
+        """The record of a client before its first task, which comes with this model."""
+        own: Sequence[Tensor] = ()
+        if self._keeps_models:
+            own = model
+        elif self._layout.private:
+            own = self._private
         return {**self._first, **client_state(None, own)}
 
     def of(self, client: ClientId, model: _State) -> ClientState:
-        """The record of a client to which this model comes."""
+        """The record of a client whose task comes with this model."""
         return {**self.before(model), **self._kept.get(client, {})}
 
     def stacked(self, clients: Sequence[ClientId], models: Sequence[_State]) -> list[Tensor]:
-        """The records of clients to which these models come, [K, ·] each, in the order of ``names``."""
+        """The records of clients whose tasks come with these models, [K, ·] each, in the order of ``names``."""
         if not self.names:
             return []
         kept = [self.of(client, model) for client, model in zip(clients, models, strict=True)]
@@ -117,7 +123,7 @@ class ClientStates:
         return dict(self._kept)
 
     def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
+        """Resume from the records that :meth:`state` gave."""
         self._kept = dict(state)
 
     def whole(self, model: _State) -> _State:
@@ -129,7 +135,8 @@ class ClientStates:
         if not (self._keeps_models or self._layout.private):
             return {}
         # a copy: the next round commits while these are scored
-        kept, before = {**self._kept}, self.before(model)
+        kept = {**self._kept}
+        before = self.before(model)
 
         def model_of(client: ClientId) -> _State:
             state = {**before, **kept.get(client, {})}

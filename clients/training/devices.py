@@ -9,7 +9,7 @@ def device_of(worker: int = 0) -> "torch.device":
     """Device of one worker.
 
     Args:
-        worker: its number, from 0: GPUs are dealt to workers in turn.
+        worker: number of the worker, from 0: GPUs are dealt to workers in turn.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Scores of models on samples that they were not trained on.
+"""Scores of models on held-out samples.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -24,7 +24,7 @@ from fed.vectors.tensors import torch
 __all__ = ["BatchedEvaluator", "Score", "confusion_counts", "evaluate"]
 
 _MOST_CLASSES = 100
-_BATCH = 128  # so that what a convolution computes stays in the cache
+_BATCH = 128  # so that a convolution's results stay in the cache
 
 
 class Score(NamedTuple):
@@ -38,30 +38,31 @@ def evaluate(module: "nn.Module", loss: Loss, metrics: Metrics, samples: Pair, d
     """Score a module, in evaluation mode, over all samples; the forward passes are in batches of 128.
 
     Args:
-        module: on ``device``.
+        module: model, on ``device``.
         loss: (output, target) → a scalar.
         metrics: name → (output, target) → a number.
-        samples: (inputs, targets), anywhere.
-        device: where to compute.
+        samples: (inputs, targets), on any device.
+        device: device that computes.
     """
     module.eval()
     tally = _Tally(loss, metrics, device)
-    with torch.no_grad():  # not inference_mode: what a module caches here it may train with later
+    # not inference_mode: a module may train later with tensors that it caches here
+    with torch.no_grad():
         for inputs, target in _batches(samples, device):
             tally.add(module(inputs), target)
         return tally.score(samples[1])
 
 
 def confusion_counts(module: "nn.Module", samples: Pair, device: "torch.device") -> Tensor | None:
-    """Samples of each true class (a row) that a module takes for each class (a column), [C, C].
+    """Number of samples by true class (a row) and by the class that a module takes them for (a column), [C, C].
 
     Args:
-        module: on ``device``; its outputs are scores [B, C].
-        samples: (inputs, labels [E]), anywhere. Labels of no class, which a loss may ignore, are not counted.
-        device: where to compute.
+        module: model, on ``device``, whose outputs are scores [B, C].
+        samples: (inputs, labels [E]), on any device. Labels of no class, which a loss may ignore, are not counted.
+        device: device that computes.
 
     Returns:
-        The counts; None of outputs of another shape, or of more than 100 classes.
+        The counts; None if outputs have another shape, or more than 100 classes.
     """
     module.eval()
     counts: Tensor | None = None
@@ -70,7 +71,8 @@ def confusion_counts(module: "nn.Module", samples: Pair, device: "torch.device")
             output = module(inputs)
             if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] > _MOST_CLASSES:
                 return None
-            classes, label = output.shape[1], target.long()
+            classes = output.shape[1]
+            label = target.long()
             is_one = (label >= 0) & (label < classes)
             cell = (label * classes + output.argmax(1))[is_one]
             found = torch.bincount(cell, minlength=classes**2)
@@ -89,7 +91,7 @@ class BatchedEvaluator:
         module: the model; it is only read.
         loss: (output, target) → a scalar.
         metrics: name → (output, target) → a number.
-        device: where to compute.
+        device: device that computes.
         private: the names of the tensors that the model does not share.
     """
 
@@ -110,8 +112,8 @@ class BatchedEvaluator:
 
         Args:
             vectors_KV: the models' floating-point states.
-            integers_KI: their integers.
-            samples: (inputs, targets), anywhere.
+            integers_KI: the models' integers.
+            samples: (inputs, targets), on any device.
         """
         states = [part.to(self.device) for part in self._layout.tensors(vectors_KV, integers_KI)]
         tallies_K = [_Tally(self.loss, self.metrics, self.device) for _ in vectors_KV]
@@ -165,14 +167,11 @@ class _Tally:
     def _values(self, output: Any, target: Tensor, *, streamed: bool) -> Tensor:
         """Loss and metrics in float64: those that are ``streamed`` batch by batch, or the others; 0 for the rest."""
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        return torch.stack(
-            [
-                measured(name, measure, output, target, self._device)
-                if is_mean_over_samples(measure) == streamed
-                else zero
-                for name, measure in self._measures
-            ]
-        )
+        values = []
+        for name, measure in self._measures:
+            is_asked_for = is_mean_over_samples(measure) == streamed
+            values.append(measured(name, measure, output, target, self._device) if is_asked_for else zero)
+        return torch.stack(values)
 
 
 def _batches(samples: Pair, device: "torch.device") -> Iterator[Pair]:

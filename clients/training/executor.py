@@ -14,7 +14,7 @@ from fed.vectors.tensors import Tensor, torch
 __all__ = ["Executor", "InProcess", "Item", "Make", "Result", "Work"]
 
 Work: TypeAlias = Callable[[Any, Sequence[Tensor]], tuple[Any, Sequence[Tensor]]]
-"""(content, tensors) → (content, tensors): a pure function, which changes neither what it gets nor what it gave before.
+"""(content, tensors) → (content, tensors): a pure function, which changes neither its arguments nor earlier results.
 
 The tensors that it gets are its own for as long as it runs."""
 
@@ -28,10 +28,11 @@ class Item:
 
     Args:
         content: small and picklable; a copy of it reaches another process.
-        tensors: not to be changed until the result is there.
-        label: what people call it: "clients 3, 7 and 9 in round 5".
-        cost: how long it takes compared with others, in any unit.
-        priority: items with a low number come first; then those of the largest cost, then the first come.
+        tensors: tensors that the caller leaves unchanged until the result is there.
+        label: name for people, such as "clients 3, 7 and 9 in round 5".
+        cost: duration relative to other items, in any unit.
+        priority: rank in the queue: the lowest number comes first, then the largest cost, then the first that was
+            submitted.
     """
 
     content: Any
@@ -54,7 +55,7 @@ class Result(NamedTuple):
 
 
 class Executor(ABC):
-    """Does items; one thread may use it, as a context that ends what it began.
+    """Does items. One thread may use it, as a context whose end closes it.
 
     A kind of executor is a class of this base. A simulation calls it with those of these arguments that its constructor
     names:
@@ -81,7 +82,7 @@ class Executor(ABC):
         """Ask for an item to be done.
 
         Returns:
-            Its ticket.
+            The item's ticket.
 
         Raises:
             InvalidInput: if the item is too large, or cannot go to another process.
@@ -92,14 +93,14 @@ class Executor(ABC):
         """The results of these tickets as they finish, each once; those of other tickets are kept for later calls.
 
         Raises:
-            FedError: what the work raised of this kind, as soon as it did.
+            FedError: the error of this kind that the work raised, as soon as it did.
             RunFailed: if an item ended several workers, or workers cannot be started.
             KeyError: if there is no result to come for a ticket.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Drop whatever is not done. Afterwards no process is left."""
+        """Drop all items that are not done. Afterwards no process is left."""
 
     def __enter__(self) -> Self:
         return self

@@ -36,7 +36,7 @@ _Diverged: TypeAlias = tuple[tuple[ClientId, str], ...]
 
 
 class _Sent(NamedTuple):
-    """A task with what came with it."""
+    """A task, and the samples and tensors that it needs."""
 
     task: Train
     pairs: list[Pair]
@@ -58,18 +58,21 @@ class GroupTraining:
     """Does one group's task after another.
 
     Args:
-        recipe: what there is to work with.
-        loss: the recipe's, on the device.
-        device: where to compute.
+        recipe: parts of the run that training needs.
+        loss: loss of the recipe, on the device.
+        device: device that computes.
     """
 
     def __init__(self, recipe: Recipe, loss: Loss, device: "torch.device") -> None:
         self._recipe = recipe
-        self._phases = [_PhaseTraining(recipe, number, loss, device) for number in range(len(recipe.phases))]
-        self.trainer = [phase.trainer for phase in self._phases if not phase.is_personal][-1]  # which reports
+        self._phases = [
+            _PhaseTraining(recipe, number, loss=loss, device=device) for number in range(len(recipe.phases))
+        ]
+        reporting = [phase.trainer for phase in self._phases if not phase.is_personal]
+        self.trainer = reporting[-1]  # clients report the model that it leaves
         self._layout = self.trainer.layout
         self._params = self._layout.shared.parameters
-        self._algorithm_state: type | None = None
+        self._algorithm_state: type | None = None  # class to which records of clients are turned back
         if recipe.aggregator is not None:
             first = recipe.aggregator.init_client(torch.zeros(self._params))
             self._algorithm_state = None if first is None else type(first)
@@ -80,32 +83,41 @@ class GroupTraining:
         try:
             return self._answer(self._sent(task, pairs, *tensors))
         except Exception as error:
-            error.add_note(f"while {label_of(task)} trained")  # the user's own error, with whose samples it came from
+            # the user's own error, with the clients on whose samples it arose
+            error.add_note(f"while {label_of(task)} trained")
             raise
 
     def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
-        broadcast, kept = beside[: task.broadcast_count], beside[task.broadcast_count :]
+        broadcast = beside[: task.broadcast_count]
+        kept = beside[task.broadcast_count :]
         state = dict(zip(task.state_names, kept, strict=True))
         algorithm = algorithm_state(state, self._algorithm_state) if state else None
         anchor_P = None if self._recipe.aggregator is None else start[..., : self._params]
-        return _Sent(
-            task, pairs, start, integers, state, LocalContext(algorithm, broadcast, anchor_P, task.lr, task.steps)
+        context = LocalContext(
+            client_state=algorithm, broadcast=broadcast, anchor_P=anchor_P, lr=task.lr, steps=task.steps
         )
+        return _Sent(task=task, pairs=pairs, start=start, integers=integers, state=state, context=context)
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         begin = sent.start
         if self._recipe.aggregator is not None:
-            begin = starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.context.client_state)
+            begin = starting_states(
+                self._recipe.aggregator,
+                self._layout.shared,
+                start_V=sent.start,
+                client_state=sent.context.client_state,
+            )
         group, own, diverged = self._train(sent, begin)
         samples = sent.samples()
         losses = tuple(group.train_losses)
         if diverged:
-            return Trained(samples, losses, tuple(map(float, samples)), diverged=diverged), ()
-        left = self._left(sent, begin, group, samples, losses)
+            weights = tuple(map(float, samples))
+            return Trained(samples, losses, weights, diverged=diverged), ()
+        left = self._left(sent, begin, group, samples=samples, losses=losses)
         if left.overflown:
             diverged = tuple((sent.task.clients[row], left.overflown[row]) for row in sorted(left.overflown))
-            return Trained(samples, losses, left.weights, left.sizes, diverged), ()
-        trained = Trained(samples, losses, left.weights, left.sizes)
+            return Trained(samples, losses, weights=left.weights, sizes=left.sizes, diverged=diverged), ()
+        trained = Trained(samples, losses, weights=left.weights, sizes=left.sizes)
         if not sent.task.state_names:
             return trained, left.tensors
         state = client_state(left.client_state, own or (), left.counted)
@@ -116,11 +128,18 @@ class GroupTraining:
     def _left(
         self, sent: _Sent, begin: Tensor, group: TrainedGroup, samples: tuple[int, ...], losses: tuple[float, ...]
     ) -> Left:
-        """Tensors that leave the clients: their models as they are, or what the way out makes of them."""
-        task, kept = sent.task, codec_state(sent.state)
+        """Tensors that leave the clients: their models as they are, or the results of the way out."""
+        task = sent.task
+        kept = codec_state(sent.state)
         if self._recipe.way_out is None or task.wants == "models":
             weights = tuple(map(float, samples))
-            return Left((group.params_KV, group.integers_KI), weights, sent.context.client_state, kept, kept)
+            return Left(
+                (group.params_KV, group.integers_KI),
+                weights,
+                client_state=sent.context.client_state,
+                counted=kept,
+                lost=kept,
+            )
         return self._recipe.way_out(
             TrainedClients(
                 task=task,
@@ -138,7 +157,7 @@ class GroupTraining:
         )
 
     def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, _Diverged]:
-        """Train in all phases, each from where the last of its model ends.
+        """Train in all phases, each from the state that the last phase of the same model left.
 
         Returns:
             The models to be reported, the models that clients keep, and the clients that have diverged.
@@ -149,17 +168,21 @@ class GroupTraining:
         for phase in self._phases:
             group = phase(sent, own if phase.is_personal else reported)
             groups.append(group)
+            state = (group.params_KV, group.integers_KI)
             if phase.is_personal:
-                own = group.params_KV, group.integers_KI
+                own = state
             else:
-                reported, losses = (group.params_KV, group.integers_KI), group.train_losses
-        reported, private = self._layout.split(*reported)
+                reported = state
+                losses = group.train_losses
+        (params_KV, integers_KI), private = self._layout.split(*reported)
         kept = private if self._layout.private else own
-        return TrainedGroup(*reported, losses), kept, _diverged(sent.task, groups)
+        return TrainedGroup(params_KV, integers_KI, losses), kept, _diverged(sent.task, groups)
 
     def _facts(self, sent: _Sent, group: TrainedGroup) -> dict[str, Any]:
         """Numbers that a report needs beside models and states, by :class:`fed.aggregators.base.ClientWork`'s names."""
-        task, local, samples = sent.task, self._recipe.local, sent.samples()
+        task = sent.task
+        local = self._recipe.local
+        samples = sent.samples()
         assert self._recipe.aggregator is not None
         said = task.steps or (None,) * len(samples)
         steps = [self.trainer.steps(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
@@ -185,8 +208,11 @@ class GroupTraining:
         wants = "gradient" in aggregator.asks
         streams = self._recipe.own_streams
         seeds = [streams.torch_seed("measure", *task.key_of(row)) for row in range(len(task.clients))]
-        given = zip(*_rows(self._whole(sent.start, sent), len(seeds)), sent.pairs, seeds, strict=True)
-        measured = [self.trainer.measure(*of_client, gradient=wants) for of_client in given]
+        vectors_KV, integers_KI = _rows(self._whole(sent.start, sent), len(seeds))
+        measured = [
+            self.trainer.measure(vector_V, integers_I, pair, seed, gradient=wants)
+            for vector_V, integers_I, pair, seed in zip(vectors_KV, integers_KI, sent.pairs, seeds, strict=True)
+        ]
         losses, gradients = zip(*measured, strict=True)
         found = {"start_loss_K1": _columns(losses)[0]}
         if wants:
@@ -194,7 +220,7 @@ class GroupTraining:
         return found
 
     def _whole(self, shared: Tensor, sent: _Sent) -> _States:
-        """Shared states with what is private, of each client."""
+        """Shared states, joined with each client's private parts where there are some."""
         model = shared, sent.integers
         return self._layout.joined(model, sent.own) if self._layout.private and sent.own else model
 
@@ -204,21 +230,27 @@ class _PhaseTraining:
 
     def __init__(self, recipe: Recipe, number: int, loss: Loss, device: "torch.device") -> None:
         phase = recipe.phases[number]
-        parts = loss, recipe.local, phase, device, recipe.private
+        options: dict[str, Any] = {
+            "loss": loss,
+            "local": recipe.local,
+            "phase": phase,
+            "device": device,
+            "private": recipe.private,
+        }
         self.is_personal = phase.is_personal
         self.trainer: LocalTrainer
         if recipe.make_trainer is not None:
             self.trainer = recipe.make_trainer(phase, loss, device)
         else:
             # a copy, for the trainer makes its parameters views of one vector
-            self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)
+            self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
-        self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if is_batched else None
+        self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
 
     def __call__(self, sent: _Sent, states: _States) -> TrainedGroup:
-        """Train from states that are one for all, or each client's own."""
+        """Train from one state for all clients, or from each client's own."""
         if self._batched is None:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
@@ -253,15 +285,17 @@ def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> _Diverged:
     """The clients of a group whose numbers are not finite in a phase, in their order, each with its first reason."""
     reasons: dict[int, str] = {}
     for group in groups:
-        losses = enumerate(group.train_losses)
-        reasons = {row: f"the training loss became {loss}" for row, loss in losses if not math.isfinite(loss)} | reasons
-        reasons = dict.fromkeys(rows_not_finite(group.params_KV), "the trained model is not finite") | reasons
+        for row, loss in enumerate(group.train_losses):
+            if not math.isfinite(loss):
+                reasons.setdefault(row, f"the training loss became {loss}")
+        for row in rows_not_finite(group.params_KV):
+            reasons.setdefault(row, "the trained model is not finite")
     return tuple((task.clients[row], reasons[row]) for row in sorted(reasons))
 
 
 def rows_not_finite(rows_K: Tensor) -> list[int]:
     """The rows of a tensor [K, ·] that are not finite."""
-    # that a sum is finite says so of each number; a sum of finite numbers may be none
+    # A finite sum proves every term finite; an infinite one proves nothing. It settles nearly all cases in one pass.
     if math.isfinite(rows_K.sum()):
         return []
     return [row for row, is_finite in enumerate(torch.isfinite(rows_K).all(1).tolist()) if not is_finite]

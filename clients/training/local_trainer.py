@@ -1,4 +1,4 @@
-"""Local trainer: the contract of what trains one client, and what PyTorch's trainers have in common.
+"""Local trainer: the contract of trainers of one client, and the common part of PyTorch's trainers.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -32,11 +32,11 @@ class LocalResult(NamedTuple):
 
 
 class LocalTrainer(Protocol):
-    """Trainer of single clients: from a state, samples and what comes with a task to the state after local training.
+    """Trainer of single clients: from a state, samples and a task's context to the state after local training.
 
     :class:`fed.clients.training.trainer.Trainer` is the one for PyTorch; another framework's trains its own arrays, and
-    gives and takes states as tensors on the CPU. It draws random numbers from what it is given alone, so that the same
-    task has the same result wherever it is done.
+    gives and takes states as tensors on the CPU. All its random numbers come from the streams and seeds that it is
+    given, so that the same task has the same result wherever it is done.
     """
 
     @property
@@ -68,8 +68,8 @@ class LocalTrainer(Protocol):
             integers_I: the integer buffers to start with, which are not changed.
             samples: the client's (inputs, targets).
             order: stream that shuffles them.
-            seed: seed of what the model itself draws, as dropout does.
-            context: what comes with the task beside the model: step size, number of steps, state of the algorithm.
+            seed: seed of the model's own draws, such as those of dropout.
+            context: contents of the task beside the model: step size, number of steps, state of the algorithm.
         """
 
     def measure(
@@ -81,12 +81,12 @@ class LocalTrainer(Protocol):
             vector_V: the floating-point state.
             integers_I: the integer buffers.
             samples: the client's (inputs, targets).
-            seed: seed of what the model itself draws.
-            gradient: True if the gradient is wanted; else it may be anything.
+            seed: seed of the model's own draws.
+            gradient: True if the gradient is wanted; otherwise any tensor may stand in its place.
         """
 
     def load(self, vector_V: Tensor, integers_I: Tensor) -> "nn.Module":
-        """A module that computes outputs in a state; around another framework's model one whose forward calls that.
+        """A module that computes outputs in a state; for another framework, a module whose forward calls its model.
 
         Args:
             vector_V: the floating-point state.
@@ -101,9 +101,9 @@ class MakeTrainer(Protocol):
         """The trainer.
 
         Args:
-            phase: what is trained, and by which rule.
+            phase: trained parameters, rule and length of this phase.
             loss: (output, target) → scalar, on the device.
-            device: the device to compute on.
+            device: device that computes.
         """
 
 
@@ -112,18 +112,18 @@ class TorchTrainer:
     """Base of PyTorch's trainers: a model, and one phase of its local training.
 
     Attributes:
-        layout: the model's.
-        half: the type of half precision, if it is wanted.
-        precision: the context for forward passes in that precision.
-        is_plain: a step is x ← x − η g and no more, so that it can be taken where the gradient is computed.
+        layout: layout of the model.
+        half: type of half precision; None without it.
+        precision: context for forward passes in that precision.
+        is_plain: True if a step is x ← x − η g and no more, so that it can be taken as the gradient is computed.
 
     Args:
         module: the model; the trainer takes it over.
         loss: (output, target) → scalar.
         local: the experiment's section of that name; the trainer's has the epochs of the phase.
-        phase: what is trained, and by which rule.
-        device: where to compute.
-        private: the names of what the model does not share.
+        phase: trained parameters, rule and length of this phase.
+        device: device that computes.
+        private: names of the tensors that the model does not share.
     """
 
     module: "nn.Module"

@@ -47,7 +47,7 @@ class Train:
     With it come the model or models to start from (vector [V] or [K, V], integers [I] or [K, I]), the broadcast's
     tensors, and the clients' states, [K, ·] each.
 
-    The result is a :class:`Trained`, what is wanted, and the clients' new states. There are wanted
+    The result is a :class:`Trained`, the wanted tensors, and the clients' new states. ``wants`` is one of
 
     - "models": the trained vectors [K, V], in the model's type, and integers [K, I];
     - "reported": the updates that clients report [K, M], in float64, before they are encoded, and integers [K, I];
@@ -55,19 +55,19 @@ class Train:
     - "mean": their weighted mean [M], in float64, and the largest of the integers [I];
     - "payload": the tensors of one client's message, [1, ·] each, as they travel, integers last.
 
-    Where codecs keep something, the states that they have if the messages are lost come after the new ones.
+    Where codecs keep states, their states in case the messages are lost come after the new ones.
 
     Args:
         clients: the group.
-        round: with the client it names the random streams, unless ``keys`` do.
-        wants: what is to be sent back.
-        lr: the step size; None: the experiment's.
-        steps: how many optimizer steps each client takes, None: as many as the experiment says; so do all where empty.
-        broadcast_count: how many tensors the algorithm sends beside the model.
-        population: how many clients there are.
-        places: each client's number among them, where the algorithm asks for it.
-        keys: what names each client's random streams beside it; the round where empty.
-        state_names: the names of the tensors of the clients' states, in their order.
+        round: round of the task, from 1; with the client it names the random streams, unless ``keys`` do.
+        wants: kind of result that is sent back.
+        lr: step size, > 0; None: the experiment's.
+        steps: number of optimizer steps of each client, None for the experiment's; empty: the experiment's for all.
+        broadcast_count: number of tensors that the algorithm sends beside the model.
+        population: number of all clients.
+        places: each client's number among all clients, where the algorithm asks for it.
+        keys: numbers that name each client's random streams, together with the client; empty: the round alone.
+        state_names: names of the tensors of the clients' states, in their order.
     """
 
     clients: tuple[ClientId, ...]
@@ -92,15 +92,15 @@ class Train:
         state_names: tuple[str, ...] = (),
         cuts: Mapping[int, int] | None = None,
     ) -> "Train":
-        """The local training that tasks ask for, which share a step size and what is broadcast.
+        """The local training of tasks that share a step size and a broadcast.
 
         Args:
             tasks: a coordinator's tasks, one for each client of the group.
-            wants: what is to be sent back.
-            population: number of clients.
-            places: each client's number among them, where the algorithm asks for it.
+            wants: kind of result that is sent back.
+            population: number of all clients.
+            places: each client's number among all clients, where the algorithm asks for it.
             state_names: names of the tensors of the clients' states, in their order.
-            cuts: task → number of optimizer steps, where that is not the task's own.
+            cuts: id of a task → number of optimizer steps, where that is not the task's own.
         """
         cuts = cuts or {}
         first = tasks[0]
@@ -132,12 +132,12 @@ class Trained:
     """Result of training a group.
 
     Args:
-        samples: how many each client holds.
-        train_losses: of each client, the mean over those.
-        weights: of each client in the mean.
+        samples: number of samples of each client.
+        train_losses: mean loss of each client over the samples trained on.
+        weights: weight of each client in the mean.
         sizes: bytes of each client's message, where codecs decide on them; else empty.
-        diverged: the clients whose loss or model is no longer finite, each with a sentence that says so; where there
-            are any, no tensors come with the result.
+        diverged: clients whose loss or model is no longer finite, each with a sentence that says so. If there is one,
+            no tensors come with the result.
     """
 
     samples: tuple[int, ...]
@@ -151,17 +151,18 @@ class TrainedClients(NamedTuple):
     """K clients after local training in which none has diverged, before anything leaves them.
 
     Args:
-        task: the group's.
+        task: task of the group.
         start: the model that came with the task, [V], or each client's own, [K, V].
-        integers_I: the integer buffers that came with it.
-        begin: where local steps began, [V], or each client's own, [K, V].
-        params_KV: where they ended, in the model's type.
-        integers_KI: the integer buffers then.
-        samples: the number of samples of each client.
+        integers_I: integer buffers that came with the model.
+        begin: model from which local steps began, [V], or each client's own, [K, V].
+        params_KV: trained models, in the model's type.
+        integers_KI: trained integer buffers.
+        samples: number of samples of each client.
         train_losses: each client's mean loss over the samples trained on.
         client_state: the algorithm's state of the clients, a named tuple of [K, ·], or None.
-        kept: what the clients keep for codecs, [K, ·] each.
-        facts: gives what else :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their own.
+        kept: states of the clients' codecs, [K, ·] each.
+        facts: () → all else that :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their
+            own.
     """
 
     task: Train
@@ -178,16 +179,16 @@ class TrainedClients(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Tensors that have left K clients, with what the clients keep.
+    """Tensors that have left K clients, with the states that the clients keep.
 
     Args:
-        tensors: what the task wants; integers last.
-        weights: of each client in the mean.
+        tensors: tensors that the task wants, integers last.
+        weights: weight of each client in the mean.
         client_state: the algorithm's new state of the clients.
-        counted: what the clients keep for codecs once their messages count, [K, ·] each.
-        lost: what they keep if the messages are lost.
+        counted: states of the clients' codecs once their messages count, [K, ·] each.
+        lost: states of the clients' codecs if the messages are lost, [K, ·] each.
         sizes: bytes of each client's message, where codecs decide on them; else empty.
-        overflown: row → why its client's message cannot be sent; where there is one, no tensors are.
+        overflown: row → reason why its client's message cannot be sent. If there is one, ``tensors`` is empty.
     """
 
     tensors: tuple[Tensor, ...]
@@ -203,7 +204,7 @@ class Leaving(Protocol):
     """The way out of clients that report to a coordinator: :class:`fed.clients.way_out.WayOut`."""
 
     def __call__(self, trained: TrainedClients) -> Left:
-        """Make of trained clients what their task wants."""
+        """Make the results that a task wants of its trained clients."""
 
 
 @dataclass(frozen=True)
@@ -211,9 +212,9 @@ class Evaluate:
     """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1.
 
     Args:
-        first: the first sample.
-        last: the end.
-        places: of the test set, those samples; where it is empty, ``first`` … ``last`` − 1 themselves.
+        first: place of the first sample in the test set.
+        last: place behind the last sample.
+        places: places of the samples in the test set; empty: ``first`` … ``last`` − 1 themselves.
     """
 
     first: int
@@ -235,16 +236,16 @@ class CountClasses:
 
 @dataclass(frozen=True)
 class EvaluateByClients:
-    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on what these hold out."""
+    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on their held-out samples."""
 
     clients: tuple[ClientId, ...]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Each model's loss and metrics, with the number of samples that they are of.
+    """Each model's loss and metrics, with the number of samples that were scored.
 
-    By clients there is a score for each that holds samples out, in their order, and those ``clients`` are named.
+    An :class:`EvaluateByClients` has a score for each client that holds samples out; ``clients`` names these clients.
     """
 
     scores: tuple[Score, ...]
@@ -261,17 +262,16 @@ class Recipe:
         loss: (output, target) → scalar.
         metrics: name → (output, target) → number.
         local: the experiment's section of that name.
-        aggregator: what clients report to; None where there is no coordinator.
-        phases: what local training consists of.
-        private: the names of what the model does not share.
-        read: a client's samples.
+        aggregator: algorithm that clients report to; None where there is no coordinator.
+        phases: phases of local training, one after another.
+        private: names of the tensors that the model does not share.
+        read: client → its samples.
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
-        secret_streams: the streams of what clients draw for themselves, where nobody else may follow it; None: the
-            run's.
-        held_out: the samples that a client scores models on, where clients do.
-        way_out: of clients' messages; None where there is no coordinator, or nobody trains.
-        is_batched: whether groups train as one computation.
+        secret_streams: streams of the clients' own draws, where nobody else may follow them; None: the run's.
+        held_out: client → samples on which it scores models, where clients do.
+        way_out: way out of the clients' messages; None where there is no coordinator, or nobody trains.
+        is_batched: True if groups train as one computation.
         make_trainer: function that makes the trainer of single clients, where that is not PyTorch's own; clients then
             train one by one.
     """
@@ -294,7 +294,7 @@ class Recipe:
 
     @property
     def own_streams(self) -> Streams:
-        """The streams of what clients draw for themselves."""
+        """The streams of the clients' own draws."""
         return self.secret_streams or self.streams
 
     @property
@@ -306,6 +306,9 @@ class Recipe:
 def label_of(task: Train) -> str:
     """Name of a group in a round, for people."""
     names = [repr(client) for client in task.clients[:8]]
-    names += [f"{len(task.clients) - 8} others"] if len(task.clients) > 8 else []
-    who = f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names[:-1])} and {names[-1]}"
+    if len(task.clients) > 8:
+        names.append(f"{len(task.clients) - 8} others")
+    who = f"client {names[0]}"
+    if len(names) > 1:
+        who = f"clients {', '.join(names[:-1])} and {names[-1]}"
     return f"{who} of round {task.round}"

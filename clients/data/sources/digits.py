@@ -25,6 +25,7 @@ def digits() -> Samples:
         ((1797, 64), 10)
     """
     with np.load(Path(__file__).with_name("digits.npz")) as file:
-        pixels_EF, labels_E = torch.from_numpy(file["pixels"]), torch.from_numpy(file["labels"])
+        pixels_EF = torch.from_numpy(file["pixels"])
+        labels_E = torch.from_numpy(file["labels"])
     # A pixel counts the dots of a 4×4 block of the scan: 0 to 16.
     return Samples(pixels_EF.to(torch.float32) / 16, labels_E.to(torch.int64), classes=10)

@@ -67,13 +67,12 @@ def csv(
         aimed_at = {aims[0]: _labels(sheet.numbers(aims[0], np.int64, "be an integer"), path, aims[0], classes)}
     targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(targets, list) else aimed_at[aims[0]]
     return Samples(
-        torch.from_numpy(np.stack(list(reals.values()), axis=1)),
-        torch.from_numpy(targets_E),
-        None,
-        {**columns, **aimed_at},
-        classes,
-        Names((*reals, *aims)),
-        None if split is None else _is_test(sheet.column(split), path, split, sheet.wrong),
+        inputs=torch.from_numpy(np.stack(list(reals.values()), axis=1)),
+        targets=torch.from_numpy(targets_E),
+        columns={**columns, **aimed_at},
+        classes=classes,
+        names=Names((*reals, *aims)),
+        is_test=None if split is None else _is_test(sheet.column(split), path, split, sheet.wrong),
     )
 
 
@@ -129,11 +128,11 @@ def npz(
     columns = _with_holders(columns, client, files_E)
     inputs_E = _reals(arrays[left[0]], files[0], left[0])
     inputs_E = inputs_E.unsqueeze(1) if inputs_E.ndim == 1 else inputs_E
-    return Samples(inputs_E, targets_E, None, columns, classes, is_test=is_test_E)
+    return Samples(inputs_E, targets_E, columns=columns, classes=classes, is_test=is_test_E)
 
 
 def _aims(path: str, label: str | None, targets: str | list[str] | None, classes: int | None) -> list[str]:
-    """Names of what models are to predict: of class labels, or of real targets.
+    """Names of the columns to predict: of class labels, or of real targets.
 
     Raises:
         InvalidData: if both are named, or targets more than once or with classes.
@@ -164,9 +163,9 @@ def _is_test(
 
     Args:
         said_E: ``train`` or ``test`` for each row.
-        path: of the source, for messages.
-        split: the column's name, likewise.
-        wrong: makes the message on a cell from the column's name, the row from 0, and what the cell must be.
+        path: path of the source, named in errors.
+        split: name of the column, named in errors.
+        wrong: (name of the column, row from 0, rule for the cell) → error on that cell.
 
     Raises:
         InvalidData: if a row says something else, or none is to train on or none to test on.
@@ -177,8 +176,8 @@ def _is_test(
         raise wrong(split, others[0], "say train or test")
     if others:
         raise InvalidData(
-            f"{path}: array {split!r} must say train or test, got {said[others[0]]!r} in row {others[0] + 1}: save it "
-            "as such texts"
+            f"{path}: array {split!r} must say train or test, got {said[others[0]]!r} in row {others[0] + 1}: save "
+            "these texts"
         )
     if len(set(said)) < 2:
         raise InvalidData(
@@ -230,7 +229,7 @@ def _reals(array: NDArray[np.generic], file: Path, name: str) -> "torch.Tensor":
     if array.dtype.kind not in "fiub":
         raise InvalidData(f"{file}: array {name!r} must be real numbers, got {array.dtype}: save it as float32")
     with np.errstate(over="ignore"):
-        values = np.asarray(array, dtype=np.float32)  # what overflows becomes infinite, and is refused with its place
+        values = np.asarray(array, dtype=np.float32)  # an overflow becomes infinite, and is refused with its place
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         place = tuple(wrong[0].tolist())
