@@ -25,7 +25,7 @@ OBSCURE = re.compile(
     r"|Whose|Why|With|Without)\b"
 )
 # Rooms that are held to plain entries and to one thought a line; python -m tests.readability counts the others.
-READABLE = ("fed", "aggregators")
+READABLE = ("fed", "aggregators", "clients", "server", "simulations")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 LEGEND = "Shapes: see :mod:`fed.vectors.layout`."
 PAGE = '''

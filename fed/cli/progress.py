@@ -175,7 +175,7 @@ class SimulationProgress:
         """Announce the run, if it is long.
 
         Args:
-            expectation: of the whole run.
+            expectation: expectation of the whole run.
             earlier: number of rounds that were done before a resume; the folder may have later ones by now.
         """
         from fed.storage.run_reader import metrics_lines
@@ -216,7 +216,7 @@ class RoundLines:
     """Line on standard error for each round of a server, or of a peer.
 
     Args:
-        display: where it is shown.
+        display: display that shows it.
         text_of: a round's line of the metrics → the text.
     """
 

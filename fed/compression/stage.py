@@ -70,7 +70,7 @@ def check_stage(stage: Stage, numbers: int) -> None:
     """Change updates of zeros, so that a stage that breaks its contract is named before the run.
 
     Args:
-        stage: made by an experiment.
+        stage: stage that an experiment has made.
         numbers: M ≥ 0 of a message.
 
     Raises:

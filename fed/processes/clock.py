@@ -48,7 +48,7 @@ class Clock(Protocol):
         """The next item of a queue.
 
         Args:
-            queue: where it is awaited.
+            queue: queue that is waited on.
             limit_s: seconds to wait at most.
 
         Raises:
