@@ -14,7 +14,7 @@ from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import Answer, Received, RevealedSum, Task
+from fed.wire.messages import Answer, RevealedSum, TakenBySession, Task
 
 __all__ = ["SecureFleet", "SessionResult", "Sessions"]
 
@@ -143,7 +143,7 @@ class SecureFleet:
                     tasks=answer.tasks,
                     round=answer.round,
                     clients=answer.clients,
-                    content=Received(),
+                    content=TakenBySession(),
                     integers_I=answer.integers_I,
                     size_bytes=answer.size_bytes,
                 )

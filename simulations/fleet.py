@@ -426,7 +426,10 @@ class SimulatedFleet:
             counted = client_state(None, (), _first_row(outgoing.counted))
             self._unsettled[task] = (client, {**before, **lost}, {**after, **counted})
         size_bytes = self._sizes(outgoing.sizes, 1)[0]
-        return answer.with_update(outgoing.received_KM[0])._replace(size_bytes=size_bytes)
+        received_M = outgoing.received_KM[0]
+        if self.message.fixed is not None:
+            return answer._replace(content=Lanes(received_M), size_bytes=size_bytes)
+        return answer.with_update(received_M)._replace(size_bytes=size_bytes)
 
     def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
         """Rest of the way out for the message that a client, or an attacker in its place, reports."""

@@ -20,8 +20,8 @@ __all__ = [
     "GlobalModel",
     "Lanes",
     "PartialSum",
-    "Received",
     "RevealedSum",
+    "TakenBySession",
     "Task",
     "TrainedModel",
     "Update",
@@ -206,7 +206,7 @@ class RevealedSum(NamedTuple):
     of_clients: SumOfClients
 
 
-class Received(NamedTuple):
+class TakenBySession(NamedTuple):
     """Note that a message has come, which a session has taken."""
 
 
@@ -222,7 +222,7 @@ class Failure(NamedTuple):
     has_diverged: bool = False
 
 
-Content: TypeAlias = Update | TrainedModel | Lanes | PartialSum | RevealedSum | Received | Failure
+Content: TypeAlias = Update | TrainedModel | Lanes | PartialSum | RevealedSum | TakenBySession | Failure
 """All that an answer can hold."""
 
 
@@ -274,13 +274,13 @@ class Answer(NamedTuple):
 
     @property
     def update(self) -> Update:
-        """Its content, where that is known to be an update."""
+        """Content of the answer, where that is known to be an update."""
         assert isinstance(self.content, Update)
         return self.content
 
     @property
     def lanes(self) -> Tensor:
-        """The lanes of its content, where these are known to be some."""
+        """Lanes of the answer, where its content is known to be some."""
         assert isinstance(self.content, Lanes)
         return self.content.lanes
 

@@ -33,10 +33,10 @@ def test_the_first_column_that_differs_is_named(tmp_path: Path) -> None:
     with_data = Deployment(Experiment(model={"kind": "logistic"}, data=data))
     nodes = {
         "same.csv": ("age,label,weight,height\n1,0,2,3\n4,1,5,6\n", None),
-        "permuted.csv": ("age,height,weight,label\n1,3,2,0\n4,6,5,1\n", "column 2 .* is 'weight', got 'height'"),
+        "permuted.csv": ("age,height,weight,label\n1,3,2,0\n4,6,5,1\n", "column 2 must be 'weight', .* got 'height'"),
         "fewer.csv": ("age,weight,label\n1,2,0\n4,5,1\n", "inputs of shape"),
-        "others.csv": ("age,weight,length,label\n1,2,3,0\n4,5,6,1\n", "column 3 .* is 'height', got 'length'"),
-        "odd.csv": ("age,weight,\x1b[31m,label\n1,2,3,0\n4,5,6,1\n", r"column 3 .* is 'height', got '\?\[31m'"),
+        "others.csv": ("age,weight,length,label\n1,2,3,0\n4,5,6,1\n", "column 3 must be 'height', .* got 'length'"),
+        "odd.csv": ("age,weight,\x1b[31m,label\n1,2,3,0\n4,5,6,1\n", r"column 3 must be 'height', .* got '\?\[31m'"),
     }
     first = without_data()
     for name, (content, reason) in nodes.items():

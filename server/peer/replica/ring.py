@@ -181,9 +181,10 @@ class Ring:
         own: sum of this member's update alone.
 
     Example:
+        >>> from fed.wire.messages import Update
         >>> updates = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 4.0, 4.0])]
         >>> def answer(update: Tensor) -> Answer:
-        ...     return Answer((0,), 1, ("",), update, 1.0, torch.empty(0), (1,), (0.5,))
+        ...     return Answer((0,), 1, ("",), Update(update, 1.0), torch.empty(0), (1,), (0.5,))
         >>> names = "ann", "bob"
         >>> rings = [Ring(k, names, RoundSum.of(names[k], answer(updates[k]), 3)) for k in range(2)]
         >>> for step in range(2):
