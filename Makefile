@@ -70,8 +70,8 @@ docs: $(LINKED)  ## generate docs/reference.md and the JSON schemas of examples/
 	$(BIN)/fed schema --markdown > docs/reference.md
 	for of in experiment comparison; do $(BIN)/fed schema $$of > examples/$$of.schema.json; done
 
-protocol: $(LINKED)  ## generate the code of fed/wire/protocol.proto
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. fed/wire/protocol.proto
+protocol: $(LINKED)  ## generate the code of fed/protocol/protocol.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. fed/protocol/protocol.proto
 
 clean:  ## remove what was built and installed; runs stay
 	rm -rf .venv benchmarks/.venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

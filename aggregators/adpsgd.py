@@ -2,15 +2,15 @@
 
 Lian et al., "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018, arXiv 1710.06952.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor
 from fed.topology.changing import random_matching
+from fed.vectors.tensors import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

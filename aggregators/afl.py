@@ -2,7 +2,7 @@
 
 Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019, arXiv 1902.00146.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["AFL", "State", "onto_simplex"]
 
@@ -32,7 +32,7 @@ def onto_simplex(point_N: Tensor) -> Tensor:
     :math:`v_j > (\sum_{r ≤ j} v_r - 1) / j`.
 
     Args:
-        point_N: v, any numbers.
+        point_N: v, any finite numbers.
 
     Example:
         >>> onto_simplex(torch.tensor([0.5, 1.0, -3.0]))
@@ -63,10 +63,10 @@ class AFL(Aggregator):
     projection alone. (A constant added to F changes no projection, so with all clients it is the paper's.) A cohort of
     one moves no λ.
 
-    Both steps start from the x and λ of the round's beginning, as in the paper. Down to each client move x and all of
-    λ, N numbers (none in the first round, where it is uniform), of which a client reads its own: clients see each
-    other's shares. Up moves λ_i N (y_i - x) and, in the client's place of N each, its loss at x and a 1: a model and
-    2 N numbers, from which the coordinator learns each client's loss.
+    Both steps start from the x and λ of the round's beginning, as in the paper. Each client receives x and all of λ, N
+    numbers (none in the first round, where λ is uniform), and reads its own: clients see each other's shares. It sends
+    λ_i N (y_i - x) and, in its place among N each, its loss at x and a 1. That is a model and 2 N numbers; the
+    coordinator learns each client's loss from them.
 
     Args:
         mixture_lr: γ > 0, the step of λ. A client whose loss is higher by 1 gains that much a round, of shares that
@@ -98,7 +98,8 @@ class AFL(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Descend by the mixture of the cohort, then ascend in it."""
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
-        mixture_N, counted = self._mixture(state.mixture_N, reduced.population), float(here_N.sum())
+        mixture_N = self._mixture(state.mixture_N, reduced.population)
+        counted = float(here_N.sum())
         share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full
         # the projection may have left none of the cohort a share
         step_P = update_P / (reduced.population * share) if share > 0 else torch.zeros_like(update_P)

@@ -1,6 +1,6 @@
 """Contracts of algorithms over ``mean``, and of changes within a client's local steps.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import PositiveInt
 
-from fed.config.compatibility import Feature, Term
-from fed.config.experiment import Experiment, Local
+from fed.config.compatibility import Feature, Sections, Term
+from fed.config.experiment import Local
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, nn
+from fed.vectors.tensors import Tensor, nn
 
 __all__ = [
     "Aggregator",
@@ -30,10 +30,10 @@ __all__ = [
 ]
 
 Broadcast: TypeAlias = tuple[Tensor, ...]
-"""What goes out to clients beside the model, [P] each where local steps use it."""
+"""Tensors that go out to clients beside the model, [P] each where local steps use them."""
 
 
-_STREAM = partial(np.random.default_rng, 0)  # where no run gives one
+_STREAM = partial(np.random.default_rng, 0)  # for a result that is made outside of a run
 
 
 @dataclass(frozen=True)
@@ -41,22 +41,24 @@ class ClientWork:
     """Result of a client's local steps; of K clients at once, each in a row of its own.
 
     Args:
-        update_KP: y − x̂, trained minus where the steps began, in float64 as all else.
-        anchor_P: x, the model that came with the task, in the model's own type, which float64 takes up exactly; or of
-            clients that were asked at different times, [K, P].
-        began_KP: x̂, where the steps began, in that type: x unless :meth:`Aggregator.local_start` says otherwise.
-        samples_K1: how many each client holds.
-        steps_K1: τ, how many optimizer steps each took.
-        lr: η of those steps.
-        momentum: ρ of those steps.
-        train_loss_K1: the mean loss over the samples trained on.
-        client_state: what each client kept until now: a named tuple of [K, ·], or None.
-        broadcast: what came with the task beside the model.
-        population: N, how many clients there are.
-        start_loss_K1: f(x) on the client's own data, where the algorithm asks for the "loss".
-        start_gradient_KP: ∇f(x) on the client's own data, where the algorithm asks for the "gradient".
-        places_K: each client's number from 0 to N − 1, where the algorithm asks for the "place".
-        nesterov: whether the momentum of those steps is Nesterov's.
+        update_KP: y − x̂, the trained models minus those at which the steps began, in float64 as all numbers here but
+            the two models below.
+        anchor_P: x, the model that came with the task, [P] in the model's own type, which float64 represents exactly;
+            [K, P] where the clients were asked at different times.
+        began_KP: x̂, the models at which the steps began, in the model's own type: x unless
+            :meth:`Aggregator.local_start` says otherwise.
+        samples_K1: number of samples that each client holds.
+        steps_K1: τ, number of optimizer steps that each client took.
+        lr: η, the step size of those steps, > 0.
+        momentum: ρ, the momentum of those steps, in [0, 1).
+        train_loss_K1: mean loss over the samples that each client trained on.
+        client_state: state that each client kept until now: a named tuple of [K, ·], or None.
+        broadcast: tensors that came with the task beside the model.
+        population: N, the number of clients in the run.
+        start_loss_K1: f(x), the loss on the client's own data; only where the algorithm asks for the "loss".
+        start_gradient_KP: ∇f(x) on the client's own data; only where the algorithm asks for the "gradient".
+        places_K: each client's number from 0 to N − 1; only where the algorithm asks for the "place".
+        nesterov: True if the momentum of those steps is Nesterov's.
     """
 
     update_KP: Tensor
@@ -85,7 +87,8 @@ class ClientWork:
 
         and with Nesterov's, which looks one step ahead, ρ² in place of the ρ before the fraction.
         """
-        rho, ahead = self.momentum, 2 if self.nesterov else 1
+        rho = self.momentum
+        ahead = 2 if self.nesterov else 1
         return (self.steps_K1 - rho**ahead * (1 - rho**self.steps_K1) / (1 - rho)) / (1 - rho)
 
 
@@ -94,8 +97,8 @@ class Report(NamedTuple):
 
     Args:
         message: the parts, [K, ·] each, whose weighted mean the coordinator learns.
-        weight_K1: each client's weight in it, above 0.
-        client_state: what each client keeps for its next task: a named tuple of [K, ·], or None.
+        weight_K1: each client's weight in that mean, > 0.
+        client_state: state that each client keeps for its next task: a named tuple of [K, ·], or None.
     """
 
     message: tuple[Tensor, ...]
@@ -108,10 +111,10 @@ class Reduced:
     """Result of a round: the means of the clients' messages.
 
     Args:
-        mean: of each part of the clients' messages the weighted mean, in float64.
-        clients: |S|, how many answers it counts.
-        population: N, how many clients there are.
-        stream: gives the round's own random stream, at its beginning.
+        mean: the weighted mean of each part of the clients' messages, in float64.
+        clients: |S|, the number of answers in the mean.
+        population: N, the number of clients in the run.
+        stream: function that returns the round's own random stream, at its beginning.
     """
 
     mean: tuple[Tensor, ...]
@@ -121,7 +124,7 @@ class Reduced:
 
     @property
     def update_P(self) -> Tensor:  # noqa: N802  # a shape suffix
-        """The mean of the messages' first part: of the clients' updates, unless an algorithm sends something else."""
+        """The mean of the messages' first part: the mean update, unless an algorithm sends something else there."""
         return self.mean[0]
 
 
@@ -130,11 +133,12 @@ class Phase:
     """Part of a client's local training; the next phase starts from its end, with an optimizer of its own.
 
     Args:
-        rule: what corrects the gradient of the shared parameters or adds a term to the loss; None for neither.
-        trains: which parameters move: all, or those alone that are shared or private.
-        epochs: passes over the client's data, in place of what the section local says.
-        is_personal: whether it trains the model that a client keeps for itself, not the one that it reports. A client's
-            first task brings the model with which its own begins.
+        rule: local rule that corrects the gradient of the shared parameters or adds a term to the loss; None for
+            neither.
+        trains: parameters that move: all, or only the shared or the private ones.
+        epochs: passes over the client's data, ≥ 1; None: as the section local says.
+        is_personal: True if the phase trains the model that a client keeps for itself, not the one that it reports.
+            The model of a client's first task is where its own model begins.
     """
 
     rule: "LocalRule | None" = None
@@ -162,9 +166,9 @@ class LocalRule:
     """
 
     corrects: ClassVar[bool] = False
-    """Whether the class overrides :meth:`correct`."""
+    """True if the class overrides :meth:`correct`."""
     contrasts: ClassVar[bool] = False
-    """Whether the class overrides :meth:`penalty`."""
+    """True if the class overrides :meth:`penalty`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -177,11 +181,11 @@ class LocalRule:
         """The gradient that the optimizer gets.
 
         Args:
-            gradient_P: of the client's loss at x_P.
+            gradient_P: gradient of the client's loss at x_P.
             x_P: the client's model.
             anchor_P: the model that the task started from.
-            client_state: what the client keeps from task to task, its vectors [P] as x_P is.
-            broadcast: what came with the task beside the model.
+            client_state: state that the client keeps from task to task; its vectors have the shape of x_P.
+            broadcast: tensors that came with the task beside the model.
         """
         return gradient_P
 
@@ -191,9 +195,9 @@ class LocalRule:
         An algorithm that has one keeps ``previous_P``, another model of the same parameters, as its client state.
 
         Args:
-            features_BF: of the model that is trained.
-            server_BF: of the model that came with the task, which stays as it is.
-            previous_BF: of the model that the client keeps.
+            features_BF: input of the layer in the model that is trained.
+            server_BF: the same in the model that came with the task, which stays as it is.
+            previous_BF: the same in the model that the client keeps.
         """
         return features_BF.new_zeros(())
 
@@ -203,23 +207,24 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
     """Base of algorithms over either primitive: hyper-parameters, and the properties that others ask for."""
 
     primitive: ClassVar[Literal["mean", "mix"] | None]
-    """The operation that it is an equation over; None: clients learn alone."""
+    """Operation that the algorithm is an equation over; None: clients learn alone."""
     linear: ClassVar[bool] = True
-    """Whether it needs only the mean of the messages, so that groups of clients may be reduced where they train."""
+    """True if only the mean of the messages is needed, so that groups of clients may be reduced where they train."""
     personal: ClassVar[bool] = False
-    """Whether its purpose is a model for each client, scored on that client's own data."""
+    """True if the purpose is a model for each client, scored on that client's own data."""
     asks: ClassVar[frozenset[str]] = frozenset()
-    """What a report needs beside the local steps: "loss" or "gradient" of x on the client's own data; its "place"."""
+    """Quantities that a report needs beside the local steps: "loss" and "gradient" of x on the client's own data, and
+    the client's "place" among all."""
     votes: ClassVar[bool] = False
-    """Whether clients send signs, of which nothing but the sign counts, each client alike."""
+    """True if clients send votes: only the signs of a message count, and each client counts alike."""
     uplink: ClassVar[tuple[str, ...]] = ()
     """Codecs of clients' updates, unless the experiment names others."""
     downlink: ClassVar[tuple[str, ...]] = ()
-    """Codecs of what goes out, unless the experiment names others."""
+    """Codecs of the messages to clients, unless the experiment names others."""
     default_rounds: ClassVar[Mapping[str, Any]] = {}
     """Keys of the section ``rounds`` where an experiment has none."""
     pools_data: ClassVar[bool] = False
-    """Whether one client holds all clients' data, so that no client reports to a coordinator."""
+    """True if one client holds all clients' data, so that no client reports to a coordinator."""
 
     @property
     def needs_fixed_members(self) -> bool:
@@ -254,7 +259,7 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
         way_out = "choose an algorithm for a global model such as fedavg"
         return (Term(Feature.GLOBAL_MODEL, way_out, "whose clients use models of their own, each on its own data"),)
 
-    def check_experiment(self, experiment: Experiment) -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse local training for which its equation does not hold."""
         self.check_local(experiment.local)
 
@@ -271,23 +276,23 @@ class Aggregator(Algorithm):
 
     primitive: ClassVar[Literal["mean"]] = "mean"
     is_replicated: ClassVar[bool] = False
-    """Whether peers compute it without a coordinator, each for itself from the same sum."""
+    """True if peers compute the algorithm without a coordinator, each for itself from the same sum."""
     linear_client_state: ClassVar[bool] = False
-    """Whether what a client keeps moves linearly with its update.
+    """True if the state that a client keeps moves linearly with its update.
 
-    Then an update that counts at a discount s moves it s of the way, as it moves the server's state, and sums that
-    server and clients keep of the same updates stay equal. A client's own model is not part of what is meant.
+    Then an update that counts at a discount s moves the client's state s of the way, as it moves the server's, and sums
+    that server and clients keep of the same updates stay equal. A client's own model is no such state.
     """
     plain_report: ClassVar[bool] = True
-    """Whether clients report their updates, weighted by samples: the class does not override :meth:`report`."""
+    """True if clients report their updates, weighted by samples: the class does not override :meth:`report`."""
     update_alone: ClassVar[bool] = True
-    """Whether a report is the update alone, however weighted or shortened; a class with a report of its own says so."""
+    """True if a report is the update alone, however weighted or shortened; a class with a report of its own says so."""
     plain_start: ClassVar[bool] = True
-    """Whether local steps begin at the model that is sent: the class does not override :meth:`local_start`."""
+    """True if local steps begin at the model that is sent: the class does not override :meth:`local_start`."""
     keeps_client_state: ClassVar[bool] = False
-    """Whether clients keep a state from task to task: the class overrides :meth:`init_client`."""
+    """True if clients keep a state from task to task: the class overrides :meth:`init_client`."""
     keeps_private: ClassVar[bool] = False
-    """Whether parts of the model never leave a client: the class overrides :meth:`private`."""
+    """True if parts of the model never leave a client: the class overrides :meth:`private`."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -319,7 +324,8 @@ class Aggregator(Algorithm):
             features = Feature.REPORTS, Feature.MESSAGES, Feature.ENCODED
             terms += [Term(feature, way_out, why) for feature in features]
         if self.needs_fixed_members:
-            way_out, why = "choose an algorithm such as fedavg", "whose messages have a place for each client"
+            way_out = "choose an algorithm such as fedavg"
+            why = "whose messages have a place for each client"
             terms.append(Term(Feature.ANONYMOUS_SUMS, way_out, why))
         if why := self._beside_updates():
             terms.append(Term(Feature.PLAIN_UPDATES, "choose an algorithm such as fedavg", why))
@@ -385,12 +391,12 @@ class Aggregator(Algorithm):
         """Refuse a state that does not hold the model.
 
         Args:
-            state: what the method returned.
+            state: value that the method returned.
             parameters: P, the number of the model's parameters.
-            method: the name of the method.
+            method: name of the method, for the error.
 
         Raises:
-            InvalidExperiment: if it is no named tuple with a model_P of shape [P].
+            InvalidExperiment: if the state is no named tuple with a model_P of shape [P].
         """
         model_P = getattr(state, "model_P", None)
         if not isinstance(model_P, Tensor) or model_P.shape != (parameters,):
@@ -404,13 +410,13 @@ class Aggregator(Algorithm):
     def combine(
         self, state: Any, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[Any, Tensor]:
-        """State and replacement [M] of the weighted mean, where ``linear`` is False.
+        """Next state, and the vector [M] in place of the weighted mean; called where ``linear`` is False.
 
         Args:
-            state: the present one.
+            state: the present server state.
             messages_SM: each client's parts and float buffers in one row, in the order of their tasks.
-            weights_S: above 0.
-            generator: the round's own stream.
+            weights_S: each message's weight, > 0.
+            generator: the round's own random stream.
 
         Raises:
             InvalidExperiment: if there are too few messages.
@@ -421,9 +427,9 @@ class Aggregator(Algorithm):
         """The state after clients registered for the first time; an algorithm that keeps a mean over all rescales it.
 
         Args:
-            state: the present one.
-            before: the number of clients that had ever registered.
-            after: the number of clients that have now.
+            state: the present server state.
+            before: number of clients that had ever registered before.
+            after: number of clients that have ever registered now.
         """
         return state
 

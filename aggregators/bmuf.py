@@ -3,7 +3,7 @@
 Chen & Huo, "Scalable training of deep learning machines by incremental block training with intra-block parallel
 optimization and blockwise model-update filtering", ICASSP 2016.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, Reduced
 from fed.config.hyperparameters import DecayRate
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["BMUF", "State"]
 
@@ -38,7 +38,7 @@ class BMUF(Aggregator):
         block_momentum: η in [0, 1). The paper's 1 − 1/N for a cohort of N is too much for small data; 0.9 is a
             good start.
         block_lr: ζ > 0. With η = 0 and ζ = 1 this is FedAvg, to the bit.
-        nesterov: start the next block one momentum step ahead.
+        nesterov: True if the next block starts one momentum step ahead.
     """
 
     block_momentum: DecayRate = 0.9

@@ -14,8 +14,8 @@ class Centralized(FedAvg):
 
     .. math:: x ← x - η ∇f(x), \qquad f = \sum_i n_i f_i / \sum_j n_j
 
-    A round is the section ``local`` on all the data; the cohort does not matter. Data would have to move for this:
-    the bytes counted are those of models, of which none is sent.
+    A round is the section ``local`` on all the data; the cohort does not matter. In practice the data would have to
+    move for this. Only models count as bytes, and none is sent.
     """
 
     pools_data: ClassVar[bool] = True

@@ -3,7 +3,7 @@
 Koloskova, Stich & Jaggi, "Decentralized stochastic optimization and gossip algorithms with compressed communication",
 ICML 2019, arXiv 1902.00340, algorithm 2.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["CHOCO", "State"]
 

@@ -1,6 +1,6 @@
 """Client side of algorithms over ``mean``: start, report and state of one client or of a group.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -9,8 +9,8 @@ from typing import Any
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.errors import InvalidExperiment
-from fed.layout import Layout
-from fed.tensors import Tensor, torch
+from fed.vectors.layout import Layout
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 
 __all__ = [
@@ -28,7 +28,7 @@ def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor)
 
     Args:
         aggregator: the algorithm.
-        layout: the model's.
+        layout: layout of the model.
         vector_V: the first model.
     """
     return each_part(aggregator.init_client(vector_V[: layout.parameters]), lambda part: part.to(layout.dtype))
@@ -46,19 +46,21 @@ def format_of(
 
     Args:
         aggregator: the algorithm.
-        layout: the layout of what leaves a client.
+        layout: layout of the part of the model that leaves a client.
         population: the number of clients.
-        is_encoded: codecs are to encode clients' values.
+        is_encoded: True if codecs encode the clients' values.
         clients: the number of clients that report in a round.
 
     Returns:
-        What coordinator, fleets, plans and nodes read.
+        The format that coordinator, fleets, plans and nodes read.
 
     Raises:
         InvalidExperiment: if the report is not made of rows, one for each client.
     """
-    params_P, number_11 = torch.zeros(layout.parameters, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
-    state, first = aggregator.init_client(params_P), aggregator.init(params_P)
+    params_P = torch.zeros(layout.parameters, dtype=torch.float64)
+    number_11 = torch.ones(1, 1, dtype=torch.float64)
+    state = aggregator.init_client(params_P)
+    first = aggregator.init(params_P)
     report = aggregator.report(
         ClientWork(
             update_KP=(update_1P := params_P.unsqueeze(0)),
@@ -78,7 +80,8 @@ def format_of(
         )
     )
     _check_report(aggregator, report)
-    broadcast = later = aggregator.broadcast(first)
+    broadcast = aggregator.broadcast(first)
+    later = broadcast
     if broadcast:  # it may grow after the first round, as AFL's mixture does
         means = tuple(torch.ones(part.shape[1], dtype=torch.float64) for part in report.message)
         later = aggregator.broadcast(aggregator.apply(first, Reduced(means, clients, population)))
@@ -97,8 +100,9 @@ def format_of(
 
 
 def weighs_samples(aggregator: Aggregator) -> bool:
-    """Tell whether clients weigh by their numbers of samples, whatever the model."""
-    return format_of(aggregator, Layout(2, 2, torch.float32, (), (), ()), 2).weighs_samples
+    """Tell whether a client's weight is its number of samples, whatever the model."""
+    smallest = Layout(parameters=2, size=2, dtype=torch.float32, trained=(), averaged=(), integers=())
+    return format_of(aggregator, smallest, 2).weighs_samples
 
 
 def _check_report(aggregator: Aggregator, report: Any) -> None:
@@ -106,7 +110,7 @@ def _check_report(aggregator: Aggregator, report: Any) -> None:
     if not isinstance(report, Report):
         got = type(report).__name__
     elif not isinstance(report.message, tuple) or not report.message:
-        got = f"the message {type(report.message).__name__}" if report.message != () else "an empty message"
+        got = "an empty message" if report.message == () else f"the message {type(report.message).__name__}"
     else:
         parts = {f"part {place} of the message": part for place, part in enumerate(report.message)}
         wrong = {name: part for name, part in parts.items() if _shape(part)[:1] != (1,) or len(_shape(part)) != 2}
@@ -130,9 +134,9 @@ def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, cli
 
     Args:
         aggregator: the algorithm.
-        layout: the model's.
+        layout: layout of the model.
         start_V: the task's model.
-        client_state: the clients', a named tuple, or None.
+        client_state: state of the clients, a named tuple, or None.
     """
     anchor_P = start_V[..., : layout.parameters]
     began_KP = aggregator.local_start(anchor_P, client_state)
@@ -149,11 +153,11 @@ def reported(
 
     Args:
         aggregator: the algorithm.
-        layout: the layout of what leaves a client.
+        layout: layout of the part of the model that leaves a client.
         start: the model that came with the task, [V], or each client's own, [K, V].
-        began: where local steps began, of :func:`starting_states`.
-        trained_KV: where they ended.
-        work: the other fields of :class:`fed.aggregators.base.ClientWork`, of tensors in any type.
+        began: models at which local steps began, from :func:`starting_states`.
+        trained_KV: models at which local steps ended.
+        work: other fields of :class:`fed.aggregators.base.ClientWork`; their tensors may have any type.
 
     Returns:
         Messages [K, M] in float64, the parts followed by the update of the float buffers; weights [K] in float64; the
@@ -161,9 +165,10 @@ def reported(
     """
     update_KV = trained_KV.to(torch.float64, copy=True).sub_(began)  # double() of float64 would be no copy
     params = layout.parameters
+    update_KP = update_KV[:, :params]
     report = aggregator.report(
         ClientWork(
-            update_KP=(update_KP := update_KV[:, :params]),
+            update_KP=update_KP,
             anchor_P=start[..., :params],
             began_KP=began[..., :params].expand_as(update_KP),
             **{name: _in_float64(value) for name, value in work.items()},

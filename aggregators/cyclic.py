@@ -3,7 +3,7 @@
 Chang et al., "Distributed deep learning networks among institutions for medical imaging", JAMIA 2018, doi
 10.1093/jamia/ocy017.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fed.aggregators.fedavg import FedAvg
-from fed.config.experiment import Experiment
+from fed.config.compatibility import Sections
 from fed.errors import InvalidExperiment
 
 __all__ = ["Cyclic"]
@@ -29,7 +29,7 @@ class Cyclic(FedAvg):
 
     default_rounds: ClassVar[Mapping[str, Any]] = {"kind": "synchronous", "cohort": 1, "sampling": "round_robin"}
 
-    def check_experiment(self, experiment: Experiment) -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse rounds in which another number of clients trains, or others than those whose turn it is."""
         super().check_experiment(experiment)
         rounds = experiment.rounds.make()

@@ -2,7 +2,7 @@
 
 Tang et al., "DeepSqueeze: decentralization meets error-compensated compression", 2019, arXiv 1907.07346.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["DeepSqueeze", "State"]
 

@@ -1,4 +1,4 @@
-"""DiLoCo: many local steps of AdamW, and Nesterov's momentum on what they come to.
+"""DiLoCo: many local steps of AdamW, and Nesterov's momentum on their sum.
 
 Douillard et al., "DiLoCo: Distributed low-communication training of language models", 2023, arXiv 2311.08105, algorithm
 1.
@@ -27,8 +27,8 @@ class DiLoCo(Composed):
     The local steps are the experiment's; the paper's are ``optimizer: adamw`` and ``steps: 500``.
 
     Args:
-        outer_lr: η_o > 0; 0.7 in the paper.
-        outer_momentum: μ in [0, 1); 0.9 in the paper. With μ = 0 and η_o = 1 it is FedAvg.
+        outer_lr: η_o > 0, the outer learning rate; 0.7 in the paper.
+        outer_momentum: μ in [0, 1), the outer momentum; 0.9 in the paper. With μ = 0 and η_o = 1 it is FedAvg.
     """
 
     outer_lr: PositiveFloat = 0.7

@@ -30,8 +30,8 @@ class Ditto(FedAvg):
     A task takes two trainings; what travels is FedAvg's.
 
     Args:
-        strength: λ ≥ 0; η λ should stay below 1, or steps overshoot x.
-        personal_epochs: passes over a client's data in which its own model moves; as the section local says unless
+        strength: λ ≥ 0, the pull of a client's own model towards x; η λ should stay below 1, or steps overshoot x.
+        personal_epochs: passes over a client's data in which its own model moves, ≥ 1; as the section local says unless
             given.
     """
 

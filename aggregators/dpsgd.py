@@ -2,14 +2,14 @@
 
 Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017, arXiv 1705.09056.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["DPSGD", "State"]
 
@@ -31,8 +31,9 @@ class DPSGD(PeerRule):
     adapt-then-combine with equal samples is FedAvg with all clients in every round.
 
     Args:
-        order: whether a round's local steps are part of what neighbours see in that round (adapt_then_combine) or only
-            in the next (combine_then_adapt, as in the paper: communication can overlap with computation).
+        order: order of local steps and exchange. adapt_then_combine: neighbours see a round's local steps in that
+            round; combine_then_adapt, as in the paper: they see them in the next round, so that communication can
+            overlap with computation.
     """
 
     order: Literal["combine_then_adapt", "adapt_then_combine"] = "adapt_then_combine"

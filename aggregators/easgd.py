@@ -2,7 +2,7 @@
 
 Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from pydantic import Field, PositiveInt
 from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.config.hyperparameters import DecayRate
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["EAMSGD", "EASGD", "ClientState", "MovingState"]
 
 _ELASTICITY_OF_ALL = 0.9
-"""β = N α of the paper."""
+"""β = N α, the paper's elasticity of all clients together."""
 
 
 class ClientState(NamedTuple):
@@ -49,10 +49,10 @@ class EASGD(FedAvg):
     one step x_i moves by −(1 − α) η ∇f_i(x_i) − α (x_i − c), where the paper's moves by −η ∇f_i(x_i) − α (x_i − c).
 
     Args:
-        elasticity: α in (0, 1); 0.9/N unless given, N being all clients, which is the paper's β = N α = 0.9. In a round
-            of |S| clients the centre goes α |S| of the way to their mean: more than 1 overshoots, and with all
-            clients α (1 + N) > 2 diverges.
-        period: τ, local steps from one exchange to the next; as many as the section local says unless given. The
+        elasticity: α in (0, 1), the pull between a client and the centre. The default is 0.9/N for N clients in all,
+            which is the paper's β = N α = 0.9. In a round of |S| clients the centre goes α |S| of the way to their
+            mean: more than 1 overshoots, and with all clients α (1 + N) > 2 diverges.
+        period: τ ≥ 1, local steps from one exchange to the next; as many as the section local says unless given. The
             paper has 10.
     """
 
@@ -79,6 +79,7 @@ class EASGD(FedAvg):
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Add the sum of the pulls, their mean times their number."""
+        # a sum, as in the paper: the fewer clients answer, the less the centre moves
         return State(state.model_P + reduced.clients * reduced.update_P)
 
     def elasticity_among(self, population: int) -> float:

@@ -3,14 +3,14 @@
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, arXiv
 1602.05629, algorithm 1.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from fed.aggregators.base import Aggregator, Reduced
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["FedAvg", "State"]
 

@@ -23,8 +23,8 @@ class FedAvgM(Composed):
     In the long run a constant Δ moves the model by η_g / (1 − β) times Δ a round. With β = 0 and η_g = 1 it is FedAvg.
 
     Args:
-        momentum: β in [0, 1).
-        server_lr: η_g > 0.
+        momentum: β in [0, 1), the share of the velocity that stays each round.
+        server_lr: η_g > 0, the server's learning rate.
     """
 
     momentum: DecayRate = 0.9

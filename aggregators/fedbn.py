@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from fed.aggregators.fedavg import FedAvg
 from fed.errors import InvalidModel
-from fed.layout import names_held_by
-from fed.tensors import nn
+from fed.vectors.layout import names_held_by
+from fed.vectors.tensors import nn
 
 __all__ = ["FedBN"]
 

@@ -2,7 +2,7 @@
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv 2111.04263.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.config.compatibility import Feature, Term
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ClientState", "FedDyn", "State"]
 
@@ -89,6 +89,6 @@ class FedDyn(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Tilt against the sum of the updates; then go to the mean model, and against the tilt."""
         share = reduced.clients / reduced.population
-        # h is a mean over all clients: of those that are silent nothing is added
+        # h is a mean over all clients; a silent one adds nothing
         tilt_P = state.tilt_P - self.alpha * share * reduced.update_P
         return State(state.model_P + reduced.update_P - tilt_P / self.alpha, tilt_P)

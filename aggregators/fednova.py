@@ -3,14 +3,14 @@
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020, arXiv
 2007.07481: FedNova, with the normalising vectors of plain steps and of momentum.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 
 from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["FedNova"]
 

@@ -11,10 +11,10 @@ from pydantic import PositiveInt
 
 from fed.aggregators.fedavg import FedAvg
 from fed.errors import InvalidModel
-from fed.layout import names_held_by
+from fed.vectors.layout import names_held_by
 
 if TYPE_CHECKING:
-    from fed.tensors import nn
+    from fed.vectors.tensors import nn
 
 __all__ = ["FedPer"]
 
@@ -30,8 +30,8 @@ class FedPer(FedAvg):
     asked has the head of the run's first model.
 
     Args:
-        personal_layers: how many of the last layers are the head; what counts as one is a module that holds parameters
-            itself, in the order in which the model registers them.
+        personal_layers: number of last layers that are the head, ≥ 1. A layer is a module that holds parameters itself;
+            layers are in the order in which the model registers them.
     """
 
     personal: ClassVar[bool] = True
@@ -48,6 +48,6 @@ class FedPer(FedAvg):
         if len(layers) <= self.personal_layers:
             raise InvalidModel(
                 f"personal_layers must be less than the model's {len(layers)} layers, got {self.personal_layers}: "
-                "lower it, or choose a deeper model, as mlp"
+                "lower it, or choose a deeper model such as mlp"
             )
         return names_held_by(layers[-self.personal_layers :], module)

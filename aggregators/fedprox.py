@@ -2,7 +2,7 @@
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv 1812.06127, algorithm 2.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat
 
 from fed.aggregators.base import Broadcast
 from fed.aggregators.fedavg import FedAvg
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["FedProx"]
 

@@ -26,7 +26,7 @@ class FedRep(FedPer):
     v_i is the head of client i, as FedPer's. The section local says how many steps the body takes.
 
     Args:
-        head_epochs: passes over a client's data in which its head moves and the body rests.
+        head_epochs: passes over a client's data in which its head moves and the body rests, ≥ 1.
     """
 
     head_epochs: PositiveInt = 10

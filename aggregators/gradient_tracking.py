@@ -2,14 +2,14 @@
 
 Pu & Nedić, "Distributed stochastic gradient tracking methods", 2018, arXiv 1805.11454.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["GradientTracking", "State"]
 
@@ -51,7 +51,7 @@ class GradientTracking(PeerRule):
         return state._replace(tracker_NP=state.gradient_NP)
 
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
-        """One exchange, and the gradient at what comes of it."""
+        """One exchange, and the gradient at the mixed model."""
         moved_NP, tracked_NP = mix(state.model_NP - descend.lr * state.tracker_NP, state.tracker_NP)
         gradient_NP = (moved_NP - descend(moved_NP)) / descend.lr
         return State(moved_NP, tracked_NP + gradient_NP - state.gradient_NP, gradient_NP)

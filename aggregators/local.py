@@ -1,13 +1,13 @@
 """Local training without communication: the floor of every comparison.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["LocalOnly", "State"]
 

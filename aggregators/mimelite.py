@@ -2,7 +2,7 @@
 
 Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Rep
 from fed.config.experiment import Local
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["MimeLite", "State"]
 
@@ -36,7 +36,8 @@ class MimeLite(Aggregator):
     epoch. p_i = n_i / Σ n, where the paper has clients that are alike. A message is twice the model.
 
     Args:
-        beta: β in [0, 1). The momentum begins at 0, so the first steps are short, by 1 − β. With β = 0 it is FedAvg.
+        beta: β in [0, 1), the server's momentum. It begins at 0, so that the first steps are short, by 1 − β. With
+            β = 0 this is FedAvg.
     """
 
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})

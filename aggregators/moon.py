@@ -2,7 +2,7 @@
 
 Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, algorithm 1.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 
 from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
-from fed.tensors import Tensor, nn
+from fed.vectors.tensors import Tensor, nn
 
 __all__ = ["MOON", "ClientState"]
 
@@ -38,8 +38,8 @@ class MOON(FedAvg):
     A step takes three forward passes, one client at a time.
 
     Args:
-        mu: μ ≥ 0; the paper tunes it among 0.1, 1, 5 and 10.
-        temperature: T > 0; 0.5 in the paper.
+        mu: μ ≥ 0, the weight of the contrastive term; the paper tunes it among 0.1, 1, 5 and 10.
+        temperature: T > 0, the softmax's temperature; 0.5 in the paper.
     """
 
     update_alone: ClassVar[bool] = True

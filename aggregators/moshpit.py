@@ -33,7 +33,8 @@ class Moshpit(DPSGD):
     peer is away.
 
     Args:
-        axes: d ≥ 1. M is the smallest number with M^d ≥ peers: groups of √N with 2 axes, one group of all with 1.
+        axes: d ≥ 1, the grid's axes. M is the smallest number with M^d ≥ peers: groups of √N with 2 axes, one group of
+            all with 1.
     """
 
     axes: PositiveInt = 2

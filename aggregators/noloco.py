@@ -2,7 +2,7 @@
 
 Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method for large models", 2025, arXiv 2506.10911.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.config.hyperparameters import DecayRate
-from fed.tensors import Tensor, torch
 from fed.topology.changing import random_matching
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +41,9 @@ class NoLoCo(PeerRule):
     an odd number of peers one is alone, and its means are its own.
 
     Args:
-        outer_momentum: α in [0, 1). The paper's code runs with 0.3.
-        outer_lr: β > 0, likewise 0.7.
-        consensus_step: γ > 0, by which partners draw together; the code has γ = β. Two peers that always meet need
+        outer_momentum: α in [0, 1), the share of δ that stays each round; 0.3 in the paper's code.
+        outer_lr: β > 0, the outer learning rate; 0.7 in the paper's code.
+        consensus_step: γ > 0, the pull between partners; the paper's code has γ = β. Two peers that always meet need
             γ < 2 + 2 α.
     """
 
@@ -62,6 +62,7 @@ class NoLoCo(PeerRule):
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """Local steps, and one exchange."""
         x_NP = state.model_NP
+        # both means in one message, since a pair meets once a round
         change_NP, mean_NP = mix(descend(x_NP) - x_NP, x_NP)
         drawn_NP = self.consensus_step * (x_NP - mean_NP)
         momentum_NP = self.outer_momentum * state.momentum_NP + self.outer_lr * change_NP - drawn_NP

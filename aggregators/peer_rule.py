@@ -1,6 +1,6 @@
 """Contract of algorithms over ``mix``: a rule of peers, its local steps, and its exchanges with neighbours.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import abstractmethod
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from fed.aggregators.base import Algorithm
 from fed.compression.feedback import error_unknown
-from fed.config.compatibility import Feature, Term
-from fed.config.experiment import Experiment
+from fed.config.compatibility import Feature, Sections, Term
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -28,7 +27,7 @@ class Descend(Protocol):
 
     @property
     def lr(self) -> float | Tensor:
-        """The sum of the step sizes over the local steps: [N, 1] where peers take different numbers of them."""
+        """The sum of the step sizes over the local steps; [N, 1] where peers take different numbers of steps."""
         ...
 
     def __call__(self, x_NP: Tensor) -> Tensor:
@@ -43,9 +42,9 @@ class Received(NamedTuple):
     """Vector of one neighbour of each of K rows.
 
     Args:
-        rows_K: the rows' places.
-        weights_K1: W_ij, of row i and its neighbour j.
-        vectors_KM: x_j, as the neighbour sent it.
+        rows_K: places of the rows that have this neighbour.
+        weights_K1: W_ij, the weight that row i gives its neighbour j.
+        vectors_KM: x_j, the vector as the neighbour sent it.
     """
 
     rows_K: Tensor
@@ -61,7 +60,7 @@ class Mix(Protocol):
     @overload
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> tuple[Tensor, ...]: ...
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """W x, the weighted average with one's neighbours; of several vectors, which go in one message, of each.
+        """W x, the weighted average with one's neighbours. Several vectors share one message; each is averaged.
 
         Single numbers [N, 1] travel in float64, so that their sums stay exact; vectors travel in the model's type.
         """
@@ -88,8 +87,8 @@ class Mix(Protocol):
     def differences(self, x_NP: Tensor, hat_NP: Tensor, /) -> tuple[Tensor, Tensor]:
         """x̂' = x̂ + C(x − x̂) and W x̂': the encoded difference alone travels.
 
-        Neighbours keep copies of x̂, which they move by what they decode: a rule passes the x̂' of its last round. In the
-        first, x̂ is the same at all peers. They stay neighbours: see :attr:`PeerRule.needs_fixed_graph`.
+        Neighbours keep copies of x̂ and move them by the decoded differences, so a rule passes the x̂' of its last round.
+        In the first round x̂ is the same at all peers. The graph must stay: see :attr:`PeerRule.needs_fixed_graph`.
         """
         ...
 
@@ -99,9 +98,9 @@ class PeerRule(Algorithm):
     """Algorithm over ``mix``: a peer's round, made of its local steps and exchanges with its neighbours.
 
     A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of tensors with a row for each
-    peer, float64 but for what the rule itself keeps in another type; its field ``model_NP`` is the model that users
-    evaluate. In simulation a rule sees the rows of all peers that take part in a round, at a real peer one row: what it
-    computes for a row must depend on that row alone, and on what ``descend`` and ``mix`` give it.
+    peer, in float64 unless the rule itself keeps a tensor in another type; its field ``model_NP`` is the model that
+    users evaluate. In simulation a rule sees the rows of all peers that take part in a round, at a real peer one row.
+    The result for a row must therefore depend only on that row, and on the results of ``descend`` and ``mix``.
 
     Vectors travel in the model's own type, or encoded. Float buffers travel with a round's first exchange and are mixed
     as the parameters are; a rule does not see them.
@@ -109,19 +108,20 @@ class PeerRule(Algorithm):
 
     primitive: ClassVar[Literal["mix"] | None] = "mix"
     needs_gradient: ClassVar[bool] = False
-    """Whether it takes (x − descend(x)) / lr for the gradient, which it is not under momentum or Adam."""
+    """True if the rule takes (x − descend(x)) / lr for the gradient, which under momentum or Adam it is not."""
 
     topology: ClassVar[str] = "ring"
     """Kind of topology where the experiment names none."""
     corrects_weights: ClassVar[bool] = False
-    """Whether it finds the peers' mean under weights that do not keep it, such as those of a directed graph."""
+    """True if the rule finds the peers' mean under weights that do not keep it, such as those of a directed graph."""
     compresses: ClassVar[bool] = False
-    """Whether the experiment's ``uplink`` encodes what it sends: it calls ``mix.encoded`` or ``mix.differences``."""
+    """True if the experiment's ``uplink`` encodes the peers' messages: the rule calls ``mix.encoded`` or
+    ``mix.differences``."""
     needs_fixed_graph: ClassVar[bool] = False
-    """Whether a peer's neighbours must stay the same, both ways: it calls ``mix.differences``."""
+    """True if a peer's neighbours must stay the same, both ways: the rule calls ``mix.differences``."""
     conserves_sum: ClassVar[bool] = False
-    """True if the rule relies on a sum over the members' states. A member that goes takes its share of it along, so
-    that such a rule has :meth:`renewed`."""
+    """True if the rule relies on a sum over the members' states. A member that goes takes its share of the sum along;
+    such a rule therefore has :meth:`renewed`."""
 
     def needs(self) -> Sequence[Term]:
         """Peers that stay the same from the first round to the last."""
@@ -160,16 +160,16 @@ class PeerRule(Algorithm):
         """The state after a round.
 
         Args:
-            state: after the last round in which these peers took part.
+            state: the state after the last round in which these peers took part.
             descend: the local steps.
-            mix: the exchanges.
+            mix: the exchanges with neighbours.
         """
 
     def joined(self, state: Any) -> Any:
         """The state of a peer that joins a running experiment: a copy of another's, unless a rule says otherwise.
 
         Args:
-            state: of the other peer after its last round.
+            state: state of the other peer after its last round.
         """
         return state
 
@@ -191,7 +191,7 @@ class PeerRule(Algorithm):
         """Refuse a topology that changes with the round or is directed, where neighbours must stay the same.
 
         Raises:
-            InvalidExperiment: for others, with the reason and the way out.
+            InvalidExperiment: if the topology is one of these, with the reason and the way out.
         """
         if self.needs_fixed_graph and (topology.changes or topology.is_directed):
             got = "one that changes with the round" if topology.changes else "a directed one"
@@ -201,7 +201,7 @@ class PeerRule(Algorithm):
                 "such as deepsqueeze, which keeps none"
             )
 
-    def check_experiment(self, experiment: Experiment) -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse codecs that cannot be used, and other local steps than plain SGD's where a rule needs the gradient."""
         super().check_experiment(experiment)
         for section in experiment.uplink if self.compresses else ():
@@ -210,7 +210,8 @@ class PeerRule(Algorithm):
                     f"algorithm {experiment.algorithm.kind} cannot send through uplink {section.kind}, {reason}: "
                     "choose another codec such as topk"
                 )
-        local, kind = experiment.local, experiment.algorithm.kind
+        local = experiment.local
+        kind = experiment.algorithm.kind
         if self.needs_gradient and (local.optimizer != "sgd" or local.momentum):
             raise InvalidExperiment(
                 f"{kind} needs local.optimizer sgd without momentum, for it takes a peer's change, divided by its step "

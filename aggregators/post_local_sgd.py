@@ -2,7 +2,7 @@
 
 Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import NonNegativeInt
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["PostLocalSGD", "State"]
 
@@ -20,7 +20,7 @@ class State(NamedTuple):
     """Server state."""
 
     model_P: Tensor
-    rounds_1: Tensor  # how many are done
+    rounds_1: Tensor  # number of rounds done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class PostLocalSGD(Aggregator):
     steps add the noise that generalises, and save communication. All clients count alike.
 
     Args:
-        switch: t' ≥ 0, the last round of a single step; from the next one on clients take H steps, as many as
-            the section local says. The paper switches where it first lowers the learning rate. 0: local SGD from the
-            first round.
+        switch: t' ≥ 0, the last round of a single step. From the next round on clients take H steps, as many as the
+            section local says. The paper switches where it first lowers the learning rate. 0: local SGD from the first
+            round.
     """
 
     update_alone: ClassVar[bool] = True

@@ -2,7 +2,7 @@
 
 Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["QFedAvg"]
 
 _LEAST_LOSS = 1e-10
-"""Losses count as at least this, for the power q − 1 may be below 0."""
+"""Smallest loss that is used, since the power q − 1 may be below 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,10 @@ class QFedAvg(FedAvg):
     h_i bounds how curved :math:`f_i^{q+1}/(q+1)` is, so that the step shortens itself as q grows.
 
     Args:
-        q: q ≥ 0, how fair. 0: FedAvg of clients that count alike; the larger the more the worst counts. To be found
-            for each problem; the authors' example has 5.
-        lipschitz: L > 0, the curvature of the clients' losses; unless given 1/η of the local steps, as in the
-            authors' code.
+        q: fairness, ≥ 0. 0: FedAvg of clients that count alike; the larger q, the more the worst losses count. Each
+            problem needs its own; the authors' example has 5.
+        lipschitz: L > 0, the curvature of the clients' losses; 1/η of the local steps unless given, as in the authors'
+            code.
     """
 
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -55,8 +55,8 @@ class QFedAvg(FedAvg):
         """
         if self.q and local.optimizer != "sgd":
             raise InvalidExperiment(
-                "qfedavg with q above 0 needs local.optimizer sgd, for it takes an update over η for a gradient, which "
-                f"one of adam is not, got {local.optimizer}: choose sgd, or afl, which takes any"
+                "qfedavg with q above 0 needs local.optimizer sgd, for it treats an update divided by η as a gradient, "
+                f"got {local.optimizer}: choose sgd, or afl, which takes any"
             )
 
     def report(self, work: ClientWork) -> Report:
@@ -64,7 +64,9 @@ class QFedAvg(FedAvg):
         assert work.start_loss_K1 is not None
         # where a schedule ends at a step size of 0 the update is 0, whatever it is multiplied by
         lipschitz = self.lipschitz or (1 / work.lr if work.lr else 1.0)
-        loss_K1, ascent_KP = work.start_loss_K1.clamp(min=_LEAST_LOSS), lipschitz * work.update_KP
+        # w_i of the paper is −ascent: signs are turned here, so that the coordinator adds
+        loss_K1 = work.start_loss_K1.clamp(min=_LEAST_LOSS)
+        ascent_KP = lipschitz * work.update_KP
         square_K1 = (ascent_KP**2).sum(1, keepdim=True)
         curvature_K1 = self.q * loss_K1 ** (self.q - 1) * square_K1 + lipschitz * loss_K1**self.q
         counted_K1 = torch.ones_like(curvature_K1)
@@ -73,5 +75,6 @@ class QFedAvg(FedAvg):
     def apply(self, state: State, reduced: Reduced) -> State:
         """The quotient of the sums, which is that of the means; staleness discounts it."""
         numerator_P, denominator_1, counted_1 = reduced.mean
-        # Losses so small that their powers are 0 leave nothing to learn.
-        return State(state.model_P + counted_1 * numerator_P / denominator_1) if bool(denominator_1 > 0) else state
+        if not bool(denominator_1 > 0):  # losses so small that their powers are 0 leave nothing to learn
+            return state
+        return State(state.model_P + counted_1 * numerator_P / denominator_1)

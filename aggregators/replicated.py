@@ -44,7 +44,7 @@ def allreduce(rule: Annotated[Component, RULES] = RULES.make()) -> Aggregator:  
         rule: an algorithm over mean that needs only the mean of updates.
 
     Raises:
-        InvalidExperiment: if it needs more.
+        InvalidExperiment: if the rule needs more than that mean.
     """
     made = rule.make()
     if not isinstance(made, Aggregator) or not made.linear or made.pools_data or made.is_replicated:

@@ -3,7 +3,7 @@
 Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning", ICML 2020, arXiv 1910.06378,
 algorithm 1 with option II.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pydantic import PositiveFloat
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ClientState", "Scaffold", "State"]
 
@@ -50,7 +50,7 @@ class Scaffold(Aggregator):
     A message is twice the model: the update and that of the control. Weight decay is part of the losses.
 
     Args:
-        server_lr: η_g > 0; the paper's experiments have 1.
+        server_lr: η_g > 0, the server's learning rate; the paper's experiments have 1.
     """
 
     linear_client_state: ClassVar[bool] = True
@@ -78,8 +78,8 @@ class Scaffold(Aggregator):
         """
         if local.optimizer != "sgd":
             raise InvalidExperiment(
-                "scaffold needs local.optimizer sgd, for a control is the mean gradient of a client's steps, which "
-                f"those of adam do not add up to, got {local.optimizer}: choose sgd, or feddyn, which takes any"
+                "scaffold needs local.optimizer sgd, for a control is the mean gradient of a client's steps, and "
+                f"steps of adam are no sum of gradients, got {local.optimizer}: choose sgd, or feddyn, which takes any"
             )
 
     def correct(
@@ -105,5 +105,6 @@ class Scaffold(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Take the mean update, and the mean change of the controls times the share of clients that took part."""
         update_P, change_P = reduced.mean
+        # c is a mean over all N clients; the controls of those that were not asked have not changed
         share = reduced.clients / reduced.population
         return State(state.model_P + self.server_lr * update_P, state.control_P + share * change_P)

@@ -2,7 +2,7 @@
 
 Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, arXiv 1811.10792.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.errors import RunFailed
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["SGP", "State"]
 
@@ -31,10 +31,11 @@ class SGP(PeerRule):
 
     .. math:: x ← P (x - η g(z)), \qquad w ← P w, \qquad z = x / w
 
-    The columns of P add up to 1, so that Σ w = n always, on directed graphs and on those that change. What peers send
-    must reach each from every other, over some rounds: a step of peer i moves z_i by η g/w_i, and w_i falls to 0 where
-    nothing comes in. So it does behind a peer of a directed ring whose messages are always late, which keeps what it
-    would have sent: no weight is lost, but it gathers there. The run ends with an error once a weight is below 2⁻³⁰.
+    The columns of P add up to 1, so that Σ w = n always, on directed graphs and on those that change. Messages must
+    lead from every peer to every other, over some rounds: a step of peer i moves z_i by η g/w_i, and w_i falls to 0
+    where nothing comes in. That happens behind a peer of a directed ring whose messages are always late. Such a peer
+    keeps the weight that it would have sent: none is lost, but it gathers there. The run ends with an error once a
+    weight is below 2⁻³⁰.
 
     A member that goes for good takes its x and w along. The others still agree on Σ x / Σ w, but they are n, and Σ w is
     not: each step would move their mean by n / Σ w of itself. They begin anew, each with its own z and a weight of 1.
@@ -62,6 +63,7 @@ class SGP(PeerRule):
             RunFailed: if so little weight is left to a peer that its steps have no bound.
         """
         z_NP = state.model_NP
+        # gradients are taken at z, the unbiased model, and steps are added to x, which is what mixing conserves
         x_NP, w_N1 = mix(state.x_NP + (descend(z_NP) - z_NP), state.w_N1)
         if (least := float(w_N1.min())) < _LEAST_WEIGHT:
             raise RunFailed(

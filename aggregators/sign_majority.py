@@ -3,22 +3,19 @@
 Bernstein et al., "signSGD: compressed optimisation for non-convex problems", ICML 2018, arXiv 1802.04434; "signSGD with
 majority vote is communication efficient and fault tolerant", ICLR 2019, arXiv 1810.05291.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import PositiveFloat
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.config.compatibility import Feature, Term
+from fed.config.compatibility import Feature, Sections, Term
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
-
-if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["SignMajority", "State"]
 
@@ -54,7 +51,7 @@ class SignMajority(Aggregator):
         """Whole updates: no vote counts in part."""
         return [*super().needs(), Term(Feature.WHOLE_UPDATES, "choose fedavg", "each of which has one vote")]
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse codecs of clients' votes that are not exact, and votes that come back."""
         super().check_experiment(experiment)
         if experiment.error_feedback.kind != "none":

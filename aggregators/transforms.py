@@ -3,7 +3,7 @@
 A transform may act where clients report (clip, weigh), on a round's messages before they are averaged (bucketing), in
 place of their mean (median), or on the mean (a server optimiser).
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.config.hyperparameters import DecayRate, Hyperparameters
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "Adagrad",
@@ -50,7 +50,7 @@ class Transform(Hyperparameters):
     """A step of a chain; one that overrides nothing does nothing. The first part of messages is the update."""
 
     update_alone: ClassVar[bool] = True
-    """Whether a message stays the update alone; a class with a report of its own says so."""
+    """True if a message stays the update alone; a class with a report of its own says so."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -70,8 +70,8 @@ class Transform(Hyperparameters):
 
         Args:
             mean_update_P: the round's mean update, as the transforms before leave it.
-            state: what it kept until now.
-            params_P: the model that it is added to.
+            state: the transform's state after the round before.
+            params_P: the model that the update is added to.
         """
         return mean_update_P, state
 
@@ -80,8 +80,8 @@ class Messages(NamedTuple):
     """Messages of a round, in the order of their tasks.
 
     Args:
-        vectors_SM: in float64.
-        weights_S: above 0.
+        vectors_SM: the messages, one in each row, in float64.
+        weights_S: each message's weight, > 0.
     """
 
     vectors_SM: Tensor
@@ -97,10 +97,10 @@ class Reducer(Transform, ABC):
     """Transform that needs the single messages of a round."""
 
     def left(self, messages: int) -> int:
-        """Number of messages that this transform leaves of so many.
+        """Number of messages that this transform leaves of a round's ``messages``.
 
         Raises:
-            InvalidExperiment: if those are too few.
+            InvalidExperiment: if the round has too few.
         """
         return messages
 
@@ -109,9 +109,9 @@ class Reducer(Transform, ABC):
         """Next state, and fewer or other messages; a single one is the round's mean.
 
         Args:
-            state: what it kept until now.
-            messages: of the round.
-            generator: the round's own stream.
+            state: the transform's state after the round before.
+            messages: all messages of the round.
+            generator: the round's own random stream.
 
         Raises:
             InvalidExperiment: if there are too few messages.
@@ -123,7 +123,8 @@ class Weigh(Transform):
     """Weight of each client in the mean.
 
     Args:
-        by: samples: as much as it holds; clients: all alike.
+        by: rule of the weights. samples: a client's weight is the number of its samples; clients: all weights are
+            equal.
     """
 
     update_alone: ClassVar[bool] = True
@@ -143,7 +144,7 @@ class Clip(Transform):
     .. math:: Δ ← Δ · \min(1, M / ‖Δ‖_2)
 
     Args:
-        norm: M > 0.
+        norm: M > 0, the largest norm of an update.
     """
 
     update_alone: ClassVar[bool] = True
@@ -169,7 +170,7 @@ class Scale(Transform):
     """Update times a factor.
 
     Args:
-        factor: above 0; a server's learning rate.
+        factor: server's learning rate, > 0.
     """
 
     factor: PositiveFloat = 1.0
@@ -190,7 +191,7 @@ class Momentum(Transform):
     r"""Heavy ball: :math:`v ← β v + Δ`, and v is what moves the model.
 
     Args:
-        momentum: β in [0, 1).
+        momentum: β in [0, 1), the share of the velocity that stays each round.
     """
 
     momentum: DecayRate = 0.9
@@ -229,8 +230,8 @@ class _Adaptive(Transform):
     .. math:: m ← β_1 m + (1 - β_1) Δ, \qquad x ← x + m / (\sqrt v + τ), \qquad v_0 = τ^2
 
     Args:
-        beta1: β₁ in [0, 1).
-        tau: τ > 0, how adaptive: the smaller the more.
+        beta1: β₁ in [0, 1), the decay rate of the first moment.
+        tau: τ > 0, a bound on adaptivity: the smaller, the more a parameter's own history sets its step.
     """
 
     beta1: DecayRate = 0.9
@@ -258,7 +259,7 @@ class Adagrad(_Adaptive):
     r"""The second moment is a sum: :math:`v ← v + Δ^2`.
 
     Args:
-        beta1: β₁ in [0, 1); the paper has 0.
+        beta1: β₁ in [0, 1), the decay rate of the first moment; the paper has 0.
     """
 
     beta1: DecayRate = 0.0
@@ -273,7 +274,7 @@ class Adam(_Adaptive):
     r"""The second moment is a mean: :math:`v ← β_2 v + (1 - β_2) Δ^2`.
 
     Args:
-        beta2: β₂ in [0, 1).
+        beta2: β₂ in [0, 1), the decay rate of the second moment.
     """
 
     beta2: DecayRate = 0.99
@@ -297,7 +298,7 @@ class WeightDecay(Transform):
     r"""The server's model shrinks: :math:`Δ ← Δ - λ x`, decoupled from whatever optimiser stands before it.
 
     Args:
-        decay: λ in [0, 1), of each round.
+        decay: λ in [0, 1), the share of the model that is subtracted in each round.
     """
 
     decay: DecayRate = 1e-4
@@ -318,8 +319,11 @@ class TrustRatio(Transform):
 
     def update(self, mean_update_P: Tensor, state: None, params_P: Tensor) -> tuple[Tensor, None]:
         """The update, as long as the model."""
-        length, model = torch.linalg.vector_norm(mean_update_P), torch.linalg.vector_norm(params_P)
-        return (mean_update_P * (model / length) if length > 0 and model > 0 else mean_update_P), None
+        update_norm = torch.linalg.vector_norm(mean_update_P)
+        model_norm = torch.linalg.vector_norm(params_P)
+        if update_norm > 0 and model_norm > 0:
+            mean_update_P = mean_update_P * (model_norm / update_norm)
+        return mean_update_P, None
 
 
 class SlowWeights(NamedTuple):
@@ -336,8 +340,8 @@ class Lookahead(Transform):
     .. math:: φ ← φ + α (x + Δ - φ), \qquad x ← φ \qquad \text{every } k \text{ rounds; else } x ← x + Δ
 
     Args:
-        step: α in (0, 1].
-        period: k; with 1 every round is shortened by α.
+        step: α in (0, 1], the share of the way that the slow weights go to the model.
+        period: k ≥ 1, rounds from one move of the slow weights to the next; 1 shortens every round by α.
     """
 
     step: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -407,20 +411,22 @@ class Composed(Aggregator):
     def combine(
         self, state: State, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[State, Tensor]:
-        """The messages through the transforms that need them; the weighted mean of what is left."""
-        messages, kept = Messages(messages_SM, weights_S), []
+        """The messages through the transforms that need them; the weighted mean of the remaining messages."""
+        messages = Messages(messages_SM, weights_S)
+        kept = []
         for transform, its_state in zip(self._transforms, state.kept, strict=True):
             if isinstance(transform, Reducer):
                 its_state, messages = transform.reduce(its_state, messages, generator)
             kept.append(its_state)
         state = state._replace(kept=tuple(kept))
-        if len(messages.vectors_SM) == 1:  # it keeps its bits, which w m / w may not have
+        if len(messages.vectors_SM) == 1:  # the mean of one, w m / w, need not have the bits of m
             return state, messages.vectors_SM[0]
-        return super().combine(state, *messages, generator)
+        return super().combine(state, messages.vectors_SM, messages.weights_S, generator)
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """The model plus the mean update through the transforms."""
-        update_P, kept = reduced.update_P, []
+        update_P = reduced.update_P
+        kept = []
         for transform, its_state in zip(self._transforms, state.kept, strict=True):
             update_P, its_state = transform.update(update_P, its_state, state.model_P)
             kept.append(its_state)
@@ -446,8 +452,8 @@ def chain(*transforms: Transform) -> Chain:
     """An algorithm from transforms.
 
     Args:
-        transforms: from the clients to the model; their mean stands between the last that reports and the first that
-            applies.
+        transforms: the chain, from the clients to the model; the round's mean is taken between the last transform that
+            changes reports and the first that changes the mean.
 
     Raises:
         ValueRange: if one of them is not a transform.

@@ -25,7 +25,7 @@ from rich.console import Console
 from fed.aggregators.robust.centres import Median, TrimmedMean
 from fed.aggregators.robust.distances import Bulyan, GeometricMedian, Krum, MultiKrum
 from fed.aggregators.transforms import Messages, Reducer
-from fed.reduction import WeightedMean
+from fed.vectors.reduction import WeightedMean
 
 PARAMETERS, MESSAGES, ATTACKERS, VECTORS = 10**6, 100, 20, 16
 PRODUCT = "matrix product in float64"

@@ -38,8 +38,8 @@ from fed.compression.chain import CodecChain
 from fed.compression.codec import Draw, Values
 from fed.compression.feedback import Encoder
 from fed.errors import InvalidData
-from fed.machine import keep_freed_memory
-from fed.randomness import Streams
+from fed.processes.machine import keep_freed_memory
+from fed.vectors.randomness import Streams
 
 HERE = Path(__file__).resolve().parent
 NUMBERS = 100_000, 1_000_000, 10_000_000

@@ -20,8 +20,8 @@ from rich.console import Console
 from torch import Tensor
 
 import fed
-import fed.mixing
-from fed.mixing import Weights
+import fed.vectors.mixing
+from fed.vectors.mixing import Weights
 
 PEERS, ROUNDS = 1000, 100
 MOST_S = 180.0
@@ -74,7 +74,7 @@ class Mixing:
 
     def __init__(self) -> None:
         self.spent_s, self.summed_s, self.touched_bytes, self.calls = 0.0, 0.0, 0, 0
-        mixed, summed = Weights.mixed, fed.mixing.embedding_bag
+        mixed, summed = Weights.mixed, fed.vectors.mixing.embedding_bag
 
         def timed_sum(products_X: Tensor, products_YM: Tensor, firsts_N: Tensor, mode: str) -> Tensor:
             began = time.perf_counter()
@@ -92,7 +92,7 @@ class Mixing:
                 self.calls += 1
             return mixed_NM
 
-        vars(fed.mixing)["embedding_bag"] = timed_sum
+        vars(fed.vectors.mixing)["embedding_bag"] = timed_sum
         Weights.mixed = timed  # type: ignore[method-assign]
 
 

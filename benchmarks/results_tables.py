@@ -51,7 +51,7 @@ def algorithms(digits: Compared, heterogeneous: Compared) -> str:
         ("`centralized`", "the ceiling: all data in one place", "Centralized", None),
     )
     rows = [
-        [kind, paper, *("" if name is None else ACCURACY(found.rows[name]) for found, name in pairs)]
+        [kind, paper, *("–" if name is None else ACCURACY(found.rows[name]) for found, name in pairs)]
         for kind, paper, first, second in papers
         for pairs in [((digits, first), (heterogeneous, second))]
     ]

@@ -51,7 +51,7 @@ from torch import Tensor
 import fed.secure_aggregation.client
 import fed.secure_aggregation.coordinator
 from fed.errors import RunFailed
-from fed.machine import keep_freed_memory, usable_cores
+from fed.processes.machine import keep_freed_memory, usable_cores
 from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum

@@ -15,7 +15,7 @@ from torch import nn
 from fed.clients.data.sources.digits import digits
 from fed.clients.data.sources.idx import idx
 from fed.clients.models import cnn, mlp
-from fed.randomness import seeded_torch
+from fed.vectors.randomness import seeded_torch
 
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from fed.clients.data import FederatedData
 from fed.clients.data.samples import check_classes
-from fed.clients.measures import Metric, Metrics, as_number
-from fed.clients.training.losses import Loss, cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.measures import Loss, Metric, Metrics, as_number
 from fed.config.components import Component
 from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = [
     "check_batch_norm",
@@ -41,9 +41,9 @@ def own_copy(made: object) -> "nn.Module":
         return copy.deepcopy(made).cpu()
     except (RuntimeError, TypeError, ValueError) as error:
         raise InvalidModel(
-            "a model must be one that copy.deepcopy copies, and so hold neither tensors that were computed, as "
-            f"torch.nn.utils.weight_norm does (its like in parametrizations does not), nor lazy buffers: "
-            f"{first_line(error)}"
+            "a model must be one that copy.deepcopy can copy, without lazy buffers and computed tensors, got: "
+            f"{first_line(error)}: initialise lazy parts, and replace torch.nn.utils.weight_norm, which holds a "
+            "computed tensor, by torch.nn.utils.parametrizations.weight_norm"
         ) from error
 
 
@@ -52,7 +52,7 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: M
 
     Args:
         module: the model.
-        data: where the samples come from.
+        data: source of the two samples.
         loss: (output, target) → scalar; cross-entropy takes labels of classes.
         metrics: name → (output, target) → number.
 
@@ -87,7 +87,7 @@ def _no_classes(loss: Loss, output: Any, targets: Tensor) -> int:
 
 
 def _check_metric(name: str, metric: Metric, output: Any, targets: Tensor) -> None:
-    """Check that a metric gives a number; one that raises may need more than two samples, and is heard later."""
+    """Check that a metric gives a number. One that raises may need more samples than two; evaluation will tell."""
     try:
         value = metric(output, targets)
     except FedError:
@@ -98,11 +98,11 @@ def _check_metric(name: str, metric: Metric, output: Any, targets: Tensor) -> No
 
 
 def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> Any:
-    """Result of a user's function; what it raises becomes a sentence."""
+    """Result of a user's function; its errors become a sentence."""
     try:
         return function(*arguments)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, FedError):
+        if isinstance(error, FedError):  # such as InvalidInput, which is a ValueError, too
             raise
         raise InvalidModel(f"{failure}: {first_line(error)}") from error
 
@@ -126,18 +126,18 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
     """Check that every label is one of the model's classes.
 
     Args:
-        data: whose labels.
-        classes: how many classes the model's output has.
+        data: data with the labels.
+        classes: number of classes of the model's output, ≥ 1.
 
     Returns:
         The data; those on demand hold each client that is read to these classes.
 
     Raises:
         InvalidData: if a label is negative or too large, in memory, in a test set or on the first client on demand;
-            the message names whose it is. Or if data on demand have more classes than the model.
+            the message names the client or test set. Or if data on demand have more classes than the model.
     """
-    for whose, targets in _targets(data):
-        check_classes(targets, whose, classes, "for the model has as many outputs", are_labels=True)
+    for owner, targets in _targets(data):
+        check_classes(targets, owner, classes, why="for the model has as many outputs", are_labels=True)
     if not data.is_on_demand:
         return data
     if data.classes is not None and data.classes > classes:
@@ -149,11 +149,11 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
 
 
 def check_targets(data: FederatedData, loss: Loss) -> None:
-    """Check that targets are such as a built-in loss takes.
+    """Check that targets are in the range that a built-in loss takes.
 
     Args:
-        data: whose targets.
-        loss: that says so.
+        data: data with the targets.
+        loss: loss that may say which targets it takes.
 
     Raises:
         InvalidData: if some are not, in memory, in the test set or on the first client on demand.
@@ -161,19 +161,19 @@ def check_targets(data: FederatedData, loss: Loss) -> None:
     fit, what = getattr(loss, "targets", (None, ""))
     if fit is None:
         return
-    for whose, targets in _targets(data):
+    for owner, targets in _targets(data):
         if not fit(targets):
             name = getattr(loss, "__name__", type(loss).__name__)
             raise InvalidData(
-                f"targets of {whose} must be {what} for the loss {name}, got others: correct them, or use another loss"
+                f"targets of {owner} must be {what} for the loss {name}, got others: correct them, or use another loss"
             )
 
 
 def _targets(data: FederatedData) -> Iterator[tuple[str, Tensor]]:
-    """The targets that are in memory, and whose they are; of clients on demand those of the first one."""
+    """The targets in memory, each with its owner's name; of clients on demand those of the first one."""
     for client in data.clients[:1] if data.is_on_demand else data.clients:
         yield f"client {client!r}", data.read(client)[1]
-    yield from ((whose, targets) for whose, (_, targets) in data.tests())
+    yield from ((owner, targets) for owner, (_, targets) in data.tests())
 
 
 def check_state(module: "nn.Module", precision: str) -> None:
@@ -191,18 +191,18 @@ def check_state(module: "nn.Module", precision: str) -> None:
             )
     if precision != "float32" and any(part.dtype == torch.float64 for part in module.parameters()):
         raise InvalidModel(
-            f"local.precision must be float32, which means its own, for a model of float64, got {precision}: "
-            "PyTorch's autocast would leave it in float64; convert model and data with .float()"
+            f"local.precision must be float32, which leaves a model in its own type, for a model of float64, got "
+            f"{precision}: PyTorch's autocast would leave it in float64; convert model and data with .float()"
         )
 
 
 def made_by(section: Component, key: str, *bases: type) -> Any:
-    """Make what a section says, and hold it, which may be the user's own, to the classes that the section takes.
+    """Make the object of a section, and check that it is of a class that the section takes: it may be the user's own.
 
     Args:
-        section: the experiment's.
-        key: its name there.
-        bases: the classes.
+        section: section of the experiment.
+        key: name of that section, such as ``uplink``.
+        bases: classes of which the product must be an instance.
 
     Returns:
         An instance of one of them.
@@ -229,8 +229,8 @@ def check_batch_norm(module: "nn.Module", data: FederatedData, batch_size: int) 
         batch_size: samples in a batch.
 
     Raises:
-        InvalidData: if a client has one; the message names it.
-        InvalidExperiment: if a batch has one.
+        InvalidData: if a client has a single sample; the message names it.
+        InvalidExperiment: if a batch has a single sample.
     """
     if not any(isinstance(part, nn.BatchNorm1d) for part in module.modules()):
         return

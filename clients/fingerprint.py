@@ -1,4 +1,4 @@
-"""Fingerprint of what a run trains with: the SHA-256 of its data, and of its model's, loss's and metrics' code.
+"""Fingerprint of a run's parts: the SHA-256 of its data, and of the code of its model, loss and metrics.
 
 Code is the source of a function or a class, or its bytecode where there is no source, with the values that closures,
 defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name.
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fed.clients.data import ClientId, FederatedData, Pair
-from fed.layout import Layout
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor, nn
+from fed.vectors.layout import Layout
+from fed.vectors.tensors import Tensor, nn
 
 __all__ = ["code_sha256", "data_sha256", "model_sha256", "pair_sha256"]
 
@@ -30,10 +30,11 @@ def data_sha256(data: FederatedData, held_out: Mapping[ClientId, Pair] | None = 
     """The SHA-256 of all clients' ids and samples and of the test set; of data on demand, of the first client's alone.
 
     Args:
-        data: of the run.
+        data: data of the run.
         held_out: client → samples that it does not train on.
     """
-    digest, ids = hashlib.sha256(), data.clients
+    digest = hashlib.sha256()
+    ids = data.clients
     digest.update(repr(ids if isinstance(ids, range) else [*ids]).encode())
     for client in ids[:1] if data.is_on_demand else ids:
         apart = [parts[client] for parts in (held_out, data.client_tests) if parts and client in parts]
@@ -60,7 +61,8 @@ def model_sha256(module: "nn.Module") -> str:
     Args:
         module: the model.
     """
-    digest, layout = hashlib.sha256(), Layout.of(module)
+    digest = hashlib.sha256()
+    layout = Layout.of(module)
     digest.update(_ADDRESS.sub("", repr(module)).encode())
     for part in (*layout.trained, *layout.averaged, *layout.integers):
         digest.update(f"{part.name} {tuple(part.shape)}".encode())
@@ -98,12 +100,12 @@ class _Code:
     """Walk over values and code.
 
     Args:
-        update: takes bytes.
+        update: function that takes the bytes, such as a digest's ``update``.
     """
 
     def __init__(self, update: Callable[[Any], None]) -> None:
         self._update = update
-        self._within: set[int] = set()  # what is being added: a closure may hold its own function
+        self._within: set[int] = set()  # things that are being added: a closure may hold its own function
 
     def add(self, thing: Any) -> None:
         """Add a value, a function or a class."""
@@ -170,7 +172,7 @@ class _Code:
             self._write(f"{module}:{thing.__qualname__}")
             return
         try:
-            # of the code itself: of a function it would be that of what it wraps
+            # the code object, since getsource() of a decorated function gives the source of the function within
             self._write(inspect.getsource(code if isinstance(thing, FunctionType) else thing))
         except (OSError, TypeError, SyntaxError):  # it was typed in, or its file is gone or another one
             self.add(code)

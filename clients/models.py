@@ -1,6 +1,6 @@
 """Built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules unless stated.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt
 
 from fed.errors import InvalidModel
-from fed.tensors import nn
+from fed.vectors.tensors import nn
 
 __all__ = ["char_gru", "char_transformer", "cnn", "logistic", "mlp"]
 
@@ -21,8 +21,8 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> "nn.Module":
     """Multinomial logistic regression: one linear layer on the flattened input.
 
     Args:
-        input_shape: of one sample.
-        classes: C.
+        input_shape: shape of one sample.
+        classes: C, the number of classes.
 
     Returns:
         A module [B, *input_shape] → [B, C].
@@ -34,10 +34,10 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), ba
     """A perceptron with ReLU between its layers, on the flattened input.
 
     Args:
-        input_shape: of one sample.
-        classes: C.
+        input_shape: shape of one sample.
+        classes: C, the number of classes.
         hidden: widths of the hidden layers.
-        batch_norm: BatchNorm before each ReLU.
+        batch_norm: True for BatchNorm before each ReLU.
 
     Returns:
         A module [B, *input_shape] → [B, C].
@@ -45,6 +45,7 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), ba
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise((math.prod(input_shape), *hidden, classes)):
         layers += [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if batch_norm else []), nn.ReLU()]
+    # neither norm nor ReLU after the last layer
     return nn.Sequential(*layers[: -2 if batch_norm else -1])
 
 
@@ -62,10 +63,10 @@ def cnn(
 
     Args:
         input_shape: (channels, height, width) or (height, width) of one image.
-        classes: C.
-        channels: of each block.
+        classes: C, the number of classes.
+        channels: number of channels of each block.
         hidden: width of the layer before the classes.
-        batch_norm: BatchNorm in the place of GroupNorm.
+        batch_norm: True for BatchNorm in the place of GroupNorm.
 
     Returns:
         A module [B, *input_shape] → [B, C].
@@ -81,13 +82,15 @@ def cnn(
             f"model cnn halves an image {len(channels)} times, got {height}×{width}: "
             f"give fewer channels than {channels}"
         )
+    # images without channels get one
     layers: list[nn.Module] = [] if depth else [nn.Unflatten(1, (1, height))]
-    for inputs, outputs in pairwise((depth[0] if depth else 1, *channels)):
+    widths = (depth[0] if depth else 1, *channels)
+    for inputs, outputs in pairwise(widths):
         groups = outputs // 8 if outputs % 8 == 0 else 1
         norm = nn.BatchNorm2d(outputs) if batch_norm else nn.GroupNorm(groups, outputs)
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), norm, nn.ReLU(), nn.MaxPool2d(2)]
     area = (height >> len(channels)) * (width >> len(channels))
-    layers += [nn.Flatten(), nn.Linear((channels or (depth or [1]))[-1] * area, hidden), nn.ReLU()]
+    layers += [nn.Flatten(), nn.Linear(widths[-1] * area, hidden), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(hidden, classes))
 
 
@@ -97,10 +100,10 @@ def char_gru(
     """Gated recurrent units over characters: at each position, the next character.
 
     Args:
-        classes: V.
+        classes: V, the number of characters.
         embedding: width of a character's vector.
         hidden: width of the state.
-        layers: how many are stacked.
+        layers: number of stacked layers.
 
     Returns:
         A module [B, T] (int64) → [B, C, T].
@@ -121,10 +124,10 @@ def char_transformer(
 
     Args:
         input_shape: (T,), the longest sequence.
-        classes: V.
-        width: of the states.
-        heads: of attention; they divide the width.
-        layers: how many blocks.
+        classes: V, the number of characters.
+        width: width of the states.
+        heads: number of heads of attention, a divisor of the width.
+        layers: number of blocks.
 
     Returns:
         A module [B, T] (int64) → [B, C, T].

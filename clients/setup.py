@@ -1,6 +1,6 @@
 """Preparation of a run: experiment, data and model, checked against each other before the first round.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import copy
@@ -19,22 +19,25 @@ from fed.clients.checks import (
     made_by,
     own_copy,
 )
-from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
-from fed.clients.measures import Metric, Metrics, loss_in_force, metrics_in_force
+from fed.clients.scoring.losses import cross_entropy, outputs_for
+from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, metrics_in_force
+from fed.clients.training.client_states import ClientStates
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss, cross_entropy, outputs_for
 from fed.clients.training.work_items import Recipe
+from fed.clients.way_out import UpdateStages, WayOut
 from fed.compression.codec import Codec
 from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
 from fed.compression.lossless import Zstd
+from fed.compression.stage import Stage, check_stage
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.layout import Layout
-from fed.randomness import Streams, seeded_torch
+from fed.secure_aggregation.settings import settings_of
 from fed.storage.model_files import ModelInputs
-from fed.tensors import nn, torch
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams, seeded_torch
+from fed.vectors.tensors import nn, torch
 from fed.wire.format import Format
 
 if TYPE_CHECKING:
@@ -47,28 +50,31 @@ class Preparation:
     """Parts of a run, made before the first round: the first model, the phases of local training, the samples.
 
     Attributes:
-        streams: the run's.
-        data: to train on: without what clients hold out, and held to the model's classes.
-        held_out: what clients score models on, where they do: their own test sets, or what they hold out.
-        loss: that is minimised.
-        metrics: of evaluation, by name.
-        inputs: what the experiment's model is made with; None where another was given.
+        streams: random streams of the run.
+        data: data to train on, without the clients' held-out samples, and held to the model's classes.
+        held_out: client → samples on which it scores models, its own test set or a held-out share; None where the
+            coordinator alone evaluates.
+        loss: loss that is minimised.
+        metrics: metrics of evaluation, by name.
+        inputs: arguments of the experiment's model; None where another model was given.
         module: the first model.
-        algorithm: the experiment's.
-        phases: what local training consists of.
-        layout: the model's, with what is private last.
+        algorithm: algorithm of the experiment.
+        phases: phases of local training, one after another.
+        layout: layout of the model, private parts last.
+        stages: the changes of clients' updates before they are encoded, and of their mean.
         codecs: the chain that encodes clients' updates.
-        error_feedback: what keeps their errors.
-        secure_aggregation: the section of the experiment, or None.
-        recipe: what a process needs to train these clients one by one; the format of their messages is not known yet.
+        downlink_codecs: the chain that encodes the coordinator's models.
+        error_feedback: keeper of the errors of ``codecs``.
+        secure_aggregation: settings of the experiment, or None.
+        recipe: everything that a process needs to train these clients one by one, except their way out.
 
     Args:
-        experiment: what is to be run.
-        data: by client: of all clients, or of those that this process knows.
+        experiment: description of the run.
+        data: samples by client, of all clients or of those that this process knows.
         model: a factory of modules, or a module to copy, in place of the experiment's.
         loss: (output, target) → scalar, in place of the experiment's.
-        metric: (output, target) → number, to be called accuracy, or several by name, in place of the experiment's. With
-            a ``loss`` there are those alone that the experiment names.
+        metric: (output, target) → number, to be called accuracy, or several by name, in place of the experiment's.
+            With a ``loss`` alone, metrics are those that the experiment names itself.
 
     Raises:
         InvalidInput: if the parts do not fit each other.
@@ -84,7 +90,8 @@ class Preparation:
     ) -> None:
         self.streams = Streams(experiment.seed)
         self.data = data
-        self.loss, self.metrics = loss_in_force(experiment, loss), metrics_in_force(experiment, loss, metric)
+        self.loss = loss_in_force(experiment, loss)
+        self.metrics = metrics_in_force(experiment, loss, metric)
         self.inputs: ModelInputs | None = None
         self.module = self._first_module(experiment, model)
         self.held_out: Mapping[ClientId, Pair] | None = None
@@ -96,10 +103,11 @@ class Preparation:
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
+        self.stages = self._stages(experiment)
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
-        self.secure_aggregation = experiment.secure_aggregation
+        self.secure_aggregation = settings_of(experiment)
         self.recipe = Recipe(
             module=self.module,
             loss=self.loss,
@@ -120,13 +128,17 @@ class Preparation:
         Args:
             population: the number of clients.
             clients: the number of clients that report in a round.
-            most: the largest number that a round asks; ``clients`` unless given.
+            most: the largest number of clients that a round asks; ``clients`` unless given.
 
         Raises:
             InvalidExperiment: if a codec breaks its contract, or messages cannot be added under secure aggregation.
         """
-        shared, secure = self.layout.shared, self.secure_aggregation
-        message = format_of(self.algorithm, shared, population, bool(self.codecs or secure), clients)
+        shared = self.layout.shared
+        secure = self.secure_aggregation
+        changes = bool(self.update_stages())
+        # a changed update travels as it is: as a trained model it would be rounded once more
+        is_encoded = bool(self.codecs or secure or changes)
+        message = format_of(self.algorithm, shared, population, is_encoded=is_encoded, clients=clients)
         layers = tuple(part.shape for part in shared.trained)
         message = replace(
             message,
@@ -138,19 +150,43 @@ class Preparation:
         message.check_codecs()
         return message.secured(secure, most or clients) if secure else message
 
+    def update_stages(self, own_streams: Streams | None = None) -> UpdateStages:
+        """The stages that change updates; the others cost nothing at clients.
+
+        Args:
+            own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
+        """
+        changing = tuple(stage for stage in self.stages if stage.changes_updates)
+        return UpdateStages(changing, self.streams, own_streams)
+
+    def way_out(self, message: Format, own_streams: Streams | None = None) -> WayOut:
+        """The way out of clients that report to a coordinator.
+
+        Args:
+            message: the format of their messages.
+            own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
+        """
+        stages = self.update_stages(own_streams)
+        return WayOut(self.algorithm, self.layout.shared, message=message, stages=stages)
+
     def peer_encoder(self) -> Encoder:
-        """The chain that encodes peers' vectors, of the model's length; of no codecs it leaves them as they are.
+        """The chain that encodes peers' vectors, of the model's length; without codecs it leaves them as they are.
 
         Raises:
             InvalidExperiment: if a codec breaks its contract.
         """
-        numbers, layers = self.layout.parameters, tuple(part.shape for part in self.layout.trained)
-        codecs, kept = self.codecs, ScaleAlone()
+        numbers = self.layout.parameters
+        kept = ScaleAlone()
         message = Format(
-            self.layout.dtype, (numbers,), parameters=numbers, codecs=codecs, layers=layers, error_feedback=kept
+            self.layout.dtype,
+            (numbers,),
+            parameters=numbers,
+            codecs=self.codecs,
+            layers=tuple(part.shape for part in self.layout.trained),
+            error_feedback=kept,
         )
         message.check_codecs()
-        return Encoder(message.chain(codecs), kept)
+        return Encoder(message.chain(self.codecs), kept)
 
     def first_context(self) -> LocalContext:
         """Context of a client's first task beside the model, and the algorithm's first client state."""
@@ -172,15 +208,27 @@ class Preparation:
         keeps_models = any(phase.is_personal for phase in self.phases)
         state = self.first_context().client_state
         first = self.layout.pack(self.module)
-        return ClientStates(self.data.clients, self.layout, first, state, keeps_models, codec)
+        return ClientStates(
+            clients=self.data.clients,
+            layout=self.layout,
+            first=first,
+            state=state,
+            keeps_models=keeps_models,
+            codec=codec,
+        )
 
     def _first_module(self, experiment: Experiment, model: "Callable[[], nn.Module] | nn.Module | None") -> "nn.Module":
         """Module initialised from its own stream, and checked against the data."""
         check_targets(self.data, self.loss)
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
-            made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
+            if model is None:
+                made = self._built_in(experiment)
+            elif isinstance(model, nn.Module):
+                made = model
+            else:
+                made = model()
             module = own_copy(made)
-            tried = copy.deepcopy(module)  # what forward passes leave may not be copied
+            tried = copy.deepcopy(module)  # forward passes may leave tensors in it that cannot be copied
             classes = check_model(tried, self.data, self.loss, self.metrics)
         if self.loss is cross_entropy:
             self.data = check_labels(self.data, classes)
@@ -196,12 +244,19 @@ class Preparation:
         self.inputs = ModelInputs(tuple(inputs.shape[1:]), outputs, str(inputs.dtype).removeprefix("torch."))
         return self.inputs.make(section)
 
+    def _stages(self, experiment: Experiment) -> tuple[Stage, ...]:
+        stages = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())
+        for stage in stages:
+            check_stage(stage, self.layout.shared.size)
+        return stages
+
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
         """Phases of a client's training, and the layout with the parts that it does not share."""
         algorithm: Any = self.algorithm
         if not isinstance(algorithm, Aggregator):
             return (Phase(rule=algorithm.local_rule),), Layout.of(self.module)
-        phases, layout = algorithm.phases(), Layout.of(self.module, algorithm.private(self.module))
+        phases = algorithm.phases()
+        layout = Layout.of(self.module, algorithm.private(self.module))
         has_own = any(phase.is_personal for phase in phases)
         if all(phase.is_personal for phase in phases) or (has_own and layout.private):
             raise InvalidExperiment(

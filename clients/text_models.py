@@ -1,6 +1,6 @@
 """Modules of the built-in models over characters.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import torch

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fed.version import __version__ as __version__
 
 # In a checkout the other rooms stand beside this folder, in an installed package inside it.
 _checkout = Path(__file__).resolve().parent.parent
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fed.config.comparison import Comparison as Comparison
     from fed.config.experiment import Experiment as Experiment
     from fed.reports.summary import ComparisonResult as ComparisonResult
-    from fed.server.deploy import serve as serve
+    from fed.server.grpc.deploy import serve as serve
     from fed.server.parameter_store import ParameterStore as ParameterStore
     from fed.simulations.compare import compare as compare
     from fed.simulations.simulate import simulate as simulate
@@ -48,7 +48,7 @@ _HOME_OF = {
     "PeerRule": "fed.aggregators.peer_rule",
     "Run": "fed.storage.run",
     "compare": "fed.simulations.compare",
-    "serve": "fed.server.deploy",
+    "serve": "fed.server.grpc.deploy",
     "simulate": "fed.simulations.simulate",
 }
 

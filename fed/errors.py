@@ -113,9 +113,9 @@ class Diverged(RunFailed):
         """Error that names the round and the client, and the remedy.
 
         Args:
-            round_number: the round.
-            client: the client's number, or None where it is not known.
-            reason: the value that is not finite.
+            round_number: number of the round, from 1.
+            client: number or name of the client.
+            reason: clause on the number that is not finite.
         """
         return cls(
             f"round {round_number}, client {client!r}: {reason}; the last good model is kept: "
@@ -155,9 +155,9 @@ def os_errors_as(kind: type[FedError], problem: str, remedy: str) -> Iterator[No
     """Raise what the system refuses within the block as an error for the user, with the system's reason.
 
     Args:
-        kind: the error's class.
-        problem: a clause that names the file, such as ``roster.json cannot be read``.
-        remedy: an imperative clause.
+        kind: class of the error.
+        problem: clause that names the file, such as ``roster.json cannot be read``.
+        remedy: imperative clause on the way out.
 
     Example:
         >>> with os_errors_as(InvalidInput, "data.csv cannot be read", "make it readable"):

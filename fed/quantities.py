@@ -41,7 +41,7 @@ def duration_text(time_s: float) -> str:
 
 
 def count_text(mean: float) -> str:
-    """A mean of counts.
+    """A mean of counts, with one decimal unless it is whole.
 
     Example:
         >>> count_text(12.0), count_text(12.333)

@@ -1,30 +1,43 @@
 """Client updates, counted and summed until the global model moves by them.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import Enum
 from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fed.clients.data.holdings import in_order
-from fed.reduction import WeightedMean
-from fed.tensors import Tensor, torch
-from fed.wire.messages import Answer, Task
+from fed.vectors.reduction import WeightedMean
+from fed.vectors.tensors import Tensor, torch
+from fed.wire.messages import Answer, PartialSum, RevealedSum, Task, TrainedModel, Update
 
 if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import SumOfClients
 
-__all__ = ["Participation", "RoundStats", "Staleness", "UpdateAccumulator", "joined", "mean_loss"]
+__all__ = ["Participation", "RoundStats", "Staleness", "TaskEnd", "UpdateAccumulator", "joined", "mean_loss"]
 
 _log = logging.getLogger(__name__)
 
 Staleness = Callable[[int], float | None]
-"""How many versions old an update's start is → the factor that the update is counted with; None: not at all."""
+"""Function from an update's staleness to the factor that it is counted with; None: it does not count.
+
+The staleness is the number of versions by which the model has moved since the update's start.
+"""
+
+
+class TaskEnd(Enum):
+    """End of the tasks that an answer names."""
+
+    ANSWERED = "their updates count"
+    LATE = "their updates came too late to count"
+    FAILED = "there are no updates, or they were refused"
+    IGNORED = "they were not in flight, or the run ends because of them"
 
 
 class Participation(NamedTuple):
@@ -52,18 +65,19 @@ class RoundStats(NamedTuple):
     """The counts of a round.
 
     Args:
-        selected: tasks that were sent.
-        replied: updates that count.
-        late: updates that came too late to count.
-        failed: tasks that failed, or whose answers were refused.
-        bytes_up: from clients.
-        bytes_down: to clients.
-        train_loss: the clients' mean loss, weighted by samples; None without updates.
-        staleness_mean: versions by which the model had moved since the counted updates' tasks were sent, on average.
-        clipped_share: of all coordinates that were added under secure aggregation, those that were clipped.
-        capped_weights: of the clients in that sum, those whose weight was capped.
-        diverged: of the tasks that failed, those whose numbers were not finite; None where such a client ends the run.
-        participation: the clients that are counted here.
+        selected: number of tasks that were sent.
+        replied: number of updates that count.
+        late: number of updates that came too late to count.
+        failed: number of tasks that failed, or whose answers were refused.
+        bytes_up: bytes from clients.
+        bytes_down: bytes to clients.
+        train_loss: mean training loss of the clients, weighted by samples; None without updates.
+        staleness_mean: mean staleness of the counted updates, in versions of the model since their tasks were sent.
+        clipped_share: share of clipped coordinates, in [0, 1], of all that were added under secure aggregation; None
+            without a sum of it.
+        capped_weights: number of clients in that sum whose weight was capped; None without such a sum.
+        diverged: number of failed tasks whose numbers were not finite; None where such a client ends the run.
+        participation: clients that are counted here.
     """
 
     selected: int
@@ -80,10 +94,11 @@ class RoundStats(NamedTuple):
     participation: Participation = Participation()
 
     def measured(self) -> dict[str, Any]:
-        """The counts as a part of the round's metrics; without what is not measured."""
-        values, hidden = self._asdict(), ("clipped_share", "capped_weights", "diverged")
+        """The counts as a part of the round's metrics, without those that are not measured."""
+        values = self._asdict()
+        optional = ("clipped_share", "capped_weights", "diverged")
         del values["participation"]
-        return {name: value for name, value in values.items() if name not in hidden or value is not None}
+        return {name: value for name, value in values.items() if name not in optional or value is not None}
 
 
 def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
@@ -95,7 +110,7 @@ def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
     lists = zip(*(one.participation for one in rounds_stats), strict=True)
     who = Participation(*(tuple(chain.from_iterable(ids)) for ids in lists))
     replied = [one for one in rounds_stats if one.train_loss is not None]
-    if len(replied) == 1:
+    if len(replied) == 1:  # it keeps its figures to the bit
         return replied[0]._replace(**counts, participation=who)
     loss = mean_loss([(one.train_loss or 0.0, one.replied) for one in replied])
     staleness = sum(one.staleness_mean * one.replied for one in replied) / max(counts["replied"], 1)
@@ -124,23 +139,23 @@ class UpdateAccumulator:
     Answers may come in any order and grouping: what is counted is the same, to the bit.
 
     Attributes:
-        integers_I: the largest of the integers of updates that count.
+        integers_I: largest integers of the updates that count.
         asked, replied, late, failed: the clients of tasks that were sent, and of what became of them, one a task.
-        bytes_up, bytes_down: what was moved for them.
+        bytes_up, bytes_down: bytes from clients, and to them.
         counted: task → the factor that its update was counted with.
-        staleness: of each update that counts, how many versions old its start was.
-        losses: of each such update (training loss, samples).
+        staleness: staleness of each update that counts, in versions.
+        losses: (training loss, samples) of each update that counts.
         loss_of: client → its training loss.
         samples_of: client → its number of samples, of those whose updates count.
         hidden: the sum of the round's clients under secure aggregation, which tells nothing of one of them.
-        diverged: answers of clients whose numbers were not finite.
+        diverged: list of answers whose numbers were not finite.
 
     Args:
-        size: M.
-        integers_I: the model's.
-        is_linear: the mean of updates will do.
-        present_V: the global model now, if it is to move towards clients' models, rather than by their updates.
-        drops_diverged: a client whose numbers are not finite has failed.
+        size: number M of values in an update.
+        integers_I: integer buffers of the model.
+        is_linear: True if the rule needs the mean of the updates alone, rather than each update.
+        present_V: present global model, if it moves towards clients' models; None: it moves by their updates.
+        drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
     """
 
     def __init__(
@@ -171,46 +186,45 @@ class UpdateAccumulator:
         self.diverged: list[Answer] = []
         self._drops_diverged = drops_diverged
 
-    def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> None:
-        """Count an answer, if it may be, and close its tasks.
+    def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> TaskEnd:
+        """Count an answer, if it may count, and close its tasks; returns the end of its tasks.
 
         Args:
-            answer: from a fleet, which has checked what clients say.
-            open_tasks: by id; those that are answered leave.
-            version: of the global model now.
-            weigh: the factor of an update by its staleness.
+            answer: answer from a fleet, which has checked what clients say.
+            open_tasks: open tasks by id; those that are answered are removed.
+            version: version of the global model now.
+            weigh: function from an update's staleness to its factor; None: the update is too late to count.
         """
-        if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
+        if answer.has_diverged:  # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
             if not self._drops_diverged:
-                return
+                return TaskEnd.IGNORED
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
         if answer.problem:
-            if open_tasks.pop(answer.tasks[0], None) is not None:
-                level = logging.WARNING if answer.diverged else logging.INFO
-                _log.log(level, "round %d: client %r failed: %s", answer.round, answer.clients[0], answer.problem)
-                self.failed.append(answer.clients[0])
-            return
+            if open_tasks.pop(answer.tasks[0], None) is None:
+                return TaskEnd.IGNORED
+            self.failed.append(answer.clients[0])
+            return TaskEnd.FAILED
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
         if not senders or senders != [(client, answer.round) for client in answer.clients]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
-            return
+            return TaskEnd.IGNORED
         tasks = [open_tasks.pop(task) for task in answer.tasks]
-        if answer.hidden is not None:
-            self.hidden = answer.hidden
+        if isinstance(answer.content, RevealedSum):  # it tells nothing of single clients
+            self.hidden = answer.content.of_clients
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
             self.staleness += [0] * len(tasks)
             self.replied += answer.clients
-            return
+            return TaskEnd.ANSWERED
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
         staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
         if factor is None:
             self.late += answer.clients
-            return
+            return TaskEnd.LATE
         self._add(answer, tasks[0], factor)
         self.samples_of |= zip(answer.clients, answer.samples, strict=True)
         self.counted |= dict.fromkeys(answer.tasks, factor)
@@ -219,6 +233,7 @@ class UpdateAccumulator:
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
         self.replied += answer.clients
+        return TaskEnd.ANSWERED
 
     @property
     def weight(self) -> int | Fraction:
@@ -254,20 +269,25 @@ class UpdateAccumulator:
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
             capped_weights=hidden.capped if hidden else None,
             diverged=len(self.diverged) if self._drops_diverged else None,
-            participation=Participation(self.asked, self.replied, self.late, self.failed),
+            participation=Participation(asked=self.asked, replied=self.replied, late=self.late, failed=self.failed),
         )
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:
         """Add an answer to the sum, or keep it where the rule needs each."""
-        if answer.partial is not None:
-            self._mean.merge(answer.partial)
+        content = answer.content
+        if isinstance(content, PartialSum):
+            self._mean.merge(content.total)
             return
-        update_M, start_V = answer.mean_update_M, answer.start_V
-        if start_V is not None and (self._present_V is not None or not self._is_linear):
-            update_M, start_V = update_M.double() - start_V.double(), None
+        if isinstance(content, TrainedModel):
+            if self._is_linear and self._present_V is None:
+                self._mean.add(content.params_V, content.weight, factor, less_P=content.start_V)
+                return
+            content = content.update()
+        assert isinstance(content, Update)
+        update_M = content.mean_update_M
         if self._present_V is not None:
             update_M = update_M + (task.model.params_V - self._present_V)
         if self._is_linear:
-            self._mean.add(update_M, answer.weight, factor, less_P=start_V)
+            self._mean.add(update_M, content.weight, factor)
         else:
-            self._single[task.id] = update_M.double() * factor, answer.weight
+            self._single[task.id] = update_M.double() * factor, content.weight

@@ -1,12 +1,12 @@
 """Confusion matrix of a run's model on the test set, where it classifies.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 
+from fed.clients.scoring.losses import cross_entropy
 from fed.clients.training.executor import Executor, Item
-from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import CountClasses, Recipe
 from fed.reports.population import Confusion
 from fed.server.evaluation import parts_of
@@ -19,10 +19,10 @@ def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequen
     """Samples of the whole test set by true and by predicted class.
 
     Args:
-        recipe: with the test set.
-        state: of the model.
-        executor: does the work.
-        names: the classes', where they have some.
+        recipe: recipe with the test set.
+        state: state of the model.
+        executor: executor that does the work.
+        names: names of the classes, in their order; empty where they have none.
 
     Returns:
         The matrix, or one without counts where there are too many classes; None without a test set, and where the model
@@ -38,4 +38,5 @@ def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequen
     if not counts:
         return Confusion(None, [])
     total_CC = sum(counts[1:], counts[0])
-    return Confusion(total_CC.numpy(), list(names) if len(names) == len(total_CC) else list(range(len(total_CC))))
+    labels: list[object] = list(names) if len(names) == len(total_CC) else list(range(len(total_CC)))
+    return Confusion(total_CC.numpy(), labels)

@@ -1,35 +1,36 @@
 """The coordinator: one global model, moved by one aggregator, over any fleet.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-import numpy as np
-
-from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.base import Aggregator
+from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
-from fed.layout import Layout
-from fed.randomness import Streams
-from fed.server.accumulator import RoundStats, Staleness, UpdateAccumulator
+from fed.server.accumulator import RoundStats, Staleness, TaskEnd, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
-from fed.server.sent_sum import SentSum
+from fed.server.observer import TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
+from fed.server.telling import Observers
+from fed.server.way_in import WayIn
 from fed.storage.checkpoints import Tree, plain, refilled
-from fed.tensors import Tensor, torch
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
-from fed.wire.messages import GlobalModel, Task, task_of
+from fed.wire.messages import Answer, GlobalModel, Task, task_of
 
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
-_MOST_TO_SQUARE = 1e150
-_MOST_CLIPPED = 1e-3  # of all coordinates of a round, without a warning
+_MOST_TO_SQUARE = 1e150  # the square of much more is no float64
+_NOT_AWAITED = "the round has ended without it"
+_EVENTS: Mapping[TaskEnd, type[TaskAnswered | TaskLate]] = {TaskEnd.ANSWERED: TaskAnswered, TaskEnd.LATE: TaskLate}
 
 
 @dataclass(eq=False)
@@ -37,21 +38,23 @@ class Coordinator:
     """Keeps the global model and the aggregator's state, in float64; dispatches tasks and counts their answers.
 
     Attributes:
-        losses: the last training loss of each client that has answered.
-        version: the number of times that the model has moved.
-        open: the tasks that are to be answered, by id.
-        keeps_states: clients keep a state, and take no task until the verdict on their last one.
+        losses: last training loss of each client that has answered.
+        version: number of times that the model has moved.
+        open: tasks that are not answered yet, by id.
+        keeps_states: True if clients keep a state; then they take no task until the verdict on their last one.
 
     Args:
-        aggregator: moves the model by the mean update.
-        fleet: the clients.
-        layout: the layout of what leaves a client.
-        message: the format of the run's messages.
-        vector_V: the first model.
-        integers_I: its integer buffers.
-        streams: the run's random streams.
-        lr_in: (round, clients asked) → step size of local steps; None: the clients know it.
-        drops_diverged: a client that diverges has failed; else it ends the run.
+        aggregator: algorithm that moves the model by the mean update.
+        fleet: fleet of the clients.
+        layout: layout of the parameters and buffers that leave a client.
+        message: format of the run's messages.
+        vector_V: parameters and float buffers of the first model.
+        integers_I: integer buffers of the first model.
+        streams: random streams of the run.
+        lr_in: function from (round, clients asked) to the step size of local steps; None: the clients know it.
+        drops_diverged: True if a client that diverges has failed; otherwise it ends the run.
+        stages: changes of the mean update.
+        observers: observers that are told of tasks.
 
     Raises:
         InvalidExperiment: if the aggregator's state does not hold the model.
@@ -66,13 +69,16 @@ class Coordinator:
     streams: Streams
     lr_in: Callable[[int, int], float] | None = None
     drops_diverged: bool = False
+    stages: InitVar[tuple[Stage, ...]] = ()
+    observers: Observers = field(default_factory=Observers)
 
-    def __post_init__(self, vector_V: Tensor, integers_I: Tensor) -> None:
+    def __post_init__(self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...]) -> None:
         """Begin with the aggregator's state of the first model."""
         self.losses: dict[int | str, float] = {}
         self.version = 0
         self.open: dict[int, Task] = {}
-        parameters, rule = self.layout.parameters, self.aggregator
+        parameters = self.layout.parameters
+        rule = self.aggregator
         has_own = rule.keeps_private or any(phase.is_personal for phase in rule.phases())
         self.keeps_states = rule.keeps_client_state or has_own
         # in float64 an update far below a parameter is not rounded away
@@ -80,11 +86,13 @@ class Coordinator:
         rule.check_state(self._state, parameters, "init")
         self._buffers_R = vector_V[parameters:].double()
         self._integers_I = integers_I
-        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # parameters, buffers, and the vector made of them
         self._tasks = self._population = 0
-        self._warned_share, self._has_capped = 0.0, False
         self._sent: tuple[GlobalModel, int | None] | None = None
-        self._sent_sum = SentSum(self.message) if self.message.error_feedback.adds_up else None
+        self._way_in = WayIn(
+            aggregator=rule, fleet=self.fleet, message=self.message, streams=self.streams, stages=stages
+        )
+        self._sent_sum = self._way_in.sent_sum
         self._downlink = Downlink(self.message, self.streams) if self.message.downlink_codecs else None
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
@@ -96,11 +104,16 @@ class Coordinator:
         """An empty accumulator, for the updates that move the model next.
 
         Args:
-            mixes: the model moves towards clients' models, rather than by their updates.
+            mixes: True if the model moves towards clients' models, rather than by their updates.
         """
         present_V = self._whole(self.aggregator.model_to_send(self._state)) if mixes else None
-        size, is_linear = sum(self.message.summed_sizes), self.aggregator.linear
-        return UpdateAccumulator(size, self._integers_I, is_linear, present_V, drops_diverged=self.drops_diverged)
+        return UpdateAccumulator(
+            size=sum(self.message.summed_sizes),
+            integers_I=self._integers_I,
+            is_linear=self.aggregator.linear,
+            present_V=present_V,
+            drops_diverged=self.drops_diverged,
+        )
 
     def dispatch(
         self,
@@ -115,38 +128,42 @@ class Coordinator:
         """Send the model as it is now to clients.
 
         Args:
-            accumulator: counts the tasks.
-            number: of the round, from 1.
-            clients: the clients that train, none of which has a task.
-            cohort: the number of clients that the step size is scaled for; those of ``clients`` unless given.
-            deadline_s: seconds from now in which an answer must arrive.
+            accumulator: accumulator that counts the tasks.
+            number: number of the round, from 1.
+            clients: clients that train, none of which has a task.
+            cohort: number of clients that the step size is scaled for; that of ``clients`` unless given.
+            deadline_s: seconds from now in which an answer must arrive; None: no deadline.
             takes_parts: True if a client may answer with fewer steps; under secure aggregation none may.
         """
         model, steps = self._model_to_send()
         lr = self.lr_in(number, cohort or len(clients)) if self.lr_in else None
         takes_parts = takes_parts and self.message.fixed is None  # else a deadline would decide whose message counts
-        of_all, timing = (lr, steps), (deadline_s, takes_parts)
         tasks = [
             Task(
-                self._tasks + place,
-                number,
-                client,
-                model,
-                *of_all,
-                self._repeats(client, number),
-                *timing,
-                self._downlink.missing(client) if self._downlink else None,
+                id=self._tasks + place,
+                round=number,
+                client=client,
+                model=model,
+                lr=lr,
+                steps=steps,
+                repeats=self._repeats(client, number),
+                deadline_s=deadline_s,
+                takes_parts=takes_parts,
+                differences=self._downlink.missing(client) if self._downlink else None,
             )
             for place, client in enumerate(clients)
         ]
         self._tasks += len(tasks)
         self.open.update((task.id, task) for task in tasks)
         accumulator.asked += clients
-        sizes: dict[object, int] = {}
+        sizes: dict[object, int] = {}  # tasks with the same content have one size, which is found once
         for task in tasks:
             if (content := task.content) not in sizes:
                 sizes[content] = task.size_bytes()
             accumulator.bytes_down += sizes[content]
+        if self.observers.want(TaskSent):  # a large cohort has many events, which may be for nobody
+            for task in tasks:
+                self.observers.tell(TaskSent(number, task.client, task.id))
         self.fleet.dispatch(tasks)
 
     def collect(
@@ -160,10 +177,11 @@ class Coordinator:
         """Count answers as they arrive.
 
         Args:
-            accumulator: counts them.
-            until: the clock at which to stop.
-            enough: the number of updates after which to stop, counted from now; all of one instant are taken.
-            weigh: the factor of an update by its staleness.
+            accumulator: accumulator that counts them.
+            until: time at which to stop, in seconds of the fleet's clock.
+            enough: number of updates after which to stop, counted from now; all of one instant are taken. None: stop
+                when no task is left.
+            weigh: function from an update's staleness to its factor; None: the update is too late to count.
 
         Raises:
             Diverged: if a client's loss or model is no longer finite; where such clients are dropped, if a round waits
@@ -172,12 +190,39 @@ class Coordinator:
         for answer in self.fleet.collect(until, enough):
             if self._downlink is not None and not answer.problem:
                 self._downlink.note(answer, self.open)
-            accumulator.take(answer, self.open, self.version, weigh)
+            end = accumulator.take(answer, self.open, version=self.version, weigh=weigh)
+            self._tell(answer, end)
             del answer  # it may be large, and the next is on its way
         # after all answers of the instant: the order of arrival must not choose the client that is named
         if accumulator.diverged and (not self.drops_diverged or self._awaits_diverged_alone(accumulator)):
             first = min(accumulator.diverged, key=lambda answer: answer.tasks)
             raise Diverged.of(first.round, first.clients[0], first.problem)
+
+    def _tell(self, answer: Answer, end: TaskEnd) -> None:
+        """Tell observers what has become of an answer's tasks."""
+        if end is TaskEnd.FAILED:
+            failed = TaskFailed(
+                round=answer.round,
+                client=answer.clients[0],
+                task=answer.tasks[0],
+                reason=answer.problem,
+                has_diverged=answer.has_diverged,
+            )
+            self.observers.tell(failed)
+            return
+        kind = _EVENTS.get(end)
+        if kind is None or not self.observers.want(kind):
+            return
+        for client, task in zip(answer.clients, answer.tasks, strict=True):
+            self.observers.tell(kind(answer.round, client, task))
+
+    def _tell_verdict(self, accumulator: UpdateAccumulator, number: int, counted: Mapping[int, float]) -> None:
+        """Tell observers which of the updates that were collected have moved the model."""
+        if not self.observers.want(TaskSettled):
+            return
+        # in the order of the tasks, whatever the order of arrival
+        for task, client in sorted(zip(accumulator.counted, accumulator.replied, strict=True)):
+            self.observers.tell(TaskSettled(number, client, task, discount=counted.get(task, 0.0)))
 
     def _awaits_diverged_alone(self, accumulator: UpdateAccumulator) -> bool:
         """True if each client has answered or diverged, some again and again, and no other has a task."""
@@ -197,6 +242,11 @@ class Coordinator:
         self.collect(accumulator, until=self.fleet.clock)
         unanswered = accumulator.late if are_late else accumulator.failed
         unanswered += [task.client for task in self.open.values()]
+        for task in self.open.values():
+            if are_late:
+                self.observers.tell(TaskLate(task.round, task.client, task.id))
+            else:
+                self.observers.tell(TaskFailed(task.round, task.client, task.id, reason=_NOT_AWAITED))
         self.open.clear()
 
     def step(
@@ -205,23 +255,23 @@ class Coordinator:
         """Move the model by the updates collected, and tell the fleet which of them counted.
 
         Args:
-            accumulator: of the updates.
-            number: of the round, from 1; no task of an earlier round is sent any more.
-            share: of all clients, where the mean over all is wanted: updates of clients that have not answered are 0.
-            quorum: the number of updates without which the model stays as it was.
+            accumulator: accumulator of the updates.
+            number: number of the round, from 1; no task of an earlier round is sent any more.
+            share: share of all clients that the updates come from, where the mean over all is wanted, in which the
+                updates of the others are 0; None: the mean of the updates that came.
+            quorum: number of updates below which the model stays as it was.
         """
         self.losses |= accumulator.loss_of
-        counted: dict[int, float] = {}
-        if accumulator.replied and self._suffice(len(accumulator.replied), quorum, number):
-            self._apply(accumulator, number, share)
+        suffice = bool(accumulator.replied) and self._suffice(len(accumulator.replied), quorum, number)
+        counted = accumulator.counted if suffice else {}
+        if suffice or self._way_in.acts_alone:
+            self._apply(accumulator if suffice else None, number, share)
             self.version += 1
-            counted = accumulator.counted
         self.fleet.settle(counted)  # after the model has moved: client states follow what counted
+        self._tell_verdict(accumulator, number, counted)
         for over in [earlier for earlier in self._asked if earlier < number]:
             del self._asked[over]
-        stats = accumulator.stats()
-        self._warn_of_clipping(number, stats)
-        return stats
+        return accumulator.stats()
 
     def state(self) -> Tree:
         """All that a resumed run needs, for a checkpoint."""
@@ -246,9 +296,13 @@ class Coordinator:
             InvalidCheckpoint: if it is the state of another algorithm or model.
         """
         self._state = refilled(self._state, state["aggregator"])
-        self._buffers_R, self._integers_I = state["averaged"], state["integers"]
-        self.version, self._tasks, self._population = state["version"], state["tasks"], state["population"]
-        self.losses, self._asked = state["losses"], state["asked"]
+        self._buffers_R = state["averaged"]
+        self._integers_I = state["integers"]
+        self.version = state["version"]
+        self._tasks = state["tasks"]
+        self._population = state["population"]
+        self.losses = state["losses"]
+        self._asked = state["asked"]
         self._sent = None
         if self._sent_sum is not None:
             self._sent_sum.restore(state["sent_sum"])
@@ -278,28 +332,23 @@ class Coordinator:
             return False
         return True
 
-    def _apply(self, accumulator: UpdateAccumulator, number: int, share: float | None) -> None:
-        if self.aggregator.linear:
-            state, mean_update_M = self._state, accumulator.mean()
-        else:
-            state, mean_update_M = self.aggregator.combine(self._state, *accumulator.rows(), self._stream(number))
-        members, population = len(self.fleet.registered()), self.fleet.population()
+    def _apply(self, accumulator: UpdateAccumulator | None, number: int, share: float | None) -> None:
+        """Move the model by the updates that count; None: by what the stages alone add."""
+        state = self._state
+        population = self.fleet.population()
         if self._population not in (0, population):  # 0: no update yet, and no sums over clients
             state = self.aggregator.resized(state, self._population, population)
-        # a product with 1 would be a copy of the model
-        mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
-        if self._sent_sum is not None:
-            mean_update_M = self._sent_sum.add(mean_update_M, accumulator, self.fleet)
-        read_M, parts = self.message.read(mean_update_M, self.streams, number), len(self.message.parts)
-        is_one = parts == 1 and not self.message.buffers
-        mean = (read_M,) if is_one else read_M.split_with_sizes(self.message.sizes)
-        clients, stream = len(accumulator.replied) if share is None else members, partial(self._stream, number)
-        state = self.aggregator.apply(state, Reduced(mean[:parts], clients, population, stream))
+        state, mean_R = self._way_in.apply(state, accumulator, number=number, population=population, share=share)
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)
-        buffers_R = self._buffers_R + mean[-1] if self.message.buffers else self._buffers_R
-        # At once, so that an interruption finds the model of one round or of the other.
-        self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
+        buffers_R = self._buffers_R + mean_R if self.message.buffers else self._buffers_R
+        integers_I = self._integers_I if accumulator is None else accumulator.integers_I
+        # Nothing is called between these lines, so that an interruption, which Python delivers at a call or a jump,
+        # finds the model of one round or of the other.
+        self._state = state
+        self._buffers_R = buffers_R
+        self._integers_I = integers_I
+        self._sent = None
         self._population = population
 
     def _check_numbers(self, model_P: Tensor, number: int) -> None:
@@ -313,16 +362,14 @@ class Coordinator:
                 "of algorithm and local"
             )
 
-    def _stream(self, number: int) -> np.random.Generator:
-        return self.streams.generator("combine", number)
-
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:
-        """The model that goes out with tasks for as long as it stays, and their number of steps."""
+        """The model that tasks bring until it moves, and the number of their local steps; None: the experiment's."""
         if self._sent is None:
             params_V = self._vector(self.aggregator.model_to_send(self._state))
             broadcast = tuple(part.to(self.layout.dtype) for part in self.aggregator.broadcast(self._state))
             model = GlobalModel(self.version, params_V, self._integers_I, broadcast)
-            self._sent = (self._downlink.model(model) if self._downlink else model), self.aggregator.steps(self._state)
+            outgoing = self._downlink.model(model) if self._downlink else model
+            self._sent = outgoing, self.aggregator.steps(self._state)
         return self._sent
 
     def _vector(self, params_P: Tensor) -> Tensor:
@@ -333,24 +380,6 @@ class Coordinator:
             vector_V = whole_V.clone() if whole_V.dtype == self.layout.dtype else whole_V.type(self.layout.dtype)
             self._kept = params_P, self._buffers_R, vector_V
         return self._kept[2]
-
-    def _warn_of_clipping(self, number: int, stats: RoundStats) -> None:
-        """Warn when a share is clipped that is twice what was warned of, and at the first weight that is capped."""
-        share = stats.clipped_share or 0.0
-        if share > max(_MOST_CLIPPED, 2 * self._warned_share):
-            self._warned_share = share
-            _log.warning(
-                "round %d: %.3g %% of the numbers that clients sent were clipped: raise secure_aggregation.clip",
-                number,
-                100 * share,
-            )
-        if stats.capped_weights and not self._has_capped:
-            self._has_capped = True
-            _log.warning(
-                "round %d: the weights of %d clients were capped: raise secure_aggregation.max_weight",
-                number,
-                stats.capped_weights,
-            )
 
     def _whole(self, params_P: Tensor) -> Tensor:
         return torch.cat([params_P, self._buffers_R]) if self.message.buffers else params_P

@@ -1,13 +1,13 @@
-"""The way out of models: to each client what it lacks, where differences of models are encoded.
+"""The way out of models, where their differences are encoded: each client is sent the differences that it lacks.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fed.randomness import Streams
 from fed.storage.checkpoints import Tree, plain
+from fed.vectors.randomness import Streams
 from fed.wire.format import MOST_DIFFERENCES, Format
 from fed.wire.messages import Answer, Difference, GlobalModel, Task
 from fed.wire.reference import Reference
@@ -25,17 +25,18 @@ class Downlink:
 
     Args:
         message: the format of messages, with codecs of differences.
-        streams: the run's.
+        streams: random streams of the run.
     """
 
     def __init__(self, message: Format, streams: Streams) -> None:
-        self._message, self._streams = message, streams
+        self._message = message
+        self._streams = streams
         self._version = -1
         self._reference: Reference | None = None
         self._state: CodecState = {}
         self._differences: tuple[Difference, ...] = ()
-        self._missing: dict[str, tuple[Difference, ...]] = {}  # by what a client has
-        self._known: dict[int | str, str] = {}
+        self._missing: dict[str, tuple[Difference, ...]] = {}  # name of the version that a client has → what it lacks
+        self._known: dict[int | str, str] = {}  # client → name of the version that it has
 
     def model(self, model: GlobalModel) -> GlobalModel:
         """The reference, moved towards this model, as it goes out with tasks; moved once for each version."""
@@ -54,7 +55,14 @@ class Downlink:
         self._version = model.version
         self._find_missing()
         params_V, integers_I, *broadcast = self._message.join_model(self._reference.numbers_KP, beside)
-        return GlobalModel(model.version, params_V, integers_I, tuple(broadcast), self._reference.name, beside)
+        return GlobalModel(
+            version=model.version,
+            params_V=params_V,
+            integers_I=integers_I,
+            broadcast=tuple(broadcast),
+            reference=self._reference.name,
+            beside=beside,
+        )
 
     def missing(self, client: int | str) -> tuple[Difference, ...] | None:
         """The differences between the version that a client has and the last one; None where all of it is shorter."""
@@ -77,15 +85,19 @@ class Downlink:
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._version, self._known, self._state = state["version"], state["known"], state["codecs"]
+        self._version = state["version"]
+        self._known = state["known"]
+        self._state = state["codecs"]
         self._reference = Reference(**state["reference"]) if state["reference"] else None
         self._differences = tuple(Difference(**one) for one in state["differences"])
 
     def _find_missing(self) -> None:
-        """Find what clients of each version lack, as long as that is less than the whole; drop what nobody gets."""
+        """Find the differences that clients of each version lack; forget versions for which the model is shorter."""
         assert self._reference is not None
-        whole_bytes, size_bytes = self._reference.numbers_KP.nbytes, 0
+        whole_bytes = self._reference.numbers_KP.nbytes
+        size_bytes = 0
         self._missing = {self._reference.name: ()}
+        # from the newest back: each older version lacks one difference more
         for place in reversed(range(len(self._differences))):
             size_bytes += self._differences[place].size_bytes
             if size_bytes >= whole_bytes:

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.held_out import no_held_out_samples
-from fed.clients.evaluation import Score
-from fed.clients.measures import Metrics, is_higher_better
+from fed.clients.scoring.measures import Metrics, is_higher_better
+from fed.clients.training.evaluation import Score
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
 from fed.config.evaluation import ByBoth
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData
-from fed.scores import CLIENT_FIGURES, NamedMetric
 from fed.server.federation import Federation, State
 from fed.server.training_loop import Scores
-from fed.tensors import Tensor, torch
+from fed.storage.scores import CLIENT_FIGURES, NamedMetric
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "CLIENTS_AT_ONCE",
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 CLIENTS_AT_ONCE = 32
-"""The largest number of clients in one item that score the same model."""
+"""Largest number of clients in one item that score the same model."""
 
 MODELS_AT_ONCE = 8
-"""The largest number of models in one item."""
+"""Largest number of models in one item."""
 
-_SAMPLES = 4096
+_SAMPLES = 4096  # test samples of one item, where models can be scored in parts
 _AFTER_TRAINING = 1  # a priority behind training's: scores keep no client waiting
 
 
@@ -45,12 +45,13 @@ class ScoringByCoordinator:
     """Scores of the federation's model and the clients' own on the test set.
 
     Args:
-        recipe: with the test set, the loss and the metrics.
-        federation: whose models are scored, as they are now.
-        executor: does the work.
+        recipe: recipe with the test set, the loss and the metrics.
+        federation: federation whose models are scored, as they are now.
+        executor: executor that does the work.
         only_own: True to score the clients' own models alone, where they have some.
         own: clients whose own models are scored; all unless given.
-        sample: the test samples that clients' own models are scored on, where there are several; all unless given.
+        sample: places of the test samples that clients' own models are scored on, where there are several; all samples
+            unless given.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ScoringByCoordinator:
         self._samples = _test_samples(recipe)
         self._of_own = self._samples
         self._sets: list[_ScoredSet] = []
+        # many models are scored on a sample, the federation's alone on all
         if len(own_models) > 1 and 0 < len(sample) < self._samples:
             self._of_own = len(sample)
             self._submit(own_models, recipe, tuple(sample))
@@ -86,15 +88,14 @@ class ScoringByCoordinator:
             of_own = _over_clients([], self._metrics) if self._own else {}
             return Scores({**_test_line(None, self._metrics), **of_own})
         answers = iter(_answers(self._executor, [ticket for scored in self._sets for ticket in scored.tickets]))
-        scores = [
-            score
-            for scored in self._sets
-            for _ in range(scored.groups)
-            for score in _joined([next(answers) for _ in scored.sizes], scored.sizes)
-        ]
-        own = scores[: len(self._own)]
-        of_clients = zip(self._own, [self._of_own] * len(own), own, strict=True)
-        rows = [_client_line(ClientScore(*of_client), self._metrics) for of_client in of_clients]
+        scores: list[Score] = []
+        for scored in self._sets:
+            for _ in range(scored.groups):
+                parts = [next(answers) for _ in scored.sizes]
+                scores += _joined(parts, scored.sizes)
+        own = scores[: len(self._own)]  # they were submitted first
+        of_clients = [ClientScore(client, self._of_own, one) for client, one in zip(self._own, own, strict=True)]
+        rows = [_client_line(one, self._metrics) for one in of_clients]
         line: dict[str, Any] = _over_clients(own, self._metrics) if own else {}
         if len(own) > 1:
             of_all = self._of_own if self._only_own else self._samples
@@ -108,8 +109,12 @@ class ScoringByCoordinator:
 
     def _submit(self, states: Sequence[State], recipe: Recipe, places: tuple[int, ...] = ()) -> None:
         """Have models scored, on the whole test set or on some places of it."""
-        parts, groups = parts_of(recipe, len(places) or self._samples), _split(states, MODELS_AT_ONCE)
-        tickets = [self._executor.submit(_item(models, *part, places)) for models in groups for part in parts]
+        parts = parts_of(recipe, len(places) or self._samples)
+        groups = _split(states, MODELS_AT_ONCE)
+        # one after another: an item holds a copy of its models
+        tickets = [
+            self._executor.submit(_item(models, first, end, places)) for models in groups for first, end in parts
+        ]
         self._sets.append(_ScoredSet(len(groups), [end - first for first, end in parts], tickets))
 
 
@@ -117,9 +122,9 @@ class _ScoredSet(NamedTuple):
     """Models that are scored on the same samples.
 
     Args:
-        groups: the number of groups of models that are scored at once.
-        sizes: the numbers of samples of the parts that the samples are cut into.
-        tickets: of the items, group by group.
+        groups: number of groups of models, each of which is scored at once.
+        sizes: number of samples in each part that the samples are cut into.
+        tickets: tickets of the items, group by group.
     """
 
     groups: int
@@ -134,7 +139,7 @@ def _item(models: Sequence[State], first: int, end: int, places: tuple[int, ...]
 
 
 def _joined(parts: Sequence[Evaluated], sizes: Sequence[int]) -> list[Score]:
-    """Each model's scores over all parts of the samples, of means over samples; a single part is as it is."""
+    """Each model's scores over all parts, means weighted by the parts' samples; a single part keeps its bits."""
     by_model = zip(*(part.scores for part in parts), strict=True)
     return [_mean_score(of_parts, sizes) for of_parts in by_model]
 
@@ -143,10 +148,10 @@ class ScoringByClients:
     """Scores of each client's model, its own or the federation's, on its held-out samples.
 
     Args:
-        held_out: each client's samples.
-        metrics: that are computed, by name.
-        federation: whose models are scored, as they are now.
-        executor: does the work.
+        held_out: held-out samples of each client.
+        metrics: metrics to compute, by name.
+        federation: federation whose models are scored, as they are now.
+        executor: executor that does the work.
     """
 
     def __init__(
@@ -155,7 +160,8 @@ class ScoringByClients:
         self._executor = executor
         self._held_out = held_out
         self._metrics = metrics
-        self._model, self._own = federation.model(), federation.models()
+        self._model = federation.model()
+        self._own = federation.models()
         groups = _split(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
         self._tickets = [executor.submit(self._item(clients)) for clients in groups]
 
@@ -167,9 +173,9 @@ class ScoringByClients:
         """
         answers = _answers(self._executor, self._tickets)
         found = [
-            ClientScore(*of_client)
+            ClientScore(client, samples, score)
             for answer in answers
-            for of_client in zip(answer.clients, answer.samples, answer.scores, strict=True)
+            for client, samples, score in zip(answer.clients, answer.samples, answer.scores, strict=True)
         ]
         if not found:
             raise no_held_out_samples(len(self._held_out))
@@ -201,15 +207,15 @@ def scores_of_both(by_coordinator: Scores, by_clients: Scores) -> Scores:
     """A round's scores where both score: those of the test set from the coordinator, those of clients from clients.
 
     Args:
-        by_coordinator: of the coordinator's scoring.
-        by_clients: of the clients' own.
+        by_coordinator: scores that the coordinator has found.
+        by_clients: scores that the clients have found.
     """
     over_clients = {name: value for name, value in by_clients.line.items() if name.startswith("client_")}
     return Scores({**by_coordinator.line, **over_clients}, by_clients.clients)
 
 
 class ClientScore(NamedTuple):
-    """Score of a client's model, and the number of samples that it is of."""
+    """Score of a client's model, and the number of samples that it was scored on."""
 
     client: ClientId
     samples: int
@@ -219,11 +225,11 @@ class ClientScore(NamedTuple):
 def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Scores:
     """The scores of clients: means weighted by samples, the spread over clients, and each one's own.
 
-    Clients for whose samples a metric is undefined, such as AUROC of one class, have no part in what is said of it.
+    A client for whose samples a metric is undefined, such as AUROC of one class, is left out of that metric's figures.
 
     Args:
-        found: of each client.
-        metrics: that were computed, by name.
+        found: score of each client.
+        metrics: metrics that were computed, by name.
     """
     if not found:
         names = [NamedMetric(name).of_clients(figure) for name in metrics for figure in CLIENT_FIGURES]
@@ -256,8 +262,8 @@ def parts_of(recipe: Recipe, samples: int | None = None) -> list[tuple[int, int]
     """Beginnings and ends of the parts in which models are scored; none without a test set.
 
     Args:
-        recipe: with the test set.
-        samples: how many are scored; all of the test set unless given.
+        recipe: recipe with the test set.
+        samples: number of samples that are scored; all of the test set unless given.
     """
     samples = _test_samples(recipe) if samples is None else samples
     part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)

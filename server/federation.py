@@ -1,25 +1,16 @@
 """Federation of a run's clients, with a coordinator or without one."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, InitVar, dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from fed.aggregators.base import Aggregator
-from fed.clients.client_states import ClientStates
-from fed.clients.setup import Preparation
-from fed.config.experiment import Experiment
 from fed.server.accumulator import RoundStats
-from fed.server.coordinator import Coordinator
-from fed.server.fleet import Fleet
-from fed.server.rounds.synchronous import Rounds
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor
-from fed.wire.format import Format
+from fed.vectors.tensors import Tensor
 
-__all__ = ["Coordinated", "Federation", "State", "step_sizes"]
+__all__ = ["Federation", "State"]
 
 State: TypeAlias = tuple[Tensor, Tensor]
-"""A model as (vector [V], integers [I])."""
+"""Model as (vector [V], integers [I])."""
 
 
 class Federation(Protocol):
@@ -30,7 +21,10 @@ class Federation(Protocol):
         """Seconds since the run began."""
 
     def round(self, number: int) -> RoundStats:
-        """Train and exchange."""
+        """Run one round, numbered from 1: train, and exchange updates or models."""
+
+    def clients(self) -> Sequence[int | str]:
+        """Clients that have registered by now; at a real peer its own."""
 
     def model(self) -> State:
         """The model that users evaluate."""
@@ -49,80 +43,3 @@ class Federation(Protocol):
 
     def occupation(self) -> dict[str, Any]:
         """The clients' use of their time, for a summary; nothing where they are in step."""
-
-
-@dataclass
-class Coordinated:
-    """The federation of an experiment's clients under a coordinator.
-
-    Args:
-        experiment: with the step size.
-        prepared: the experiment's algorithm, first model and random streams.
-        policy: of its rounds.
-        fleet: the clients, simulated or real.
-        message: the format of the run's messages.
-        states: the clients' own.
-        moved_bytes: what has travelled up and down in the last round, where a fleet does not count it.
-        occupation: the clients' use of their time.
-    """
-
-    experiment: InitVar[Experiment]
-    prepared: InitVar[Preparation]
-    policy: Rounds
-    fleet: InitVar[Fleet]
-    message: InitVar[Format]
-    states: ClientStates
-    _: KW_ONLY
-    moved_bytes: Callable[[], tuple[int, int]] | None = None
-    occupation: Callable[[], dict[str, Any]] = dict
-
-    def __post_init__(self, experiment: Experiment, prepared: Preparation, fleet: Fleet, message: Format) -> None:
-        """Begin before the first round."""
-        shared, algorithm = prepared.layout.shared, prepared.algorithm
-        assert isinstance(algorithm, Aggregator)
-        model, lr_in = shared.pack(prepared.module), step_sizes(experiment, self.policy)
-        parts = shared, message, *model, prepared.streams, lr_in, self.policy.drops_diverged
-        self.coordinator = Coordinator(algorithm, fleet, *parts)
-        self._policy_state = self.policy.init()
-
-    @property
-    def clock(self) -> float:
-        """Seconds since the run began."""
-        return self.coordinator.fleet.clock
-
-    def round(self, number: int) -> RoundStats:
-        """One round of the policy."""
-        stats = self.policy.round(self.coordinator, number, self._policy_state)
-        if self.moved_bytes is None:
-            return stats
-        up, down = self.moved_bytes()
-        return stats._replace(bytes_up=up, bytes_down=down)
-
-    def measures(self) -> dict[str, float]:
-        """Give none: there is one model."""
-        return {}
-
-    def state(self) -> Tree:
-        """The coordinator's, the fleet's and the policy's."""
-        policy = None if self._policy_state is None else self._policy_state.state()
-        return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
-
-    def restore(self, state: Tree) -> None:
-        """Resume from a state that :meth:`state` gave."""
-        self.coordinator.restore(state["coordinator"])
-        self.coordinator.fleet.restore(state["fleet"])
-        if state["policy"] is not None:
-            self._policy_state = type(self._policy_state).restore(state["policy"])
-
-    def model(self) -> State:
-        """The coordinator's model, with the first model's private parts where there are any."""
-        return self.states.whole(self.coordinator.model())
-
-    def models(self) -> Mapping[int | str, State]:
-        """Each client's own, where it has private parts of a model, or a whole one."""
-        return self.states.models(self.coordinator.model())
-
-
-def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], float]:
-    """(round, clients asked) → the step size of their local steps."""
-    return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)

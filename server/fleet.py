@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from fed.protocol.protocol_pb2 import ToSession
 from fed.storage.checkpoints import Tree
 from fed.wire.messages import Answer, Task
-from fed.wire.protocol_pb2 import ToSession
 
 __all__ = ["ConversingFleet", "Fleet"]
 
@@ -53,8 +53,8 @@ class Fleet(Protocol):
         such as one of another shape, is a failure.
 
         Args:
-            until: the clock at which to stop.
-            enough: the number of updates after which to stop; all of one instant are given. None: when no task is left.
+            until: time at which to stop, in seconds of :attr:`clock`.
+            enough: number of updates after which to stop; all of one instant are given. None: no limit.
         """
 
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -108,8 +108,8 @@ class ConversingFleet(Fleet, Protocol):
         """Fail an open task.
 
         Args:
-            task: its id.
-            reason: as a sentence for the user.
+            task: id of the task.
+            reason: reason of the failure, as a sentence for the user.
         """
 
     def pass_time(self, until: float) -> None:

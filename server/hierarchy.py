@@ -1,6 +1,6 @@
 """Edge coordinators between the clients and the coordinator: each reduces its own clients and reports upward.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -12,8 +12,8 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
-from fed.reduction import WeightedMean
-from fed.tensors import torch
+from fed.vectors.reduction import WeightedMean
+from fed.vectors.tensors import torch
 
 if TYPE_CHECKING:
     from fed.server.fleet import Fleet
@@ -34,9 +34,9 @@ class Hierarchy(Hyperparameters):
     to the bit where clients train one by one. Clients belong to edges in the order in which they register.
 
     Args:
-        fan_out: how many clients an edge has.
-        latency_s: of one message between an edge and the coordinator.
-        bytes_per_s: between them, each way.
+        fan_out: number of clients of an edge.
+        latency_s: seconds of latency of one message between an edge and the coordinator.
+        bytes_per_s: bandwidth between an edge and the coordinator, each way.
     """
 
     fan_out: PositiveInt = 32
@@ -55,7 +55,7 @@ class Hierarchy(Hyperparameters):
             Term(Feature.DIRECT_MESSAGES, "set hierarchy to null", "whose clients talk to edges"),
         )
 
-    def exchange_s(self, size_bytes: int) -> float:
+    def transfer_s(self, size_bytes: int) -> float:
         """Seconds that a message takes between an edge and the coordinator."""
         return self.latency_s + size_bytes / self.bytes_per_s
 
@@ -64,18 +64,23 @@ class HierarchicalFleet:
     """Fleet of clients behind edge coordinators, itself a :class:`fed.server.fleet.Fleet`.
 
     Args:
-        fleet: of clients that answer singly or in groups.
-        hierarchy: the edges.
-        message: the format of clients' messages; edges send sums, which no codec encodes.
+        fleet: fleet of clients that answer singly or in groups.
+        hierarchy: tree of the edges.
+        message: format of clients' messages; edges send sums, which no codec encodes.
     """
 
     def __init__(self, fleet: "Fleet", hierarchy: Hierarchy, message: "Format") -> None:
         self._fleet = fleet
-        self.registered, self.available, self.size_of = fleet.registered, fleet.available, fleet.size_of
-        self.population, self.cancel, self.settle = fleet.population, fleet.cancel, fleet.settle
+        # the clients' fleet does these as they are
+        self.registered = fleet.registered
+        self.available = fleet.available
+        self.size_of = fleet.size_of
+        self.population = fleet.population
+        self.cancel = fleet.cancel
+        self.settle = fleet.settle
         self._hierarchy = hierarchy
         self._message = message
-        self._received_bytes: dict[int, int] = {}  # by edge, that no answer has told of yet
+        self._received_bytes: dict[int, int] = {}  # edge → bytes that no answer has counted yet
         self._edges: dict[int | str, int] = {}
         self._passed_s = 0.0
 
@@ -97,14 +102,15 @@ class HierarchicalFleet:
         received_bytes = self._bytes_to_edges(tasks)
         for edge, size_bytes in received_bytes.items():
             self._received_bytes[edge] = self._received_bytes.get(edge, 0) + size_bytes
-        down_s = self._hierarchy.exchange_s(max(received_bytes.values()))
+        # edges receive at the same time: the largest message is the last to arrive
+        down_s = self._hierarchy.transfer_s(max(received_bytes.values()))
         self._passed_s += down_s
-        ways_s = down_s + self._hierarchy.exchange_s(self._message.sum_bytes)
+        ways_s = down_s + self._hierarchy.transfer_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> "Iterator[Answer]":
         """Each edge's sum of its clients' updates, as one answer; failures pass through."""
-        up_s = self._hierarchy.exchange_s(self._message.sum_bytes)
+        up_s = self._hierarchy.transfer_s(self._message.sum_bytes)
         of_edges: dict[int, list[Answer]] = {}
         # the sum still has to reach the coordinator in time
         for answer in self._fleet.collect(until - self._passed_s - up_s, enough):
@@ -112,19 +118,22 @@ class HierarchicalFleet:
                 yield answer
             else:
                 of_edges.setdefault(self._edges[answer.clients[0]], []).append(answer)
-        self._passed_s += up_s if of_edges else 0.0
+        self._passed_s += up_s if of_edges else 0.0  # once: edges send at the same time, and as many bytes each
         for edge, answers in of_edges.items():
             # the edge's message and the model that it received travel once more
-            size_bytes, more_bytes_down = self._message.sum_bytes, self._received_bytes.pop(edge, 0)
             yield summed(
-                answers, sum(self._message.summed_sizes), size_bytes=size_bytes, more_bytes_down=more_bytes_down
+                answers,
+                sum(self._message.summed_sizes),
+                size_bytes=self._message.sum_bytes,
+                more_bytes_down=self._received_bytes.pop(edge, 0),
             )
 
     def _bytes_to_edges(self, tasks: "Sequence[Task]") -> dict[int, int]:
         """Bytes that each edge receives to send on: the whole model, if a client needs it, and the most differences."""
         received: dict[int, dict[bool, int]] = {}
         for task in {(self._edges[task.client], task.content): task for task in tasks}.values():
-            of_edge, is_whole = received.setdefault(self._edges[task.client], {}), task.differences is None
+            of_edge = received.setdefault(self._edges[task.client], {})
+            is_whole = task.differences is None
             # the differences that one client lacks are the last of those that another lacks
             of_edge[is_whole] = max(of_edge.get(is_whole, 0), task.size_bytes())
         return {edge: sum(of_edge.values()) for edge, of_edge in received.items()}
@@ -144,7 +153,8 @@ class HierarchicalFleet:
 
     def restore(self, state: "Tree") -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._passed_s, self._edges = state["passed_s"], state["edges"]
+        self._passed_s = state["passed_s"]
+        self._edges = state["edges"]
         self._received_bytes = state["received_bytes"]
         self._fleet.restore(state["fleet"])
 
@@ -153,26 +163,26 @@ def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_b
     """One answer with the exact sum of several.
 
     Args:
-        answers: of tasks that started from one model.
-        numbers: M of each message.
-        size_bytes: what has travelled upward beside the clients' own messages.
-        more_bytes_down: what has travelled downward beside their tasks.
+        answers: sequence of answers to tasks that started from one model.
+        numbers: number M of values in each message.
+        size_bytes: bytes that have travelled upward beside the clients' own messages.
+        more_bytes_down: bytes that have travelled downward beside their tasks.
     """
     total = WeightedMean(numbers)
     for answer in answers:
-        total.add(answer.mean_update_M, answer.weight)
+        total.add(answer.update.mean_update_M, answer.update.weight)
     integers = [answer.integers_I for answer in answers]
-    from fed.wire.messages import Answer
+    from fed.wire.messages import Answer, PartialSum
 
     return Answer(
         tasks=tuple(task for answer in answers for task in answer.tasks),
         round=answers[0].round,
         clients=tuple(client for answer in answers for client in answer.clients),
+        content=PartialSum(total),
         integers_I=torch.stack(integers).amax(0) if integers[0].numel() else integers[0],
         samples=tuple(count for answer in answers for count in answer.samples),
         train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
         size_bytes=sum(answer.size_bytes for answer in answers) + size_bytes,
-        partial=total,
         more_bytes_down=more_bytes_down,
     )
 

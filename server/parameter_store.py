@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, KeysView
 from typing import Self, TypeAlias, TypedDict
 
 from fed.errors import InvalidInput, RunFailed, ValueRange
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ParameterStore", "State", "Updater"]
 
@@ -55,7 +55,7 @@ class ParameterStore:
     tensor; workers come and go. With s = ∞ it is what asynchronous workers find on TensorFlow's parameter servers.
 
     Args:
-        bound: s, clocks: a whole number ≥ 0, or ``math.inf``.
+        bound: number s of clocks, a whole number ≥ 0, or ``math.inf``.
         updater: (key, stored, pushed) → the new value, of the same shape and type. It is called with copies, under the
             store's lock: it must not wait, nor push. A state of its own is not part of the store's. ``lambda key,
             stored, pushed: pushed`` assigns.
@@ -128,9 +128,9 @@ class ParameterStore:
         """Merge a tensor into a key's value, at the worker's clock.
 
         Args:
-            key: of the value.
-            tensor: of the value's shape.
-            worker: who pushes.
+            key: key of the value.
+            tensor: tensor to be merged, of the value's shape and type.
+            worker: worker that pushes.
 
         Raises:
             InvalidInput: if the key was never set, the worker is not registered or may not proceed, or the tensor, or
@@ -151,9 +151,9 @@ class ParameterStore:
         """Wait until the worker may proceed, and copy a key's value at that instant.
 
         Args:
-            key: whose value.
-            worker: who asks.
-            timeout_s: how long to wait at most, seconds ≥ 0; None: as long as it takes.
+            key: key of the value.
+            worker: worker that asks for it.
+            timeout_s: seconds to wait at most, ≥ 0; None: no limit.
 
         Raises:
             InvalidInput: if the key was never set, or the worker is not registered, or leaves while it waits.
@@ -232,9 +232,11 @@ class ParameterStore:
         """
         found: dict[int, list[int | str]] = {}
         with self._changed:
-            clocks, latest = self._clocks, self._slowest + self._bound
+            clocks = self._clocks
+            latest = self._slowest + self._bound
             for worker in workers:
-                if (clock := clocks[worker] if worker in clocks else self.clock(worker)) <= latest:
+                clock = clocks[worker] if worker in clocks else self.clock(worker)  # which refuses strangers
+                if clock <= latest:
                     found.setdefault(clock, []).append(worker)
         return found
 
@@ -242,8 +244,8 @@ class ParameterStore:
         """Wait until a worker may proceed.
 
         Args:
-            worker: who waits.
-            timeout_s: how long at most, seconds ≥ 0; None: as long as it takes.
+            worker: worker that waits.
+            timeout_s: seconds to wait at most, ≥ 0; None: no limit.
 
         Raises:
             InvalidInput: if it is not registered, or leaves while it waits.
@@ -271,8 +273,8 @@ class ParameterStore:
         """Store that resumes from a state.
 
         Args:
-            state: what :meth:`state` returned.
-            updater: as the store had it.
+            state: state of the store, from :meth:`state`.
+            updater: updater of that store, which its state does not hold.
 
         Raises:
             InvalidInput: if it is no state of a store.
@@ -353,4 +355,5 @@ def _refuse_unlike(name: str, tensor: Tensor, stored: Tensor) -> None:
 def _few(items: Iterable[object]) -> str:
     """Text of the first of many items, and the number of the others."""
     texts = [str(item) for item in items]
-    return ", ".join(texts[:10]) + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")
+    more = f" and {len(texts) - 10} more" if len(texts) > 10 else ""
+    return ", ".join(texts[:10]) + more

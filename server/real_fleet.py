@@ -3,20 +3,23 @@
 import logging
 import math
 import secrets
-import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
-from fed.server.incoming import received
+from fed.processes.clock import Clock
+from fed.protocol import protocol_pb2 as pb
+from fed.server.observer import Event, MessageRefused, NodeCame, NodeWent
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
+from fed.server.telling import Observers
+from fed.server.way_in import received
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, one_line
 from fed.wire.rate_limits import Allowance, Refusals
@@ -24,7 +27,8 @@ from fed.wire.rate_limits import Allowance, Refusals
 __all__ = ["RealFleet"]
 
 _log = logging.getLogger(__name__)
-_SAYS_EVERY_S = 30.0
+_SAYS_EVERY_S = 30.0  # seconds between two lines of the log on what is waited for
+_MOST_NOTED = 1_000  # nodes that come and go, and refusals, that observers have not been told of
 
 
 class RealFleet(ABC):
@@ -34,18 +38,26 @@ class RealFleet(ABC):
     counted last, and at what discount, so that a server that resumes from a checkpoint finds its clients' states.
 
     Attributes:
-        counts: what became of each client's tasks in this run.
-        run: names the run, the same after a resume.
+        counts: counts of what became of each client's tasks in this run.
+        run: name of the run, the same after a resume.
+        time: clock by which it waits; :attr:`clock` counts from the run's beginning.
+        observers: observers that are told of nodes that come and go, and of refused messages.
+
+    Args:
+        clock: time, by which it waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.time = clock
+        self.observers = Observers()
+        self._noted: deque[Event] = deque(maxlen=_MOST_NOTED)
         self.run = secrets.token_hex(16)
         self._start = secrets.randbits(63)  # a resumed server numbers tasks anew: nodes tell them apart by this
-        self._began_s = time.monotonic()
+        self._began_s = self.time.monotonic_s()
         self._changes = self._seen = 0
         self._members = Members()
         self.counts = NodeCounts()
-        self._refusals = Refusals(lambda sender, reason: self.counts.add(sender, "refused", reason))
+        self._refusals = Refusals(clock, self._note_refusal)
         self._open: dict[int, Task] = {}  # until their answers are collected
         self._kept = ClientStateVersions()
         self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
@@ -57,8 +69,8 @@ class RealFleet(ABC):
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began, those in which there was no server left out."""
-        return time.monotonic() - self._began_s
+        """Seconds since the run began, without those in which there was no server."""
+        return self.time.monotonic_s() - self._began_s
 
     def begin(
         self,
@@ -72,21 +84,23 @@ class RealFleet(ABC):
         """Tell nodes the plan of the run, before the first task.
 
         Args:
-            plan: as nodes get it; the format is added.
+            plan: plan of the run for nodes; the format is added to it.
             message: the format of clients' messages.
-            streams: the run's, for codecs.
-            keeps_states: clients keep a state from task to task.
-            keeps_checkpoints: the run may go on from an earlier state.
+            streams: random streams of the run, for codecs.
+            keeps_states: True if clients keep a state from task to task.
+            keeps_checkpoints: True if the run has checkpoints, so that it may go on from an earlier state.
         """
         self._incoming = partial(received, message=message, streams=streams)
-        self._kept.goes_back, self._keeps_states = keeps_checkpoints, keeps_states
+        self._kept.goes_back = keeps_checkpoints
+        self._keeps_states = keeps_states
         self._adds_up = message.error_feedback.adds_up
         plan.format.CopyFrom(message.header())
         self._make_known(plan, message)
 
     def await_nodes(self, count: int) -> None:
         """Wait until this many nodes are connected."""
-        said, may_say = -1, _once_in_a_while()
+        said = -1
+        may_say = _once_in_a_while(self.time)
         while (there := len(self._attending())) < count:
             if may_say.spend() or there != said:
                 said = there
@@ -95,7 +109,7 @@ class RealFleet(ABC):
             self._seen = self._changes
 
     def registered(self) -> Sequence[int | str]:
-        """All clients that have joined, those left out that came after the members were fixed; numbers, then names."""
+        """All clients that have joined, but for those that came after the members were fixed; numbers, then names."""
         return in_order(self._members)
 
     def population(self) -> int:
@@ -109,6 +123,7 @@ class RealFleet(ABC):
     def available(self) -> Sequence[int | str]:
         """Connected members without a task."""
         self._poll()  # what has arrived by now must not end the next wait
+        self._tell_observers()
         self._seen = self._changes
         there = {*self._free()} - {task.client for task in self._open.values()}
         # their next task has to say whether the last one counted
@@ -125,8 +140,10 @@ class RealFleet(ABC):
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive."""
-        replies, may_say = 0, _once_in_a_while()
+        replies = 0
+        may_say = _once_in_a_while(self.time)
         while self._open and (enough is None or replies < enough):
+            self._tell_observers()
             if not self._has_answer():
                 if may_say.spend():
                     waiting = sorted({str(task.client) for task in self._open.values()})
@@ -142,7 +159,8 @@ class RealFleet(ABC):
                 else:
                     self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
-                sent_again_bytes, self._sent_again_bytes = self._sent_again_bytes, 0
+                sent_again_bytes = self._sent_again_bytes
+                self._sent_again_bytes = 0
                 yield answer._replace(more_bytes_down=sent_again_bytes)
                 del answer  # it may be large, and the next is on its way
             elif self.clock >= until:
@@ -154,7 +172,9 @@ class RealFleet(ABC):
 
     def settle(self, counted: Mapping[int, float]) -> None:
         """Remember the tasks whose updates counted; with the next task a node commits the state that they left."""
-        unsettled, self._unsettled = self._unsettled, {}
+        self._tell_observers()
+        unsettled = self._unsettled
+        self._unsettled = {}
         for task, client in unsettled.items():
             if discount := counted.get(task, 0.0):
                 self._kept.count(client, CountedTask(self._start, task, discount))
@@ -163,8 +183,9 @@ class RealFleet(ABC):
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait until a node comes, goes or has done its work."""
-        may_say = _once_in_a_while()
+        may_say = _once_in_a_while(self.time)
         while not self._has_answer():
+            self._tell_observers()
             if self._changes != self._seen:
                 self._seen = self._changes
                 return True
@@ -178,23 +199,25 @@ class RealFleet(ABC):
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> dict[int | str, pb.Scores]:
         """Let connected clients score a model, or their own, on samples that they hold out.
 
-        One that lets the time pass is asked again, and waited for, once it has answered or come back.
+        A client that does not answer in time is asked again only once it has answered or come back.
 
         Args:
             model: (vector [V], integers [I]).
-            limit_s: how long to wait for them.
+            limit_s: seconds to wait for them.
 
         Returns:
-            Client → what it found.
+            Scores by client, of those that have answered.
         """
-        self._examination, self._unscored, self._scores = self._examination + 1, set(), {}
+        self._examination += 1
+        self._unscored = set()
+        self._scores = {}
         until = self.clock + limit_s
         self._examine(model, limit_s)
         while self._unscored and self.clock < until:
             self._pass_time(until)
         if self._unscored:
             _log.warning(
-                "%d clients have not scored the model within %g s, and are not waited for until they have: %s",
+                "%d clients have not scored the model within %g s, and are asked again only once they have: %s",
                 len(self._unscored),
                 limit_s,
                 ", ".join(sorted(map(repr, self._unscored))[:5]),
@@ -202,7 +225,7 @@ class RealFleet(ABC):
         return self._scores
 
     def state(self) -> Tree:
-        """Clock, members, and after which task each client's state is to be found."""
+        """Clock, members, counts, the run's name, and the task after which each client's state was kept."""
         return {
             "clock": self.clock,
             "members": dict(self._members),
@@ -213,7 +236,7 @@ class RealFleet(ABC):
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
-        self._began_s = time.monotonic() - state["clock"]
+        self._began_s = self.time.monotonic_s() - state["clock"]  # the clock goes on from where it stopped
         self._members.clear()
         self._members.update(state["members"])
         self._kept.restore(state["kept"])
@@ -224,9 +247,9 @@ class RealFleet(ABC):
         """Assignment of a task, as nodes are told it.
 
         Args:
-            task: to be done.
-            members: all that take part, in their order.
-            payload: of the task's tensors.
+            task: task of the assignment.
+            members: all clients that take part, in their order.
+            payload: description of the file of the task's tensors.
         """
         return pb.Assignment(
             task=pb.TaskId(start=self._start, number=task.id),
@@ -256,14 +279,32 @@ class RealFleet(ABC):
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 
     def _with_whole_model(self, number: int) -> Task | None:
-        """The open task with the whole model, for a node that lacks the base of its differences; None: it had that."""
+        """The open task, with the whole model for a node that lacks the base of its differences.
+
+        None: the task is not open any more, or has brought the whole model already.
+        """
         task = self._open.get(number)
         if task is None or task.differences is None:
             return None
-        _log.info("client %r does not have the model of its last task any more, and is sent all of it", task.client)
+        _log.info("client %r has lost the model of its last task, and is sent the whole model", task.client)
         self._open[number] = task = task._replace(differences=None)
         self._sent_again_bytes += task.size_bytes()
         return task
+
+    def _note_refusal(self, sender: int | str, reason: str) -> None:
+        """Count a refusal; calls of nodes are refused in a thread of their own."""
+        self.counts.add(sender, "refused", reason)
+        self._noted.append(MessageRefused(sender, reason))
+
+    def _note_presence(self, event: NodeCame | NodeWent) -> None:
+        """Take note that a client has come or gone."""
+        self._changes += 1
+        self._noted.append(event)
+
+    def _tell_observers(self) -> None:
+        """Tell observers what was noted, in the thread that runs the rounds."""
+        while self._noted:
+            self.observers.tell(self._noted.popleft())
 
     def _miss(self, task: int) -> None:
         """Wait no longer for an open task."""
@@ -280,15 +321,16 @@ class RealFleet(ABC):
         """An answer as it is counted.
 
         Args:
-            task: that it answers.
-            header: what the node says of it.
-            tensors: the payload.
+            task: task that it answers.
+            header: header of the answer, as the node sent it.
+            tensors: tensors of the answer, as the node sent them.
 
         Raises:
             InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
-        if self._adds_up and header.samples > (joined := self._members.get(task.client, header.samples)):
+        joined = self._members.get(task.client, header.samples)
+        if self._adds_up and header.samples > joined:
             raise InvalidPayload(f"client {task.client!r} joined with {joined} samples, got {header.samples}")
         if header.began_anew and self._adds_up:
             raise InvalidPayload(
@@ -297,8 +339,8 @@ class RealFleet(ABC):
             )
         if header.began_anew:
             _log.warning(
-                "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on "
-                "from what it had at first",
+                "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and resumes "
+                "from its initial client state",
                 task.client,
             )
         return answer
@@ -311,7 +353,7 @@ class RealFleet(ABC):
 
     @abstractmethod
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
-        """Ask clients for the scores of this examination; those that are asked are not scored yet."""
+        """Ask clients for the scores of this examination, and enter those that are asked as unscored."""
 
     @abstractmethod
     def _make_known(self, plan: pb.Plan, message: Format) -> None:
@@ -350,11 +392,11 @@ def _base_of(task: Task) -> str:
 
 
 def _task_id(found: CountedTask | None) -> pb.TaskId | None:
-    return None if found is None else pb.TaskId(start=found[0], number=found[1])
+    return None if found is None else pb.TaskId(start=found.start, number=found.number)
 
 
-def _once_in_a_while() -> Allowance:
-    """Limit of how often the log says what is waited for; it does not say so at once."""
-    allowance = Allowance(1, 1 / _SAYS_EVERY_S)
+def _once_in_a_while(clock: Clock) -> Allowance:
+    """Limit on how often the log says what is waited for; the first line has to wait as long as any other."""
+    allowance = Allowance(1, 1 / _SAYS_EVERY_S, clock)
     allowance.spend()
     return allowance

@@ -12,8 +12,8 @@ from fed.wire.rate_limits import Unnamed
 __all__ = ["ClientStateVersions", "CountedTask", "Members", "NodeCounts"]
 
 _log = logging.getLogger(__name__)
-_LOST = 64  # tasks of a client that are named; a node that did none of them has nothing of them
-_CHECKPOINTS = 8  # that a run may have to go back over
+_LOST = 64  # lost tasks that a client is told of, the last ones; a node that did none of them has nothing of them
+_CHECKPOINTS = 8  # number of checkpoints that a run may have to go back over
 _OUTCOMES = ("answered", "late", "failed", "refused")
 
 
@@ -21,7 +21,7 @@ class Members(dict[int | str, int]):
     """Client → its number of samples: all that have joined, or, once closed, all that had joined by then.
 
     Attributes:
-        is_closed: true to let no other client in.
+        is_closed: True to let no other client in.
 
     Example:
         >>> members = Members()
@@ -84,9 +84,9 @@ class NodeCounts:
         """Count what became of a client's task, or the refusal of what a sender said.
 
         Args:
-            sender: the client's id.
-            outcome: answered, late, failed or refused.
-            reason: of a failure or a refusal.
+            sender: id of the client.
+            outcome: "answered", "late", "failed" or "refused".
+            reason: reason of a failure or a refusal; empty for other outcomes.
         """
         client = "" if isinstance(sender, Unnamed) else sender
         with self._lock:
@@ -96,7 +96,8 @@ class NodeCounts:
 
     def lines(self) -> dict[str, dict[str, int | str]]:
         """Counts of each client, for the summary: numbers, then names."""
-        counts, reasons = self._all(), self._last_reasons
+        counts = self._all()
+        reasons = self._last_reasons
         return {
             str(client): {
                 **{outcome: counts[client, outcome] for outcome in _OUTCOMES},
@@ -124,9 +125,9 @@ class CountedTask(NamedTuple):
     """A task whose update counted, among those of all servers that a run has had.
 
     Args:
-        start: the start of its server.
-        number: the task's.
-        discount: the factor s in (0, 1] with which it counted: the client's state moves s of the way.
+        start: number that names the start of its server.
+        number: number of the task, given by that server.
+        discount: factor s in (0, 1] with which it counted: the client's state moves s of the way.
     """
 
     start: int
@@ -143,7 +144,7 @@ class ClientStateVersions:
         after: client → the task whose state it goes on from; the first state where there is none.
         lost_after: client → later tasks whose messages were lost, (start, number) each, the last of them.
         durable_after: client → the task before which no state is needed any more.
-        goes_back: the run has checkpoints, to which it may go back.
+        goes_back: True if the run has checkpoints, to which it may go back.
     """
 
     def __init__(self) -> None:
@@ -164,15 +165,15 @@ class ClientStateVersions:
         """Note that a client's message is lost, if it was ever made.
 
         Args:
-            client: whose it is.
-            start: of the task's server.
-            number: the task's.
+            client: client whose message is lost.
+            start: number that names the start of the task's server.
+            number: number of the task, given by that server.
         """
         self.lost_after[client] = (*self.lost_after.get(client, ()), (start, number))[-_LOST:]
 
     def state(self) -> Tree:
         """The versions, for a checkpoint, which is the newest from now on."""
-        if len(self._history) > _CHECKPOINTS:
+        if len(self._history) > _CHECKPOINTS:  # nobody goes back over so many: nodes may drop older states
             self.durable_after = self._history.popleft()
         self._history.append(dict(self.after))
         return {"after": {client: tuple(task) for client, task in self.after.items()}, "lost_after": self.lost_after}

@@ -8,14 +8,14 @@ from fed.clients.fingerprint import code_sha256, model_sha256
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput
-from fed.layout import Layout
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
+from fed.vectors.layout import Layout
 
 __all__ = ["check_given_parts", "kept_parts", "newest_checkpoint", "run_fingerprint"]
 
-_MAY_DIFFER = {"name", "checkpoints", "simulation.workers"}
+_MAY_DIFFER = {"name", "checkpoints", "simulation.workers", "simulation.executor"}
 _log = logging.getLogger(__name__)
 
 
@@ -23,8 +23,8 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
     """Refuse other parts given in Python beside the experiment than the run began with.
 
     Args:
-        given: the names of these parts.
-        folder: of the run to resume.
+        given: names of these parts.
+        folder: folder of the run to resume.
 
     Raises:
         InvalidInput: if they are others.
@@ -43,8 +43,8 @@ def kept_parts(prepared: Preparation, data: str | None) -> dict[str, Any]:
     """Hashes of a run's data and code for its folder, as ``sha256``, and the ``inputs`` that its model is made with.
 
     Args:
-        prepared: the run's.
-        data: the SHA-256 of the samples that this process has; None where it has none.
+        prepared: preparation of the run.
+        data: SHA-256 of the samples that this process has; None where it has none.
     """
     recipe = prepared.recipe
     code = {"loss": code_sha256(recipe.loss), "metrics": code_sha256(recipe.metrics)}
@@ -64,10 +64,10 @@ def newest_checkpoint(
     in a warning, with the rounds that are repeated.
 
     Args:
-        fingerprint: of the run, by :func:`run_fingerprint`.
-        folder: of the run to resume.
+        fingerprint: fingerprint of the run, from :func:`run_fingerprint`.
+        folder: folder of the run to resume.
         objects: section → object of the experiment, where no file can name it.
-        parts: of the run, by :func:`kept_parts`.
+        parts: hashes of the run's data and code, from :func:`kept_parts`.
 
     Raises:
         InvalidExperiment: if the run began with another experiment, other clients or another model.
@@ -75,25 +75,29 @@ def newest_checkpoint(
             or its metrics cannot be read.
         InvalidCheckpoint: if no checkpoint fits, and the metrics of rounds would be lost.
     """
-    experiment, begun, file = fingerprint["experiment"], folder.experiment(objects), folder.path / "experiment.yaml"
+    experiment = fingerprint["experiment"]
+    begun = folder.experiment(objects)
+    file = str(folder.path / "experiment.yaml")
     # batching, where it is not given, follows from the model, which comes first
-    _check_alike(experiment, begun.dump(), str(file), {*_MAY_DIFFER, "simulation"})
+    _check_alike(experiment, begun.dump(), where=file, may_differ={*_MAY_DIFFER, "simulation"})
     rounds = folder.recorded_rounds()
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
     if kept is None:
         _check_may_begin_again(begun.checkpoints.every, rounds, folder)
     else:
-        written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
+        number, state = kept
+        written_by = state["fingerprint"]
+        where = f"the checkpoint of round {number}"
         _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
-        _check_alike(experiment, written_by["experiment"], where, {*_MAY_DIFFER, "simulation"})
-        _check_alike(fingerprint["shapes"], written_by["shapes"], where)
+        _check_alike(experiment, written_by["experiment"], where=where, may_differ={*_MAY_DIFFER, "simulation"})
+        _check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
     _check_parts(parts["sha256"], folder)
-    _check_alike(experiment, begun.dump(), str(file))
+    _check_alike(experiment, begun.dump(), where=file)
     return kept
 
 
 def _check_may_begin_again(every: int | None, rounds: int, folder: RunFolder) -> None:
-    """Refuse where a checkpoint is missing; before the first one nothing is."""
+    """Refuse a run whose checkpoint is missing; one that ended before its first checkpoint may begin again."""
     summarised = (summary_of(folder.path) or {}).get("rounds")
     rounds = max(rounds, summarised) if isinstance(summarised, int) else rounds
     # A line of metrics is written before the checkpoint of its round.
@@ -111,9 +115,9 @@ def run_fingerprint(experiment: Experiment, layout: Layout, clients: int | None)
     """The experiment and the shapes that a run shares with its checkpoints.
 
     Args:
-        experiment: to run.
-        layout: the model's.
-        clients: their number, where it must stay the same; None on real nodes.
+        experiment: experiment of the run.
+        layout: layout of the model.
+        clients: number of clients, where it must stay the same; None on real nodes.
     """
     parts = {part.name: list(part.shape) for part in (*layout.trained, *layout.averaged, *layout.integers)}
     return {"experiment": experiment.dump(), "shapes": {"clients": clients, "model": parts}}
@@ -122,14 +126,18 @@ def run_fingerprint(experiment: Experiment, layout: Layout, clients: int | None)
 def _check_place(clients: int | None, clients_begun: int | None, folder: RunFolder) -> None:
     """Refuse to simulate a run on real nodes, whose clients are not counted, and the other way round."""
     if (clients_begun is None) != (clients is None):
-        what, command = ("a run on real nodes", "server") if clients_begun is None else ("a simulation", "simulate")
+        was_real = clients_begun is None
+        what = "a run on real nodes" if was_real else "a simulation"
+        command = "server" if was_real else "simulate"
         raise InvalidInput(f"{folder.path} is {what}: resume it by fed {command} --resume {folder.path}")
 
 
 def _check_alike(
-    now: Mapping[str, Any], begun: Mapping[str, Any], where: str, may_differ: Collection[str] = _MAY_DIFFER
+    now: Mapping[str, Any], begun: Mapping[str, Any], *, where: str, may_differ: Collection[str] = _MAY_DIFFER
 ) -> None:
-    flat_now, flat_begun = _flat(now), _flat(begun)
+    """Refuse a run that does not go on as it began, but for keys that may differ."""
+    flat_now = _flat(now)
+    flat_begun = _flat(begun)
     for key in {**flat_begun, **flat_now}:
         is_free = any(key == name or key.startswith(f"{name}.") for name in may_differ)
         if not is_free and flat_now.get(key) != flat_begun.get(key):

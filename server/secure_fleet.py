@@ -1,6 +1,6 @@
 """Fleet under secure aggregation: a coordinator's view of clients that hide their messages from it.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
@@ -14,7 +14,7 @@ from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Answer, RevealedSum, TakenBySession, Task
 
 __all__ = ["SecureFleet", "SessionResult", "Sessions"]
 
@@ -26,11 +26,11 @@ class SessionResult:
     """Outcome of a round's sessions.
 
     Args:
-        total: the sum of the survivors' messages; None if there is none.
-        survivors: the tasks whose messages are in the sum; empty if there is none.
-        problem: the reason why there is no sum, as a clause.
-        bytes_up: from clients, beside their first masked messages.
-        bytes_down: to clients, beside their tasks.
+        total: sum of the survivors' messages; None if there is none.
+        survivors: ids of the tasks whose messages are in the sum; empty if there is none.
+        problem: reason why there is no sum, as a clause.
+        bytes_up: bytes from clients, beside their first masked messages.
+        bytes_down: bytes to clients, beside their tasks.
     """
 
     total: SecureSum | None = None
@@ -60,10 +60,10 @@ class SecureFleet:
     The sum is given when the coordinator has cancelled the tasks that are left, which ends the round.
 
     Args:
-        fleet: of the clients, whose answers are masked.
-        sessions: in which the answers are added and unmasked.
-        settings: the section of the experiment.
-        fixed: reads the sum.
+        fleet: fleet of the clients, whose answers are masked.
+        sessions: sessions in which the answers are added and unmasked.
+        settings: section of the experiment.
+        fixed: fixed point in which the sum is read.
     """
 
     fleet: Fleet
@@ -78,13 +78,15 @@ class SecureFleet:
 
     def __post_init__(self) -> None:
         """Forward what the clients' fleet does unchanged."""
-        self.registered, self.population = self.fleet.registered, self.fleet.population
-        self.settle, self.wait = self.fleet.settle, self.fleet.wait
+        self.registered = self.fleet.registered
+        self.population = self.fleet.population
+        self.settle = self.fleet.settle
+        self.wait = self.fleet.wait
         self._least = self.settings.least_asked(self.fixed.most_clients)
         facts = self.settings.facts(self.fixed)
         _log.info(
             "secure aggregation of %d clients: each has masks with %d others, %d must stay to a round's end, and %d "
-            "may collude; numbers have %d levels on either side of 0, and a mean moves by less than %.2g",
+            "may collude; numbers have %d levels on either side of 0, and rounding moves a mean by less than %.2g",
             *(facts[key] for key in ("clients", "neighbours", "least_survivors", "corrupt_clients", "levels")),
             facts["largest_rounding"],
         )
@@ -127,8 +129,9 @@ class SecureFleet:
         self.fleet.dispatch(tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
-        """Failures as they come, and after the tasks that are left were cancelled the sum."""
-        refused, self._refused = self._refused, []
+        """Failures as they come; and the sum, once the tasks that are left have been cancelled."""
+        refused = self._refused
+        self._refused = []
         yield from refused
         for answer in self.fleet.collect(until, enough):
             if answer.problem:
@@ -137,9 +140,10 @@ class SecureFleet:
             self.sessions.take(answer)
             self._answers.append(
                 Answer(
-                    answer.tasks,
-                    answer.round,
-                    answer.clients,
+                    tasks=answer.tasks,
+                    round=answer.round,
+                    clients=answer.clients,
+                    content=TakenBySession(),
                     integers_I=answer.integers_I,
                     size_bytes=answer.size_bytes,
                 )
@@ -166,16 +170,20 @@ class SecureFleet:
 
     def _closed(self) -> Iterator[Answer]:
         """The sum, as one answer; or a failure of each task."""
-        answers, self._answers = self._answers, []
+        answers = self._answers
+        self._answers = []
         answered = [task for answer in answers for task in answer.tasks]
         result = self.sessions.close()
         number = self._tasks[answered[0]].round
-        hidden, survivors, problem = None, result.survivors, result.problem
+        hidden = None
+        survivors = result.survivors
+        problem = result.problem
         if result.total is not None:
             try:
                 hidden = self.fixed.read(result.total)
             except InvalidPayload as error:
-                survivors, problem = (), str(error)
+                survivors = ()
+                problem = str(error)
         problem = problem or "it dropped out of the round's session"
         size_bytes = sum(answer.size_bytes for answer in answers) + result.bytes_up
         failed = [Answer.failure(self._tasks[task], problem) for task in sorted({*answered} - {*survivors})]
@@ -184,14 +192,13 @@ class SecureFleet:
             failed[0] = failed[0]._replace(size_bytes=size_bytes, more_bytes_down=result.bytes_down)
         else:
             counted = [self._tasks[task] for task in sorted(survivors)]
-            tasks, clients = tuple(task.id for task in counted), tuple(task.client for task in counted)
             yield Answer(
-                tasks,
-                number,
-                clients,
+                tasks=tuple(task.id for task in counted),
+                round=number,
+                clients=tuple(task.client for task in counted),
+                content=RevealedSum(hidden),
                 integers_I=answers[0].integers_I,
                 size_bytes=size_bytes,
-                hidden=hidden,
                 more_bytes_down=result.bytes_down,
             )
         yield from failed

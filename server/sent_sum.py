@@ -1,13 +1,13 @@
 """Sum of all that clients have sent, where each message says by how much a client's update has changed.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from fed.errors import RunFailed
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 
 __all__ = ["SentSum"]
@@ -21,7 +21,7 @@ class SentSum:
     The second sum goes over all clients that have ever registered, whether their messages counted or were lost.
 
     Args:
-        message: the format of clients' messages, of which the parts that are not encoded are no changes.
+        message: format of clients' messages; their encoded parts are changes, and the others are not.
     """
 
     def __init__(self, message: Format) -> None:
@@ -35,12 +35,12 @@ class SentSum:
         """Add the messages of a round.
 
         Args:
-            mean_M: their weighted mean.
-            accumulator: that counted them.
-            fleet: the clients.
+            mean_M: weighted mean of the messages, in float64.
+            accumulator: accumulator that counted them.
+            fleet: fleet of the clients.
 
         Returns:
-            The mean of all clients' updates, [M], with the mean of the messages where these are no changes.
+            Mean of all clients' updates, [M]; of parts that are not changes, the mean of the messages.
 
         Raises:
             RunFailed: if the algorithm weighs clients neither by samples nor alike.
@@ -65,4 +65,5 @@ class SentSum:
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._sum_M, self._weights = state["sum"], state["weights"]
+        self._sum_M = state["sum"]
+        self._weights = state["weights"]

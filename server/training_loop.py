@@ -3,23 +3,25 @@
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fed.config.experiment import Experiment
 from fed.errors import RunFailed
+from fed.processes.clock import Clock
 from fed.reports.population import Confusion
 from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
+from fed.server.observer import ModelScored, RoundBegan, RoundEnded, RunBegan, RunEnded
+from fed.server.recording import RunFiles, RunLog, Tally
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run import Run, RunOnDisk
 from fed.storage.run_folder import RunFolder
-from fed.storage.totals import Totals
 
 if TYPE_CHECKING:
-    from fed.tensors import nn
+    from fed.vectors.tensors import nn
 
 __all__ = ["Scores", "Scoring", "TrainingLoop"]
 
@@ -30,8 +32,8 @@ class Scores(NamedTuple):
     """Scores of one round's models.
 
     Args:
-        line: a part of the round's metrics.
-        clients: for each client that was scored its id, samples, loss and metrics.
+        line: part of the round's metrics.
+        clients: id, samples, loss and metrics of each client that was scored.
     """
 
     line: dict[str, Any]
@@ -39,7 +41,7 @@ class Scores(NamedTuple):
 
 
 Scoring: TypeAlias = Callable[[], Scores]
-"""Gives the scores of one round's models, as they were when the scoring began."""
+"""Function that returns the scores of one round's models, as they were when the scoring began."""
 
 
 class _Round(NamedTuple):
@@ -56,23 +58,26 @@ class TrainingLoop:
     """All rounds of a run.
 
     Args:
-        experiment: with every default resolved.
-        federation: trains.
-        begin_scoring: begins to score the federation's models as they are now; told if no round comes after it.
-        has_scores: True where there are samples to score them on.
-        scores_meanwhile: True where the scoring continues during the next round.
-        keeps_models: True where the clients' own models are here, and belong to the run's results.
+        experiment: experiment with every default resolved.
+        federation: federation that trains.
+        begin_scoring: function that begins to score the federation's models as they are now; its argument is True if no
+            round comes after it.
+        has_scores: True if there are samples to score models on.
+        scores_meanwhile: True if the scoring continues during the next round.
+        keeps_models: True if the clients' own models are here, and belong to the run's results.
         keeps_metrics: True if all metrics stay in memory. Otherwise a run with a folder has them there alone, so that
             its memory does not grow with the rounds.
-        load_module: a model's state → a module.
+        load_module: function from a model's state to a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
-        facts: called at the end for what the summary says beside the measurements.
-        confusion: called at the end of a run that is kept, with the model's state, for its confusion matrix.
-        population: called at the end with that matrix, if there is one, for what the report draws, as
-            ``population.json`` keeps it.
-        fingerprint: the experiment and the shapes that its checkpoints belong to.
-        folder: of the run; None: nothing is written.
-        after_round: called after each round with its line of the metrics.
+        facts: function that returns what the summary says beside the measurements; it is called at the end.
+        confusion: function from the model's state to its confusion matrix, or None; it is called at the end of a run
+            with a folder.
+        population: function from that matrix, or None, to what the report draws, as ``population.json`` keeps it; it
+            is called at the end of a run with a folder.
+        fingerprint: experiment and shapes that its checkpoints belong to.
+        clock: time, by which the run's wall time is measured.
+        observers: observers that are told of rounds; they are closed when the run ends.
+        folder: folder of the run; None: nothing is written.
     """
 
     experiment: Experiment
@@ -89,36 +94,37 @@ class TrainingLoop:
     confusion: Callable[[State], Confusion | None]
     population: Callable[[Confusion | None], Mapping[str, Any]]
     fingerprint: Mapping[str, Any]
+    clock: Clock
+    observers: Observers
     folder: RunFolder | None = None
-    after_round: Callable[[Mapping[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
         self._policy = self.experiment.rounds.make()
-        self._totals = Totals()
-        self._metrics: list[dict[str, Any]] = []
+        self._tally = Tally(keeps_lines=self._is_in_memory)
+        files = [] if self.folder is None else [RunFiles(self.folder)]
+        self.observers.put_first(self._tally, *files, RunLog())
         self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
         self._confusion: Confusion | None = None
-        self._is_unanswered = False  # the last round
         self._first = 1
-        self._began = time.perf_counter()
+        self._began_s = self.clock.monotonic_s()
 
     def restore(self, number: int, state: Tree) -> None:
         """Resume after a round, from the state of its checkpoint."""
         assert self.folder is not None
         self.folder.resume(number)
         for line in self._measured_lines():
-            self._count(line)
+            self._tally.count(line)
         self.federation.restore(state["federation"])
         self._states = self.federation.model(), self.federation.models()
         self._first = number + 1
-        self._began -= state["wall_s"]
+        self._began_s -= state["wall_s"]  # the wall time goes on from where it stopped
 
-    def _count(self, line: dict[str, Any]) -> None:
-        self._totals.add(line)
-        if self._is_in_memory:
-            self._metrics.append(line)
+    @property
+    def _wall_s(self) -> float:
+        """Seconds since the run began, without those between a stop and its resumption."""
+        return self.clock.monotonic_s() - self._began_s
 
     @property
     def _is_in_memory(self) -> bool:
@@ -148,6 +154,17 @@ class TrainingLoop:
             Diverged: if a loss or a model is no longer finite. The rounds before are kept, as after an interruption.
         """
         try:
+            return self._all_rounds()
+        finally:
+            self.observers.close()
+
+    def _all_rounds(self) -> Run:
+        """Run all remaining rounds, and leave results however they end."""
+        try:
+            folder = self.folder.path if self.folder else None
+            clients = self.federation.clients() if self.observers.want(RunBegan) else ()
+            began = RunBegan(self.experiment, rounds_done=self._first - 1, clients=tuple(clients), folder=folder)
+            self.observers.tell(began)
             for number in range(self._first, self._policy.count + 1):
                 self._round(number)
                 self._keep(number)
@@ -160,10 +177,12 @@ class TrainingLoop:
                 reason = str(error)
                 with contextlib.suppress(Exception):  # the error that counts is on its way
                     self._record_pending()
-            self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            self._give_up(status, reason)
             raise
-        if self._totals.rounds and not self._totals.replied:
-            why = "is a deadline too short?" if self._totals.late else "all have failed"
+        totals = self._tally.totals
+        if totals.rounds and not totals.replied:
+            why = "is a deadline too short?" if totals.late else "all have failed"
             _log.warning("no client has ever answered, so the model is the initial one: %s", why)
         return self._finish("finished", None)
 
@@ -177,30 +196,17 @@ class TrainingLoop:
 
     def _round(self, number: int) -> None:
         """Train, then record the round before, which was scored meanwhile; without workers, record this one too."""
+        self.observers.tell(RoundBegan(number))
         stats = self.federation.round(number)
-        self._warn_unanswered(number, stats)
-        line = {"round": number, "virtual_s": self.federation.clock, "wall_s": time.perf_counter() - self._began}
+        line = {"round": number, "virtual_s": self.federation.clock, "wall_s": self._wall_s}
         line |= self.federation.measures()
         self._record_pending()
         is_last = number == self._policy.count
         scoring = self.begin_scoring(is_last) if self._policy.evaluates(number) else None
-        self._pending = _Round(line, stats, scoring, (self.federation.model(), self.federation.models()))
+        states = self.federation.model(), self.federation.models()
+        self._pending = _Round(line=line, stats=stats, scoring=scoring, states=states)
         if not self.scores_meanwhile:
             self._record_pending()
-
-    def _warn_unanswered(self, number: int, stats: RoundStats) -> None:
-        """Warn of a round without an answer that counts, once for all such rounds in a row."""
-        is_unanswered = stats.selected > 0 and not stats.replied
-        if is_unanswered and not self._is_unanswered:
-            _log.warning(
-                "round %d: no answer counts, of %d clients that were asked (%d were late, %d failed): the model stays "
-                "as it was; the next such warning comes after an answer has counted",
-                number,
-                stats.selected,
-                stats.late,
-                stats.failed,
-            )
-        self._is_unanswered = is_unanswered
 
     def _keep(self, number: int) -> None:
         """Write a checkpoint, if one is due."""
@@ -209,28 +215,24 @@ class TrainingLoop:
             return
         self._record_pending()  # waits for this round's scores
         self.folder.sync()  # a checkpoint must not outlive the lines of its rounds
-        wall_s = time.perf_counter() - self._began
-        state = {"fingerprint": self.fingerprint, "wall_s": wall_s, "federation": self.federation.state()}
+        state = {"fingerprint": self.fingerprint, "wall_s": self._wall_s, "federation": self.federation.state()}
         Checkpoints(self.folder.checkpoints, section.keep).write(number, state)
 
     def _record_pending(self) -> None:
         if self._pending is None:
             return
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         unscored = {"test_accuracy": None, "test_loss": None, **{f"test_{name}": None for name in self.metrics}}
         scores = pending.scoring() if pending.scoring else Scores(unscored)
         line = {**pending.line, **scores.line, **pending.stats.measured()}
         # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states
-        self._count(line)
-        if self.folder is not None:
-            # first, so that a round with metrics has all its lines
-            number = line["round"]
-            self.folder.append(pending.stats.participation.line(number), name="participation.jsonl")
-            self.folder.append(*({"round": number, **row} for row in scores.clients), name="clients.jsonl")
-            self.folder.append(line)
-        if self.after_round is not None:
-            self.after_round(line)
+        number = line["round"]
+        if pending.scoring is not None:
+            self.observers.tell(ModelScored(number, scores.line))
+        ended = RoundEnded(number, line, participation=pending.stats.participation, clients=scores.clients)
+        self.observers.tell(ended)
 
     def _finish(self, status: str, reason: str | None) -> Run:
         model = self.load_module(self._states[0])
@@ -243,13 +245,15 @@ class TrainingLoop:
             "models": models,
             "directory": self.folder.path if self.folder else None,
         }
-        run = Run(metrics=self._metrics, **found) if self._is_in_memory else RunOnDisk(self._measured_lines, **found)
+        lines = self._tally.lines
+        run = Run(metrics=lines, **found) if self._is_in_memory else RunOnDisk(self._measured_lines, **found)
         if self.folder is not None:
             self.folder.keep(model, models)
             self.folder.finish(run.summary, self.population(self._confusion))
+        self.observers.tell(RunEnded(status, run.summary))
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
-        summary = {"status": status, **self._totals.summary(self.experiment, self.metrics), **self.facts()}
-        summary["wall_s"] = time.perf_counter() - self._began
+        summary = {"status": status, **self._tally.totals.summary(self.experiment, self.metrics), **self.facts()}
+        summary["wall_s"] = self._wall_s
         return {**summary, **({"reason": reason} if reason else {})}

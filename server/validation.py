@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from fed.protocol.limits import MOST_CLASSES, MOST_HELD, PROTOCOL
+from fed.protocol.protocol_pb2 import Failed, Joining, Scores, Signature
 from fed.wire.messages import LARGEST, MOST_SAMPLES, one_line
-from fed.wire.protocol import MOST_CLASSES, MOST_HELD, PROTOCOL
-from fed.wire.protocol_pb2 import Failed, Joining, Scores, Signature
 
 __all__ = ["reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 
+# what a node says of itself is believed up to these: models are made by it, and log lines written
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28
 _MOST_SIGNATURE_BYTES = 1 << 16
@@ -35,7 +36,8 @@ def refusal_of_joining(joining: Joining) -> str | None:
         return "a node must have samples to train on, got none"
     if joining.samples > MOST_SAMPLES:
         return f"a node must have at most 2^53 samples, got {joining.samples}"
-    shape, classes = joining.signature.input_shape, joining.signature.classes
+    shape = joining.signature.input_shape
+    classes = joining.signature.classes
     if len(shape) > _MOST_DIMENSIONS or not 0 < math.prod(shape) <= _MOST_INPUT_NUMBERS:
         return (
             f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
@@ -58,10 +60,11 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
     """Reason for which a node's samples do not fit the model, or None; names are compared where both sides have some.
 
     Args:
-        said: the node's.
-        asked: what the model is made for.
+        said: signature of the node's samples.
+        asked: signature that the model is made for.
     """
-    shape, dtype = tuple(asked.input_shape), asked.input_dtype
+    shape = tuple(asked.input_shape)
+    dtype = asked.input_dtype
     if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
         return (
             f"the model is made for {dtype} inputs of shape {shape}, got {said.input_dtype[:20]} of shape "
@@ -72,7 +75,8 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
             return reason
     if said.names_sha256 and asked.names_sha256 and said.names_sha256 != asked.names_sha256:
         return f"columns or classes after the first {len(asked.columns)} differ from the model's: compare the headers"
-    expected, got = _targets(asked), _targets(said)
+    expected = _targets(asked)
+    got = _targets(said)
     if expected != got:
         return f"the run is for targets that are {expected}, got {got}: check the node's data file"
     if asked.classes and said.classes > asked.classes:
@@ -93,8 +97,8 @@ def _first_difference(kind: str, said: Sequence[str], asked: Sequence[str]) -> s
         if pair[0] != pair[1]:
             expected, got = ["none" if name is None else repr(one_line(name[:_MOST_LETTERS])) for name in pair]
             return (
-                f"{kind} {number} of what the model is made for is {expected}, got {got}: give the node the "
-                "same names in the same order"
+                f"{kind} {number} must be {expected}, which the model is made for, got {got}: give the node the same "
+                "names in the same order"
             )
     return None
 

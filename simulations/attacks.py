@@ -1,6 +1,6 @@
 """Attacks: clients that send other updates than they have trained, or train on poisoned data.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,8 +19,8 @@ from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import Tensor, torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.wire.format import Format
@@ -44,11 +44,11 @@ class Knowledge:
     """Knowledge of a round's attackers, shared by all of them, in the order of tasks.
 
     Args:
-        own_AP: the updates that they have trained as honest clients do, in float64.
-        honest_HP: the honest clients' updates. There may be none, and there is none where an attack says that it does
-            not look at them.
-        mimicked: the row of an honest client: of those that stay the same in every round, the first that takes part.
-        generators: a random stream for each of the attackers.
+        own_AP: updates of the attackers, trained as honest clients train, in float64.
+        honest_HP: updates of the round's honest clients. H may be 0, and is 0 where the attack does not look at others.
+        mimicked: row of the honest client to copy. All honest clients have a fixed order for the whole run; this one is
+            the first of those that take part.
+        generators: random stream of each attacker.
     """
 
     own_AP: Tensor
@@ -59,14 +59,14 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Hyperparameters):
-    """Attack; one that overrides nothing is none."""
+    """Base of all attacks, which override :meth:`poison` or :meth:`forge`. One that overrides neither does no harm."""
 
     poisons: ClassVar[bool] = False
-    """Whether attackers learn from other labels: the class overrides :meth:`poison`."""
+    """True if attackers train on changed labels; set where the class overrides :meth:`poison`."""
     forges: ClassVar[bool] = False
-    """Whether attackers send other updates: the class overrides :meth:`forge`."""
+    """True if attackers send changed updates; set where the class overrides :meth:`forge`."""
     looks_at_others: ClassVar[bool] = True
-    """True if what attackers send depends on the honest clients' updates, unless a class says otherwise."""
+    """True if attackers' updates depend on those of honest clients; a class may set it to False."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -85,8 +85,8 @@ class Attack(Hyperparameters):
         """Labels that an attacker learns in place of its own.
 
         Args:
-            targets: labels [n, ...] from 0 to ``classes`` − 1.
-            classes: how many there are.
+            targets: labels [n, ...] of the attacker's samples, from 0 to ``classes`` − 1.
+            classes: number of classes of the federation.
         """
         return targets
 
@@ -113,7 +113,8 @@ class SignFlip(Attack):
     r"""Attackers send their update backwards, and longer: :math:`Δ_i ← -s Δ_i`.
 
     Args:
-        scale: s > 0. With 4, a fifth of the clients bring the mean of alike ones to a standstill.
+        scale: s > 0, the factor of the reversed update. With 4, a fifth of the clients bring the mean of alike updates
+            to a standstill.
     """
 
     looks_at_others: ClassVar[bool] = False
@@ -130,7 +131,7 @@ class Gaussian(Attack):
     r"""Attackers send noise, each its own: :math:`Δ_i ← σ z, z ∼ N(0, I)` (Blanchard et al. 2017, 1703.02757).
 
     Args:
-        deviation: σ > 0 of each coordinate. An honest update's coordinates are more like 0.01.
+        deviation: σ > 0, the standard deviation of each coordinate. An honest update's coordinates are more like 0.01.
     """
 
     looks_at_others: ClassVar[bool] = False
@@ -138,7 +139,7 @@ class Gaussian(Attack):
     deviation: PositiveFloat = 1.0
 
     def forge(self, known: Knowledge) -> Tensor:
-        """A draw for each."""
+        """Noise, drawn from each attacker's own stream."""
         size = known.own_AP.shape[1]
         return torch.from_numpy(self.deviation * np.stack([draw.normal(size=size) for draw in known.generators]))
 
@@ -153,14 +154,15 @@ class ALIE(Attack):
     replies and attackers; s is how many honest clients a majority lacks. Where the formula has z below 0, z is 0.
 
     Args:
-        z: in place of the paper's, above 0.
+        z: z > 0 in place of the paper's formula; None for the formula.
     """
 
     z: PositiveFloat | None = None
 
     def forge(self, known: Knowledge) -> Tensor:
         """μ − z σ, the same for all attackers."""
-        honest, attackers = len(known.honest_HP), len(known.own_AP)
+        honest = len(known.honest_HP)
+        attackers = len(known.own_AP)
         if not honest:
             return known.own_AP
         z = self.z_of(honest + attackers, attackers) if self.z is None else self.z
@@ -214,7 +216,9 @@ class Mimic(Attack):
 
     def forge(self, known: Knowledge) -> Tensor:
         """The honest client's update, the same for all attackers."""
-        return known.honest_HP[known.mimicked].expand_as(known.own_AP) if len(known.honest_HP) else known.own_AP
+        if not len(known.honest_HP):
+            return known.own_AP
+        return known.honest_HP[known.mimicked].expand_as(known.own_AP)
 
 
 @dataclass(frozen=True)
@@ -227,9 +231,9 @@ class Attackers:
     send; single numbers, such as weights of push-sum, and buffers are honest ones, and so is what an attacker keeps.
 
     Args:
-        attack: what attackers do.
-        clients: the attackers.
-        streams: the run's.
+        attack: rule by which attackers change labels or updates.
+        clients: identifiers of the attackers.
+        streams: random streams of the run.
     """
 
     attack: Attack
@@ -241,9 +245,9 @@ class Attackers:
         """The attack of an experiment, and its attackers, drawn from the stream "adversaries".
 
         Args:
-            section: the experiment's.
-            clients: of the federation.
-            streams: the run's.
+            section: section ``adversaries`` of the experiment.
+            clients: identifiers of all clients of the federation.
+            streams: random streams of the run.
 
         Raises:
             InvalidExperiment: if none or all clients attack, or the kind makes no attack.
@@ -261,7 +265,7 @@ class Attackers:
         """
         if not self.attack.poisons:
             return data
-        targets = data.read(data.clients[0])[1]
+        _, targets = data.read(data.clients[0])
         if is_real(targets):
             raise InvalidData(
                 f"{type(self.attack).__name__} needs integer labels to change, got targets of {targets.dtype}: choose "
@@ -275,8 +279,10 @@ class Attackers:
 
     def _read(self, data: FederatedData, classes: int | None, client: ClientId) -> Pair:
         inputs, targets = data.read(client)
+        if client not in self.clients:
+            return inputs, targets
         assert classes is not None  # labels are integers
-        return inputs, self.attack.poison(targets, classes) if client in self.clients else targets
+        return inputs, self.attack.poison(targets, classes)
 
     def attacked(
         self, answers: "Iterable[Answer]", message: "Format", encode: "Callable[[Answer], Answer]"
@@ -284,12 +290,12 @@ class Attackers:
         """Encode reported updates, the attackers' after the attack.
 
         Args:
-            answers: each of one client, its update as the algorithm reports it.
-            message: the format of clients' messages.
-            encode: makes of an answer what the coordinator receives.
+            answers: replies of one client each, with the update that the algorithm reports.
+            message: format of clients' messages.
+            encode: function from a reported answer to the answer that the coordinator receives.
 
         Returns:
-            Honest answers as they come, then the attackers' in the order of their tasks.
+            Honest answers in the order given, then those of attackers in the order of their tasks.
         """
         honest: dict[int, list[Answer]] = {}
         own: dict[int, list[Answer]] = {}
@@ -309,32 +315,43 @@ class Attackers:
         """Vectors that peers send, the attackers' after the attack.
 
         Args:
-            sent_SM: as honest peers would send them.
-            senders: who sends each.
-            exchange: names it: the round, and its number in the round.
+            sent_SM: vectors that all peers would send if they were honest, a row for each sender.
+            senders: identifiers of the peers, in the order of the rows.
+            exchange: number of the round from 1, and number of the exchange within the round from 0.
         """
         own = [row for row, sender in enumerate(senders) if sender in self.clients]
         if not own:
             return sent_SM
-        honest = [row for row, sender in enumerate(senders) if sender not in self.clients]
-        honest = honest if self.attack.looks_at_others else []
-        streams = tuple(self.streams.generator("attack", senders[row], *exchange) for row in own)
-        mimicked = self._mimicked([senders[row] for row in honest])
-        forged_AM = self.attack.forge(Knowledge(sent_SM[own].double(), sent_SM[honest].double(), mimicked, streams))
+        honest: list[int] = []
+        if self.attack.looks_at_others:
+            honest = [row for row, sender in enumerate(senders) if sender not in self.clients]
+        known = Knowledge(
+            own_AP=sent_SM[own].double(),
+            honest_HP=sent_SM[honest].double(),
+            mimicked=self._mimicked([senders[row] for row in honest]),
+            generators=tuple(self.streams.generator("attack", senders[row], *exchange) for row in own),
+        )
+        forged_AM = self.attack.forge(known)
         return sent_SM.index_copy(0, torch.tensor(own), forged_AM.to(sent_SM.dtype))
 
     def _mimicked(self, honest: Sequence[ClientId]) -> int:
-        # a rank of its own, whoever else takes part
+        # a client's rank does not depend on who else takes part, so that the same one is copied in every round
         ranks = [self.streams.torch_seed("mimic", client) for client in honest]
         return ranks.index(min(ranks)) if ranks else 0
 
     def _forged(self, own: "list[Answer]", honest: "list[Answer]", size: int) -> "Iterator[Answer]":
-        own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
-        honest_HP = torch.stack([answer.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
-        streams = tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own)
-        known = Knowledge(own_AP, honest_HP, self._mimicked([answer.clients[0] for answer in honest]), streams)
+        own_AP = torch.stack([answer.update.mean_update_M[:size] for answer in own])
+        honest_HP = own_AP[:0]  # stack() takes no empty list
+        if honest:
+            honest_HP = torch.stack([answer.update.mean_update_M[:size] for answer in honest])
+        known = Knowledge(
+            own_AP=own_AP,
+            honest_HP=honest_HP,
+            mimicked=self._mimicked([answer.clients[0] for answer in honest]),
+            generators=tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own),
+        )
         for answer, update_P in zip(own, self.attack.forge(known), strict=True):
-            yield answer._replace(mean_update_M=torch.cat([update_P, answer.mean_update_M[size:]]))
+            yield answer.with_update(torch.cat([update_P, answer.update.mean_update_M[size:]]))
 
 
 def _in_order(answers: "list[Answer]") -> "list[Answer]":

@@ -21,7 +21,7 @@ from fed.config.components import keys_of
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.validation import sentences
 from fed.errors import InvalidData
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = [
     "Always",
@@ -45,9 +45,9 @@ class Spell(NamedTuple):
     """State of a client, available or not, and the time at which it changes.
 
     Attributes:
-        is_there: the client is available.
-        until_s: when that changes; infinite where it never does.
-        is_member: the client is registered: it has come, and has not left for good.
+        is_there: True if the client is available.
+        until_s: time at which this state ends, in seconds since the run began; infinite if it never ends.
+        is_member: True if the client is registered: it has come, and has not left for good.
     """
 
     is_there: bool
@@ -90,9 +90,9 @@ class Daily(Availability):
     """Every client is available for some hours of each day, as phones that train while they charge at night.
 
     Args:
-        hours: of a day.
-        begins_hour: when they begin, in the mean over clients; 0 is midnight.
-        spread_hours: standard deviation of that over clients.
+        hours: number of hours of each day in which a client is available.
+        begins_hour: hour at which they begin, in the mean over clients; 0 is midnight.
+        spread_hours: standard deviation of that hour over clients.
     """
 
     hours: Annotated[float, Field(gt=0, lt=24)] = 8.0
@@ -112,8 +112,8 @@ class OnOff(Availability):
     At the beginning of a run each client is available with its long-run probability.
 
     Args:
-        on_s: mean length of a spell in which it is there.
-        off_s: and of one in which it is not.
+        on_s: mean length in seconds of a spell in which a client is available.
+        off_s: mean length in seconds of a spell in which it is not.
     """
 
     on_s: PositiveFloat = 1800.0
@@ -130,8 +130,8 @@ class TraceAvailability(Availability):
     A client that the file names has its own spells; any other draws those of one that it names.
 
     Args:
-        path: of the CSV file.
-        period_s: after which everything begins anew; never unless given.
+        path: path of the CSV file.
+        period_s: seconds after which all spells begin anew; never unless given.
 
     Raises:
         InvalidData: if there is no such table, or a spell does not end after it begins, before the next, within the
@@ -166,14 +166,16 @@ def of_trace(trace: Mapping[str, _Traced], client: ClientId, streams: Streams, p
     """A client's own entry of a trace, or one that it draws where the trace does not name it.
 
     Args:
-        trace: name → entry.
-        client: its id.
-        streams: the run's.
-        purpose: of the stream that it draws from.
+        trace: client's name in the file → its entry.
+        client: identifier of the client.
+        streams: random streams of the run.
+        purpose: name of the stream that the entry is drawn from.
     """
     if str(client) in trace:
         return trace[str(client)]
-    return list(trace.values())[int(streams.uniforms(purpose, client)[0] * len(trace))]
+    entries = list(trace.values())
+    place = int(streams.uniforms(purpose, client)[0] * len(entries))
+    return entries[place]
 
 
 def read_table(path: str, row: Callable[..., _Traced]) -> list[tuple[str, _Traced]]:
@@ -191,7 +193,7 @@ def read_table(path: str, row: Callable[..., _Traced]) -> list[tuple[str, _Trace
             if missing := [name for name in columns if name not in found]:
                 raise InvalidData(
                     f"{path} must have the columns {', '.join(columns)}, got none named {missing[0]}: its first line "
-                    f"must name them, parted by commas, and is {','.join(found)!r}"
+                    f"must name them, separated by commas, and is {','.join(found)!r}"
                 )
             lines = [{name: cells[name] or "" for name in columns} for cells in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -221,9 +223,9 @@ class Membership(Spells):
     """Spells of a client that registers during a run, and may leave it.
 
     Args:
-        joins_s: when it registers.
-        leaves_s: when it leaves for good.
-        within: its spells in between; None: it is there all the time.
+        joins_s: time at which the client registers, in seconds since the run began.
+        leaves_s: time at which the client leaves for good; infinite if it stays.
+        within: spells of the client between these times; None if it is available throughout.
     """
 
     def __init__(self, joins_s: float, leaves_s: float, within: Spells | None) -> None:
@@ -233,8 +235,10 @@ class Membership(Spells):
 
     def at(self, time_s: float) -> Spell:
         """Spell at a time; before it registers and after it has left the client is not available."""
-        if not self._joins_s <= time_s < self._leaves_s:
-            return Spell(False, self._joins_s if time_s < self._joins_s else math.inf, is_member=False)
+        if time_s < self._joins_s:
+            return Spell(False, self._joins_s, is_member=False)
+        if time_s >= self._leaves_s:
+            return Spell(False, math.inf, is_member=False)
         spell = self._within.at(time_s) if self._within else Spell(True, math.inf)
         return spell._replace(until_s=min(spell.until_s, self._leaves_s))
 
@@ -253,7 +257,8 @@ class _Pattern(Spells):
             # a spell of the period before may not have ended
             changes_s = [change + (period + k) * self._period_s for k in (-1, 0, 1, 2) for change in changes_s]
         place = bisect_right(changes_s, time_s)
-        return Spell(place % 2 == 1, changes_s[place] if place < len(changes_s) else math.inf)
+        is_there = place % 2 == 1  # changes alternate: a spell begins, a spell ends
+        return Spell(is_there, changes_s[place] if place < len(changes_s) else math.inf)
 
 
 class _Alternating(Spells):
@@ -269,6 +274,8 @@ class _Alternating(Spells):
         changes_s = self._changes_s
         while not changes_s or changes_s[-1] <= time_s:  # drawn in order, whenever they are asked for
             mean_s = self._means_s[len(changes_s) % 2]
-            changes_s.append((changes_s[-1] if changes_s else 0.0) + self._generator.exponential(mean_s))
+            last_s = changes_s[-1] if changes_s else 0.0
+            changes_s.append(last_s + self._generator.exponential(mean_s))
         place = bisect_right(changes_s, time_s)
-        return Spell((place % 2 == 0) == self._starts_there, changes_s[place])
+        is_as_at_first = place % 2 == 0
+        return Spell(is_as_at_first == self._starts_there, changes_s[place])

@@ -1,6 +1,6 @@
 """Choice between batched and single training: tries a few steps both ways, and sets the size of groups.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import contextlib
@@ -17,33 +17,37 @@ from torch.utils.flop_counter import flop_registry
 from fed.aggregators.base import Phase
 from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
-from fed.clients.evaluation import BatchedEvaluator, evaluate
+from fed.clients.scoring.losses import cross_entropy, of_each_sample
+from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
+from fed.clients.training.devices import device_of
+from fed.clients.training.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
-from fed.clients.training.worker import device_of, on_device
-from fed.config.experiment import Execution
+from fed.clients.training.worker import on_device
+from fed.config.experiment import Execution, Local
 from fed.errors import InvalidExperiment, first_line
-from fed.layout import Layout
-from fed.randomness import seeded_torch
 from fed.simulations.side_effects import changed_by_forward
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Batching", "choose"]
 
 _State: TypeAlias = tuple[Tensor, Tensor]
 
 _CACHE_BYTES = 2**21
-"""A core's level-2 cache: a group's parameters are read and written in every step, three times as slowly beyond it."""
-_MOST_OPERATIONS, _MOST_IN_CONVOLUTIONS = 48_000_000, 800_000_000
-"""Of a client's step on a CPU, where most are of matrix products, or of convolutions, which lose less in groups.
+"""Size of a core's level-2 cache. Every step reads and writes a group's parameters, three times as slowly beyond it."""
+_MOST_OPERATIONS = 48_000_000
+"""Largest number of operations in a client's step on a CPU for which batching pays, if most are of matrix products.
 
-Beyond this, what batching saves in overhead is less than what its kernels lose.
+Beyond this, batching saves less in overhead than its kernels lose.
 """
+_MOST_IN_CONVOLUTIONS = 800_000_000
+"""Largest number of operations in such a step if most are of convolutions, which lose less in groups."""
 _TOO_MANY = "a step takes {:.0f} million operations a client, and batching pays up to {:.0f} million"
 _SHARE_OF_GPU = 0.5
 _PROBE_SAMPLES = 24
@@ -56,9 +60,9 @@ class Batching:
     """Choice of how clients train.
 
     Args:
-        is_batched: in groups, each one computation; else one by one.
-        group: the most clients of a group; 1 where it is not batched.
-        reason: why, in one clause.
+        is_batched: True if clients train in groups, each as one computation; False if they train one by one.
+        group: largest number of clients of a group; 1 if clients train one by one.
+        reason: reason of the choice, as a clause.
     """
 
     is_batched: bool
@@ -66,14 +70,14 @@ class Batching:
     reason: str
 
     def __str__(self) -> str:
-        """Say how, and why."""
+        """Say how clients train, and the reason."""
         return f"{'batched' if self.is_batched else 'one client at a time'}: {self.reason}"
 
 
 def choose(
     execution: Execution, recipe: Recipe, context: LocalContext, samples: Pair, trainees: int, *, may_ignore: bool
 ) -> Batching:
-    """Choose from the experiment, the model and the kind of device, so that the same choice is made everywhere.
+    """Choose by the experiment, the model and the kind of device alone, so that every machine makes the same choice.
 
     Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
     step takes many floating-point operations, or, without convolutions, where the parameters of two clients do not fit
@@ -81,23 +85,26 @@ def choose(
     one, must agree.
 
     Args:
-        execution: the experiment's section ``simulation``.
-        recipe: local training as clients will do it, but for the choice.
-        context: what comes with a client's first task beside the model, and what it keeps before it.
-        samples: some client's, to try it on.
-        trainees: the number of clients that train in a round.
-        may_ignore: whether clients may hold labels below 0, which a loss other than cross_entropy may ignore.
+        execution: section ``simulation`` of the experiment.
+        recipe: local training of the run, but for this choice.
+        context: tensors that come with a client's first task beside the model, and the client's state before that.
+        samples: samples of one client, for the trial.
+        trainees: number of clients that train in a round.
+        may_ignore: True if clients may hold labels below 0, which a loss other than cross_entropy may ignore.
 
     Raises:
         InvalidExperiment: if batching is asked for and cannot be.
     """
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
-    group, limit, device = execution.group, f"as simulation.group={execution.group} says", device_of(0)
+    group = execution.group
+    limit = f"as simulation.group={execution.group} says"
+    device = device_of()
     model_bytes = sum(part.nbytes for part in recipe.module.parameters() if part.requires_grad)
     work = _Counter.of_a_step(recipe, samples) if device.type == "cpu" else None
     if work is not None and group > (room := work.room(model_bytes)):
-        group, limit = room, f"to keep {work.what_moves} within {_CACHE_BYTES >> 20} MiB of cache"
+        group = room
+        limit = f"to keep {work.what_moves} within {_CACHE_BYTES >> 20} MiB of cache"
     if execution.batching == "auto" and (reason := _no_gain(work, group, execution.group, trainees)):
         return Batching(False, 1, reason)
     problem, client_bytes = (_IGNORES, 0.0) if may_ignore else _obstacle(recipe, context, samples)
@@ -109,15 +116,15 @@ def choose(
         room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
         client_bytes += 2 * model_bytes  # for the moments of Adam, which the trial does not keep
         if client_bytes * group > room_bytes:
-            group, limit = int(room_bytes / client_bytes), "to keep them within the GPU's memory"
+            group = int(room_bytes / client_bytes)
+            limit = "to keep them within the GPU's memory"
     group = max(group, 1)
-    return Batching(
-        True, group, f"up to {group} client{'s train' if group > 1 else ' trains'} as one computation, {limit}"
-    )
+    clients_train = "clients train" if group > 1 else "client trains"
+    return Batching(True, group, f"up to {group} {clients_train} as one computation, {limit}")
 
 
 def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> str | None:
-    """Reason why batching in groups of ``group``, where ``asked`` are configured, saves no time; None if it may."""
+    """Reason why batching in groups of ``group``, where the experiment asks for ``asked``, saves no time, or None."""
     if trainees == 1:
         return "a round trains one client"
     if work is None:
@@ -127,14 +134,16 @@ def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> 
     if group < 2:
         return f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache"
     most = _MOST_IN_CONVOLUTIONS if work.mostly_convolves else _MOST_OPERATIONS
-    return _TOO_MANY.format(work.operations / 1e6, most / 1e6) if work.operations > most else None
+    if work.operations > most:
+        return _TOO_MANY.format(work.operations / 1e6, most / 1e6)
+    return None
 
 
 def _obstacle(recipe: Recipe, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
     """Reason why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
     if any(phase.rule is not None and phase.rule.contrasts for phase in recipe.phases):
         return "its algorithm compares three models' representations", 0.0
-    with seeded_torch(0, device_of(0)):  # whose generators are the user's
+    with seeded_torch(0, device_of()):  # PyTorch's own generators belong to the user, and stay as they are
         tried = [_tried(recipe, phase, context, samples) for phase in recipe.phases]
     problem = next((problem for problem, _ in tried if problem is not None), None)
     return problem, max(client_bytes for _, client_bytes in tried)
@@ -145,8 +154,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
 
     Attributes:
         operations: floating-point operations of matrix products and convolutions.
-        in_convolutions: those of convolutions.
-        image_bytes: of the largest output of a convolution.
+        in_convolutions: part of these operations that convolutions do.
+        image_bytes: size of the largest output of a convolution.
     """
 
     def __init__(self) -> None:
@@ -155,12 +164,13 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
 
     @classmethod
     def of_a_step(cls, recipe: Recipe, samples: Pair) -> "_Counter":
-        """Count those of a client's step."""
+        """Count the operations of a client's step."""
         inputs, targets = (part[: recipe.local.batch_size].clone() for part in samples)
-        tried, counter = copy.deepcopy(recipe.module).train(), cls()
-        # step by step as in a group: of PyTorch's single operation for an LSTM nothing would be counted
+        tried = copy.deepcopy(recipe.module).train()
+        counter = cls()
+        # Recurrent layers go step by step as in a group: PyTorch's single operation for an LSTM would not be counted.
+        # An error is suppressed because the first step of the loop will raise it again.
         with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), RecurrentLayers(), counter:
-            # What it raises, the first step of the loop will raise.
             torch.autograd.backward(recipe.loss(tried(inputs), targets))
         return counter
 
@@ -171,13 +181,15 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
 
     @property
     def what_moves(self) -> str:
-        """Name of most of what a group reads and writes in a step."""
+        """Name of the data that a group reads and writes most of in a step."""
         return "their images" if self.mostly_convolves else "their parameters"
 
     def room(self, model_bytes: int) -> int:
-        """The most clients of a group whose parameters and images stay in the cache; at least two that convolve."""
+        """Largest group whose parameters and images stay in the cache; at least 2 if most operations convolve."""
         room = _CACHE_BYTES // max(model_bytes, 1)
-        return max(min(room, _CACHE_BYTES // self.image_bytes), 2) if self.mostly_convolves else room
+        if not self.mostly_convolves:
+            return room
+        return max(min(room, _CACHE_BYTES // self.image_bytes), 2)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -200,33 +212,42 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
 
 def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
     """Reason why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
-    module, local, device = recipe.module, recipe.local, device_of(0)
+    module = recipe.module
+    local = recipe.local
+    device = device_of()
     loss = on_device(recipe.loss, device)
     if local.precision == "float16":
         return "float16 scales each client's loss by its own gradients", 0
     if changed := changed_by_forward(module, samples[0]):
         return f"its forward pass changes {changed}", 0
-    if normalises_batches(module):  # frozen, or unused
+    if normalises_batches(module):  # its statistics have not changed: they are frozen, or the layer is unused
         return "it has BatchNorm, under which a last single sample joins the batch before it", 0
-    inputs, targets = first = (samples[0][:_PROBE_SAMPLES], samples[1][:_PROBE_SAMPLES])
+    first = (samples[0][:_PROBE_SAMPLES], samples[1][:_PROBE_SAMPLES])
+    inputs, targets = first
     half = -(-len(targets) // 2)
     # unequal numbers, so that places to fill and clients that finish early are tried too
     pairs = [(inputs[:count], targets[:count]) for count in (len(targets), half, 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, half)})
     state = Layout.of(module, recipe.private).pack(module)
-    parts = replace(phase, epochs=None), device, recipe.private
+    tried = replace(phase, epochs=None)
+
+    def in_a_group(steps: Local) -> tuple[Tensor, Tensor]:
+        trainer = BatchedTrainer(copy.deepcopy(module), loss, steps, tried, device=device, private=recipe.private)
+        return _probed(trainer, state, pairs, context)
+
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)  # 0 without a GPU
     try:
-        batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, context)
+        batched = in_a_group(probe)
         used_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
-        if local.precision != "float32":  # whose rounding may be as large as what is looked for
+        if local.precision != "float32":  # rounding in half precision may be as large as the differences looked for
             probe = probe.model_copy(update={"precision": "float32"})
-            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, context)
-    except Exception as error:  # whatever a user's model raises: the loop will say what it is, if it raises there too
+            batched = in_a_group(probe)
+    except Exception as error:  # any error of a user's model: the loop will report it if it is raised there as well
         return _plainly(error), 0
-    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, context)
+    trainer = Trainer(copy.deepcopy(module), loss, probe, tried, device=device, private=recipe.private)
+    single = _probed_one_by_one(trainer, state, pairs, context)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
     if _is_no_mean(module, loss, first):
@@ -238,7 +259,8 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
 
 def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     """Reason why models cannot be evaluated together; None where they can."""
-    module, device = recipe.module, device_of(0)
+    module = recipe.module
+    device = device_of()
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device)
         rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private).pack(module)]
@@ -246,11 +268,13 @@ def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])
-    return None if torch.allclose(losses[:, 0], losses[:, 1], rtol=1e-3, equal_nan=True) else "evaluation differs"
+    if not torch.allclose(losses[:, 0], losses[:, 1], rtol=1e-3, equal_nan=True):
+        return "evaluation differs"
+    return None
 
 
 _SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "epochs": None, "steps": 2}
-_SGD |= {"lr": 0.1}  # a tiny one would leave rounding alone to compare, and a huge one no numbers
+_SGD |= {"lr": 0.1}  # with a tiny step size only rounding would be compared, and a huge one would overflow
 
 _IGNORES = "labels may be below 0, and its loss may leave those out of its mean"
 
@@ -258,15 +282,15 @@ _IGNORES = "labels may be below 0, and its loss may leave those out of its mean"
 def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
     """True if a batch's loss differs from the mean over its samples, for outputs of any size.
 
-    Labels take every class in turn, for a client with one class does not show whether they are weighed.
+    Labels take every class in turn, because the labels of a client with one class would not show class weights.
     """
     if loss is cross_entropy:
         return False
-    if getattr(loss, "mean_over_samples", None) is False:  # targets tried may not show it, such as those without events
-        return True
-    device = device_of(0)
+    if getattr(loss, "mean_over_samples", None) is False:
+        return True  # the trial might miss it, such as a survival loss on samples without events
+    device = device_of()
     inputs, targets = (part.clone().to(device) for part in samples)
-    with torch.no_grad(), contextlib.suppress(Exception):  # what a loss does not take shows nothing
+    with torch.no_grad(), contextlib.suppress(Exception):  # a loss that refuses these labels shows nothing
         output = copy.deepcopy(module).to(device).eval()(inputs)
         classes = output.shape[1] if output.ndim > 1 else 1
         count = max(min(2 * classes, _PROBE_SCORES // output[0].numel()), 4)
@@ -275,7 +299,8 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
             labels = (torch.arange(labels.numel(), device=device) % classes).to(targets.dtype).view_as(labels)
         for scale in _PROBE_SCALES:
             scores = scale * torch.randn(count, *output.shape[1:], dtype=output.dtype, device=device)
-            of_batch, of_samples = loss(scores, labels), of_each_sample(loss, scores, labels).mean()
+            of_batch = loss(scores, labels)
+            of_samples = of_each_sample(loss, scores, labels).mean()
             if torch.isfinite(of_samples) and not torch.allclose(of_batch, of_samples, rtol=1e-4, atol=1e-6):
                 return True
     return False
@@ -285,7 +310,8 @@ def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], context: 
     """Movement [K, V] of some clients in one group, and their losses [K]."""
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     kept = each_part(context.client_state, lambda part: part.expand(len(pairs), -1))
-    trained = trainer.train(*state, pairs, orders, context._replace(client_state=kept))
+    contexts = context._replace(client_state=kept)
+    trained = trainer.train(*state, pairs, orders, contexts)
     return trained.params_KV - state[0], torch.tensor(trained.train_losses)
 
 

@@ -11,35 +11,35 @@ from typing import TYPE_CHECKING, Any
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import FederatedData, load
 from fed.clients.data.describe import partition_of
-from fed.clients.measures import Metric, Metrics
-from fed.clients.training.losses import Loss
+from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.config.comparison import Comparison, Repetition, repetition_text
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
-from fed.randomness import Streams
 from fed.reports.client_scores import pooled
 from fed.reports.html import comparison_report, comparison_svg
 from fed.reports.population import Partition
 from fed.reports.summary import ComparisonResult, Runs, has_finished, row_of
+from fed.reports.text_tables import latex, markdown
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
 from fed.simulations.simulation import topology_of
 from fed.storage.atomic_files import held, write_atomically
 from fed.storage.comparison_reader import slugs
 from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json, written_to
+from fed.vectors.randomness import Streams
 
 if TYPE_CHECKING:
     import networkx as nx
     import numpy as np
     from numpy.typing import NDArray
 
-    from fed.tensors import nn
+    from fed.vectors.tensors import nn
 
 __all__ = ["ComparisonFolder", "compare"]
 
 _PARTITIONS = 4
-"""How many partitions of variants whose data differ a report draws."""
+"""Largest number of partitions that a report draws, of variants whose data differ."""
 _GRAPHS = 8
-"""How many graphs of peers it draws."""
+"""Largest number of graphs of peers that a report draws."""
 
 
 def compare(
@@ -60,18 +60,18 @@ def compare(
     run is a row that says why; the others continue.
 
     Args:
-        comparison: what to compare.
-        data: in place of the experiments' own data.
-        model: makes the model, in place of the experiments' own.
+        comparison: variants to compare, and the seeds.
+        data: training data by client, in place of the experiments' own; None for those of the experiments.
+        model: factory of modules, in place of the experiments' own models.
         loss: (output, target) → scalar, in place of the experiments' own.
         metric: (output, target) → number, reported as accuracy, or a mapping of names to several.
-        output: a folder for ``comparison.json``, ``.csv``, ``.md``, ``.tex`` and ``.svg``, ``report.html`` and each
-            run's own folder, ``runs/<variant>/seed-<seed>``, with folds ``seed-<seed>-fold-<fold>``; None: nothing is
+        output: folder for ``comparison.json``, ``.csv``, ``.md``, ``.tex`` and ``.svg``, ``report.html`` and each run's
+            own folder, ``runs/<variant>/seed-<seed>``, with folds ``seed-<seed>-fold-<fold>``; None: nothing is
             written.
-        overwrite: take the place of an earlier comparison.
-        jobs: how many runs at a time, each in a process of its own with one thread. A program that asks for more than
-            one must call under ``if __name__ == "__main__":``, because those processes import it.
-        observer: told of every run and round.
+        overwrite: True if an earlier comparison in the folder is replaced.
+        jobs: number of runs at a time, at least 1, each in a process of its own with one thread. A program that asks
+            for more than one must call under ``if __name__ == "__main__":``, because those processes import it.
+        observer: observer that is told of every run and round; None for none.
 
     Raises:
         InvalidInput: if the folder, or what an experiment names, cannot be used.
@@ -99,8 +99,10 @@ def compare(
     runs: Runs = {name: {} for name in comparison.variants()}
     if jobs == 1:
         running = one_by_one(planned, observer, **given)
-    else:  # no long run begins last and keeps others waiting
-        running = side_by_side(sorted(planned, key=lambda run: -_work(Experiment(**run.experiment))), jobs, observer)
+    else:
+        # the longest first: a long run that began last would be alone at the end
+        longest_first = sorted(planned, key=lambda run: -_work(Experiment(**run.experiment)))
+        running = side_by_side(longest_first, jobs, observer)
     if folder:
         folder.begin()
     try:
@@ -131,24 +133,28 @@ def _hold_written(comparison: Comparison) -> None:
     for name, variant in comparison.variants().items():
         if held := variant.objects():
             raise InvalidInput(
-                f"experiments of a comparison must be such as files hold, got {' and '.join(held)} of {name} given in "
-                "Python as objects: name them as python:package.module:name, or give a loss or metrics to fed.compare"
+                f"experiments of a comparison must be ones that a file can hold, got {' and '.join(held)} of {name} "
+                "given in Python as objects: name them as python:package.module:name, or give a loss or metrics to "
+                "fed.compare"
             )
 
 
 def _planned(comparison: Comparison, folder: "ComparisonFolder | None") -> Iterator[PlannedRun]:
     for name, experiment in comparison.variants().items():
         for repetition in comparison.repetitions():
+            keys = comparison.repeated(experiment, repetition).given_keys()
             directory = folder.of_run(name, repetition) if folder else None
-            yield PlannedRun(name, repetition, comparison.repeated(experiment, repetition).given_keys(), directory)
+            yield PlannedRun(name, repetition, experiment=keys, directory=directory)
 
 
 def _work(experiment: Experiment) -> int:
-    """Rounds times the clients that train in each."""
-    rounds, algorithm = experiment.rounds.make(), experiment.algorithm.make()
+    """Work of a run: rounds times the clients that train in each."""
+    rounds = experiment.rounds.make()
+    algorithm = experiment.algorithm.make()
     clients = (experiment.data.clients if experiment.data else None) or sys.maxsize
     all_train = algorithm.primitive != "mean" or algorithm.pools_data
-    return int(rounds.count * (clients if all_train else rounds.cohort_of(clients)))
+    trainees = clients if all_train else rounds.cohort_of(clients)
+    return int(rounds.count * trainees)
 
 
 def _gather(ended: Ended, runs: Runs, planned: list[PlannedRun], observer: ComparisonObserver | None) -> None:
@@ -162,19 +168,20 @@ def _gather(ended: Ended, runs: Runs, planned: list[PlannedRun], observer: Compa
 
 def _result(comparison: Comparison, runs: Runs, status: str, directory: Path | None) -> ComparisonResult:
     kinds: dict[str, Any] = {name: variant.algorithm.kind for name, variant in comparison.variants().items()}
+    repetitions = comparison.repetitions()
     target = comparison.target
-    rows = [row_of(name, kinds[name], of_it, comparison.repetitions(), target) for name, of_it in runs.items()]
+    rows = [row_of(name, kinds[name], records, repetitions, target) for name, records in runs.items()]
     in_order = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items()}
-    return ComparisonResult(comparison, rows, in_order, status, directory)
+    return ComparisonResult(comparison, rows, in_order, status=status, directory=directory)
 
 
 class ComparisonFolder:
     """Folder of a comparison.
 
     Args:
-        path: the folder; it is made where it does not exist.
-        variants: by name.
-        overwrite: take an earlier comparison's place: its files go, all others stay.
+        path: path of the folder, which is made if it does not exist.
+        variants: name → experiment of each variant.
+        overwrite: True if an earlier comparison is replaced: its files are removed, all others stay.
 
     Raises:
         OutputExists: if the folder holds anything and ``overwrite`` is not given.
@@ -212,8 +219,8 @@ class ComparisonFolder:
         """Write all files, each whole, and ``comparison.json`` last.
 
         Args:
-            result: what was found.
-            data: those that were given in place of the experiments' own.
+            result: result of the comparison, finished or interrupted.
+            data: data that were given in place of the experiments' own; None if none were.
         """
         picture = comparison_svg(result)
         if picture is not None:
@@ -221,8 +228,8 @@ class ComparisonFolder:
         page = comparison_report(result, self._partitions(data), self._graphs(result), self._clients(result))
         write_atomically(self.path / "report.html", page.encode())
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
-        write_atomically(self.path / "comparison.md", result.to_markdown().encode())
-        write_atomically(self.path / "comparison.tex", result.to_latex().encode())
+        write_atomically(self.path / "comparison.md", markdown(result).encode())
+        write_atomically(self.path / "comparison.tex", latex(result).encode())
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":
@@ -262,14 +269,12 @@ class ComparisonFolder:
         for name, variant in self._variants.items():
             if variant.data is not None:
                 sections.setdefault(to_json(variant.data.model_dump(mode="json")), (name, variant))
-        shown = list(sections.values())[:_PARTITIONS]
-        return {
-            "Who holds what" + (f": {name}" if len(sections) > 1 else ""): partition_of(
-                load(variant.data, variant.data_streams)
-            )
-            for name, variant in shown
-            if variant.data is not None
-        }
+        partitions: dict[str, Partition | None] = {}
+        for name, variant in list(sections.values())[:_PARTITIONS]:
+            heading = f"Who holds what: {name}" if len(sections) > 1 else "Who holds what"
+            if variant.data is not None:
+                partitions[heading] = partition_of(load(variant.data, variant.data_streams))
+        return partitions
 
 
 def _contents(result: ComparisonResult) -> dict[str, object]:
@@ -296,7 +301,7 @@ def _csv(result: ComparisonResult) -> str:
     text = io.StringIO()
     differences = {one.name: one.flat() for one in result.differences}
     rows = [{**row, **differences.get(row["name"], {})} for row in result.rows]
-    keys = dict.fromkeys(key for row in rows for key in row)  # a metric may be measured for some variants alone
+    keys = dict.fromkeys(key for row in rows for key in row)  # some variants may have metrics that others lack
     writer = csv.DictWriter(text, list(keys), lineterminator="\n")
     writer.writeheader()
     writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"]))} for row in rows)

@@ -18,8 +18,8 @@ from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AVAILABILITIES
 from fed.errors import InvalidData
-from fed.randomness import Streams
 from fed.simulations.availability import Availability, Membership, Spells, of_trace, read_table
+from fed.vectors.randomness import Streams
 
 __all__ = ["Device", "Devices", "Lognormal", "Mobile", "OnSite", "TraceDevices", "UniformDevices"]
 
@@ -35,13 +35,13 @@ class Device:
     The connection is a common one of a home unless given: 40 Mbit/s down and 10 Mbit/s up.
 
     Args:
-        samples_per_s: forward and backward passes over one sample in a second.
-        down_bytes_per_s: towards the client.
-        up_bytes_per_s: from the client.
-        latency_s: of one message.
+        samples_per_s: number of forward and backward passes over one sample in a second.
+        down_bytes_per_s: bandwidth towards the client.
+        up_bytes_per_s: bandwidth from the client.
+        latency_s: seconds of latency of one message.
 
     Example:
-        >>> round(Device().exchange_s(bytes_down=5_000_000, samples=1000, bytes_up=1_250_000), 9)
+        >>> round(Device().task_s(bytes_down=5_000_000, samples=1000, bytes_up=1_250_000), 9)
         3.1
     """
 
@@ -56,13 +56,13 @@ class Device:
         links = {"down_bytes_per_s": math.inf, "up_bytes_per_s": math.inf, "latency_s": 0.0}
         return Device(samples_per_s=samples_per_s, **links)
 
-    def exchange_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
+    def task_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
         """Seconds from a task's dispatch to its answer's arrival.
 
         Args:
-            bytes_down: of the task.
-            samples: trained on, each as often as it is seen.
-            bytes_up: of the answer.
+            bytes_down: size of the task's message.
+            samples: number of samples trained on, each counted as often as it is seen.
+            bytes_up: size of the answer's message.
         """
         down_s = self.latency_s + bytes_down / self.down_bytes_per_s
         up_s = self.latency_s + bytes_up / self.up_bytes_per_s
@@ -78,11 +78,12 @@ class Device:
         """Number of samples that it can train on and still answer in time; below 0: none.
 
         Args:
-            time_s: from the dispatch to the answer's arrival.
-            bytes_down: of the task.
-            bytes_up: of the answer.
+            time_s: seconds from the task's dispatch to the answer's arrival.
+            bytes_down: size of the task's message.
+            bytes_up: size of the answer's message.
         """
-        return (time_s - self.exchange_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)) * self.samples_per_s
+        moving_s = self.task_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)
+        return (time_s - moving_s) * self.samples_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +91,13 @@ class Devices(Hyperparameters, ABC):
     """Devices of all clients.
 
     Args:
-        availability: when clients are available; one that becomes unavailable during a task has failed it.
-        failure: the chance that a task fails, at a time that is uniform over its length.
-        interruption: the chance that a client is cut off in its local steps, after a part of them that is uniform.
-        joining_s: over how long a time clients register, each at an instant that is uniform; 0: all at the beginning.
-        staying_s: how long a client stays in the mean of an exponential distribution, before it leaves for good; for
-            ever unless given.
+        availability: rule on the times at which clients are available; a client that becomes unavailable during a task
+            has failed it.
+        failure: probability that a task fails, at a time that is uniform over its length.
+        interruption: probability that a client is cut off in its local steps, after a part of them that is uniform.
+        joining_s: seconds over which clients register, each at a uniformly drawn time; 0: all at the beginning.
+        staying_s: mean of the exponentially distributed seconds that a client stays before it leaves for good; for ever
+            unless given.
     """
 
     availability: Annotated[Component, AVAILABILITIES] = field(default_factory=lambda: AVAILABILITIES.validate({}))
@@ -120,14 +122,18 @@ class Devices(Hyperparameters, ABC):
     def spells(self, client: ClientId, streams: Streams) -> Spells | None:
         """Availability of a client over time; None: always available."""
         spells = self._availability.of(client, streams)
-        return spells if self.are_members_for_ever else Membership(*self.membership(client, streams), spells)
+        if self.are_members_for_ever:
+            return spells
+        joins_s, leaves_s = self.membership(client, streams)
+        return Membership(joins_s, leaves_s, spells)
 
     def membership(self, client: ClientId, streams: Streams) -> tuple[float, float]:
         """Times at which a client registers, and at which it leaves for good."""
         joins, stays, *_ = streams.uniforms("membership", client)
-        # the exponential distribution's inverse; stays is below 1
-        leaves_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
-        return joins * self.joining_s, joins * self.joining_s + leaves_s
+        joins_s = joins * self.joining_s
+        # the inverse of the exponential distribution; stays is below 1, so the logarithm is finite
+        stays_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
+        return joins_s, joins_s + stays_s
 
     @property
     def are_members_for_ever(self) -> bool:
@@ -168,9 +174,9 @@ class Lognormal(UniformDevices):
     .. math:: speed_i = speed \cdot e^{σ z_i}, \qquad down_i / down = up_i / up = e^{σ_b w_i}, \qquad z_i, w_i ∼ N(0, 1)
 
     Args:
-        sigma: σ ≥ 0, of speeds. With 1 the fastest tenth is 13 times as fast as the slowest tenth or more, with 1.5 it
-            is 47 times.
-        bandwidth_sigma: σ_b ≥ 0, of both bandwidths alike.
+        sigma: σ ≥ 0, the spread of speeds. With 1 the fastest tenth is 13 times as fast as the slowest tenth or more,
+            with 1.5 it is 47 times.
+        bandwidth_sigma: σ_b ≥ 0, the spread of both bandwidths alike.
     """
 
     sigma: NonNegativeFloat = 1.0
@@ -215,7 +221,7 @@ class TraceDevices(Devices):
     A client that the file names has its own device; any other draws one of those that it has.
 
     Args:
-        path: of the CSV file.
+        path: path of the CSV file.
 
     Raises:
         InvalidData: if there is no such table, a number is out of range, or a client has two rows.

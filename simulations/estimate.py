@@ -5,98 +5,78 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.describe import looked_at
+from fed.clients.training.devices import device_of, devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
-from fed.server.peer.message_sizes import exchanged_bytes
+from fed.server.mixing.message_sizes import exchanged_bytes
+from fed.server.observer import Expectation
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scores
 from fed.simulations.ring import ring_bytes
 from fed.simulations.simulation import Simulation, begin_scoring_by_coordinator
 
-__all__ = ["Expectation", "expect"]
+__all__ = ["expect"]
 
 _PROBE_STEPS = 3
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """Expected time and bytes of a run.
-
-    Args:
-        rounds: how many there are.
-        wall_s: seconds on this machine in one process, from a few steps' time.
-        bytes_up: from clients, over all rounds.
-        bytes_down: to clients.
-        proviso: under which this holds, as a clause; empty where it holds anyhow.
-    """
-
-    rounds: int
-    wall_s: float
-    bytes_up: int
-    bytes_down: int
-    proviso: str = ""
-
-    def after(self, rounds_done: int) -> "Expectation":
-        """Expectation of the rounds that are left, each of which takes its part.
-
-        Example:
-            >>> Expectation(10, 60.0, 1000, 2000).after(8)
-            Expectation(rounds=2, wall_s=12.0, bytes_up=200, bytes_down=400, proviso='')
-        """
-        left = max(0, self.rounds - rounds_done)
-        up, down = (left * size_bytes // self.rounds for size_bytes in (self.bytes_up, self.bytes_down))
-        return replace(self, rounds=left, wall_s=self.wall_s * left / self.rounds, bytes_up=up, bytes_down=down)
-
-
 def expect(simulation: Simulation) -> Expectation:
-    """Time a few steps and an evaluation, and count the models that will travel; the run itself is not touched."""
+    """Expected time and bytes: a few steps and an evaluation are timed, messages counted. The run is not touched."""
     policy = simulation.policy
     sent, answered = _tasks(simulation)
     trained = sent if policy.keeps_late else answered
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
     once_s, last_s = _evaluation_s(simulation)
     wall_s = trained * _task_s(simulation) + (evaluations - 1) * once_s + last_s
-    return Expectation(policy.count, wall_s, *_bytes(simulation, sent, answered), _proviso(simulation))
+    bytes_up, bytes_down = _bytes(simulation, sent, answered)
+    return Expectation(policy.count, wall_s, bytes_up, bytes_down, _proviso(simulation))
 
 
 def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
-    """The bytes from clients and to clients of so many tasks."""
-    message, algorithm = simulation.message, simulation.algorithm
+    """Bytes from clients, and bytes to clients, of so many tasks sent and answered."""
+    message = simulation.message
+    algorithm = simulation.algorithm
     if message is None:
-        rounds, codec = simulation.policy.count, simulation.peer_codec
-        moved = exchanged_bytes(algorithm, simulation.layout, simulation.topology, rounds, codec)
+        rounds = simulation.policy.count
+        moved = exchanged_bytes(algorithm, simulation.layout, simulation.topology, rounds, simulation.peer_codec)
         return moved, moved
     if algorithm.pools_data:
         return 0, 0
     if simulation.is_replicated:
         moved = simulation.policy.count * ring_bytes(message, simulation.population)
         return moved, moved
-    up, first = answered * message.uplink_bytes, simulation.trainees
+    up = answered * message.uplink_bytes
     if message.downlink_encoder is None:
+        first = simulation.trainees
         return up, first * message.downlink_bytes + (sent - first) * message.later_downlink_bytes
     newcomers = min(sent, simulation.population)
-    behind = math.ceil(simulation.population * simulation.policy.count / sent)  # versions, of a client that comes again
+    # mean number of versions from one task of a client to its next
+    behind = math.ceil(simulation.population * simulation.policy.count / sent)
     return up, newcomers * message.downlink_bytes + (sent - newcomers) * message.later_task_bytes(behind)
 
 
 def _tasks(simulation: Simulation) -> tuple[int, int]:
     """Numbers of tasks dispatched and answered in a run without failures."""
-    policy, trainees = simulation.policy, simulation.trainees
+    policy = simulation.policy
+    trainees = simulation.trainees
     moving = trainees if simulation.has_peers else policy.cohort_of(simulation.population)
+    # tasks whose answers do not count: those in flight at the end, or those beyond the cohort in every round
     beyond = (trainees - moving) * (1 if policy.keeps_late else policy.count)
-    return policy.count * moving + beyond, policy.count * moving
+    answered = policy.count * moving
+    return answered + beyond, answered
 
 
 def _proviso(simulation: Simulation) -> str:
-    """Condition under which the expected bytes are sent."""
-    policy, experiment = simulation.policy, simulation.experiment
+    """Condition under which the expected bytes are sent; empty if there is none."""
+    policy = simulation.policy
+    experiment = simulation.experiment
     if simulation.algorithm.pools_data:
         return ""
     devices = experiment.devices.make()
@@ -107,21 +87,26 @@ def _proviso(simulation: Simulation) -> str:
     answer = waits and not drops and devices.failure == 0 and devices.are_always_there
     is_sure = answer and policy.asked_of(simulation.population) == policy.cohort_of(simulation.population)
     in_turn = experiment.downlink and policy.asked_of(simulation.population) < simulation.population
-    clauses = {"if nobody fails or is late": not is_sure, "if clients come in turn": in_turn}
-    return " and ".join(text for text, holds in {**clauses, "without edges": experiment.hierarchy}.items() if holds)
+    clauses = {
+        "if nobody fails or is late": not is_sure,
+        "if clients come in turn": in_turn,
+        "without edges": experiment.hierarchy,
+    }
+    return " and ".join(text for text, holds in clauses.items() if holds)
 
 
 def _task_s(simulation: Simulation) -> float:
-    """Seconds of a client's task: a few steps of a group's, times the mean number of steps."""
-    groups, count = simulation.groups, min(simulation.groups.size, simulation.trainees)
+    """Seconds of a client's task: its share of a few steps of one group, times the mean number of steps."""
+    groups = simulation.groups
+    count = min(groups.size, simulation.trainees)
     sizes = _sizes(simulation.data)
     largest = sorted(sizes, key=lambda client: -sizes[client])[:count]
-    if simulation.data.is_on_demand:  # another client's flaw is found when it is read
+    if simulation.data.is_on_demand:  # reading another client here could raise an error that belongs to the run
         largest = [simulation.data.clients[0]] * count
     local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
     held = {client: simulation.data.read(client) for client in set(largest)}
     phases = tuple(replace(phase, epochs=None) for phase in simulation.recipe.phases)
-    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), worker=0)
+    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), device_of())
     task, tensors = simulation.first_task(largest)
     times_s = []
     for _ in range(2):  # the first also pays for what happens once
@@ -129,16 +114,17 @@ def _task_s(simulation: Simulation) -> float:
         work(task, tensors)
         times_s.append(time.perf_counter() - began)
     steps = statistics.fmean(groups.steps(size) for size in sizes.values())
-    return times_s[-1] / (_PROBE_STEPS * len(phases)) / len(largest) * steps
+    step_s = times_s[-1] / (_PROBE_STEPS * len(phases)) / len(largest)
+    return step_s * steps
 
 
 def _sizes(data: FederatedData) -> dict[ClientId, int]:
     """Numbers of samples that clients hold, where they are known without reading; of the first client in any case."""
     first = data.clients[0]
     says_sizes = isinstance(data.train, ClientsOnDemand) and data.train.size_of(first) is not None
-    return {
-        client: data.size_of(client) for client in (looked_at(data) if says_sizes or not data.is_on_demand else [first])
-    }
+    if data.is_on_demand and not says_sizes:
+        return {first: data.size_of(first)}
+    return {client: data.size_of(client) for client in looked_at(data)}
 
 
 def _evaluation_s(simulation: Simulation) -> tuple[float, float]:
@@ -148,7 +134,7 @@ def _evaluation_s(simulation: Simulation) -> tuple[float, float]:
         by_clients_s = _evaluation_by_clients_s(simulation, simulation.held_out)
         if simulation.recipe.test is None:
             return by_clients_s, by_clients_s
-    executor = InProcess(partial(Work, simulation.recipe))
+    executor = InProcess(partial(Work, simulation.recipe), devices_of(1))
     federation = simulation.federation(executor)
     began = time.perf_counter()
     scores = begin_scoring_by_coordinator(simulation, federation, executor)()
@@ -157,18 +143,20 @@ def _evaluation_s(simulation: Simulation) -> tuple[float, float]:
 
 
 def _times_longer(scores: Scores, simulation: Simulation) -> float:
-    """The samples that the last evaluation scores, over all models, in units of those that this one has scored."""
+    """Ratio of the samples that the last evaluation scores, over all models, to those that this one has scored."""
     if "client_test_samples" not in scores.line or simulation.recipe.test is None:
         return 1.0
-    own, others = len(scores.clients), simulation.algorithm.primitive is not None
+    own = len(scores.clients)
+    others = 0 if simulation.algorithm.primitive is None else 1  # the federation's own model
     once = own * scores.line["client_test_samples"] + others * scores.line["test_samples"]
-    return (own + others) * len(tuple(simulation.recipe.test)[1]) / float(once)
+    _, targets = simulation.recipe.test
+    return (own + others) * len(targets) / float(once)
 
 
 def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:
-    """Seconds of evaluation by clients: that of some, times the number of all; on demand of the first."""
+    """Seconds of evaluation by clients: the mean over some (over one, if data are on demand), times their number."""
     some = tuple(itertools.islice(held_out, CLIENTS_AT_ONCE if isinstance(held_out, dict) else 1))
-    work = Work(simulation.recipe, worker=0)
+    work = Work(simulation.recipe, device_of())
     began = time.perf_counter()
     work(EvaluateByClients(some), simulation.layout.pack(simulation.recipe.module))
     return (time.perf_counter() - began) * len(held_out) / len(some)

@@ -1,67 +1,77 @@
 """Simulated fleet: clients on a virtual clock.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
-from fed.clients.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.data import ClientId
+from fed.clients.training.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.training.executor import Item
-from fed.clients.training.work_items import Train, Trained, label_of
-from fed.compression.codec import CodecState, Draw
+from fed.clients.training.work_items import Train, Trained, Wants, label_of
+from fed.clients.way_out import Rows, WayOut
+from fed.compression.codec import CodecState
 from fed.secure_aggregation.fixed_point import ClientNumbers
+from fed.server.observer import NodeCame, NodeWent
+from fed.server.telling import Observers
 from fed.simulations.attacks import Attackers
 from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor, torch
-from fed.wire.format import Format, Outgoing
-from fed.wire.messages import Answer, Task
+from fed.vectors.tensors import Tensor, torch
+from fed.wire.format import Outgoing
+from fed.wire.messages import Answer, Lanes, Task, Update
 
 __all__ = ["SimulatedFleet"]
 
 _Event: TypeAlias = tuple[float, int, Flight | ClientId]
-"""When an answer arrives, with the number of its task, or a client comes or goes, with a number below 0 of its own."""
+"""Time of an event, its number, and its subject: a flight that arrives, or a client that comes or goes.
+
+The number of a flight is its task's; numbers of clients' events count down from −1. They order events of one time.
+"""
 
 
 @dataclass(eq=False)
 class SimulatedFleet:
     """A :class:`fed.server.fleet.Fleet` whose clients are trained, in groups, when their answers are collected.
 
-    What happens when is known without training: tasks that will be answered are trained when one of them is needed,
-    all that are due together, or where ``looks_ahead`` all that are under way, from as many models as they were sent.
+    The clock needs no training. A task is trained when its answer is needed, together with all tasks that are due then;
+    with ``looks_ahead`` together with all tasks in flight, whatever the versions of their models.
 
     Args:
-        clients: who trains on what.
-        states: the clients' records.
-        message: the format of clients' messages.
-        reduces: the mean of a group that is due is all that is wanted; else each client answers by itself.
-        looks_ahead: every answer will be wanted, however late.
-        places: clients are told their numbers.
-        attackers: the clients that attack at this stage, which then all answer by themselves.
-        drops_diverged: a client that diverges fails alone: the others of its group train again without it.
+        clients: simulated clients, with their data, devices and executor.
+        states: store of the clients' states.
+        way_out: stages that a client's message passes on its way to the coordinator.
+        reduces: True if the mean of a group that is due is enough; False if each client answers by itself.
+        looks_ahead: True if every answer will be wanted, however late.
+        places: True if clients are told their numbers.
+        attackers: clients that send forged updates, with their attack; then every client answers by itself.
+        drops_diverged: True if a client that diverges fails alone, and the others of its group train again without it.
+        observers: observers that are told of clients that come and go.
     """
 
     clients: SimulatedClients
     _: KW_ONLY
     states: ClientStates
-    message: Format
+    way_out: WayOut
     reduces: bool
     looks_ahead: bool = False
     places: bool = False
     attackers: Attackers | None = None
     drops_diverged: bool = False
+    observers: Observers = field(default_factory=Observers)
 
     def __post_init__(self) -> None:
-        """Let the clients that are there at the beginning come."""
-        self.clock, clients = 0.0, self.clients
+        """Enter the clients that are there at the beginning."""
+        clients = self.clients
+        self.clock = 0.0
+        self.message = self.way_out.message
         self.size_of = clients.data.size_of
         self.reduces = self.reduces and self.attackers is None
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if self.places else {}
@@ -76,9 +86,9 @@ class SimulatedFleet:
         self._changes = 0
         self._task_bytes: dict[tuple[int, int | None], int] = {}  # by content, of the last version
         self._unsettled: dict[int, tuple[ClientId, ClientState, ClientState]] = {}  # states before and after
-        self._cancelled: list[Flight] = []  # what codecs keep of them is not known
+        self._cancelled: list[Flight] = []  # the codecs' states after them are not known yet
         for client in clients.spells:
-            self._come_or_go(client)
+            self._place(client)
 
     def registered(self) -> Sequence[ClientId]:
         """Clients that have registered, and not left."""
@@ -94,16 +104,18 @@ class SimulatedFleet:
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
-        clients, now_s, bytes_up = self.clients, self.clock, self.message.uplink_bytes
+        clients = self.clients
+        now_s = self.clock
+        bytes_up = self.message.uplink_bytes
         for task in tasks:
             if (content := task.content) not in self._task_bytes:
                 version = task.model.version
                 self._task_bytes = {of: known for of, known in self._task_bytes.items() if of[0] == version}
                 self._task_bytes[content] = task.size_bytes()
+            bytes_down = self._task_bytes[content]
             spells = clients.spells.get(task.client)
             until_s = spells.at(now_s).until_s if spells else math.inf
-            moved = {"bytes_down": self._task_bytes[content], "bytes_up": bytes_up}
-            flight = depart(clients, task, now_s=now_s, there_until_s=until_s, **moved)
+            flight = depart(clients, task, now_s=now_s, there_until_s=until_s, bytes_down=bytes_down, bytes_up=bytes_up)
             self._occupation.begin(task.client, flight.arrives_s - now_s)
             self._set_out(flight)
 
@@ -118,6 +130,7 @@ class SimulatedFleet:
                 replies += sum(flight.counts for flight in arrived)
             expected = sum(flight.counts for flight in due)
             yield from self._answers(due)
+            # training shows which clients diverge: each one dropped is a reply less, and others are waited for
             dropped = expected - sum(flight.counts for flight in due)
             replies -= dropped
             if not dropped:
@@ -126,7 +139,7 @@ class SimulatedFleet:
             self.clock = max(self.clock, until)
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these; clients learn of it when they would have answered."""
+        """Wait for the answers to these tasks no longer; their clients stay busy until they would have answered."""
         for task in tasks:
             if flight := self._flights.pop(task, None):
                 flight.is_cancelled = True
@@ -139,7 +152,8 @@ class SimulatedFleet:
 
         What codecs keep changes in either case: a lost message goes back.
         """
-        unsettled, self._unsettled = self._unsettled, {}
+        unsettled = self._unsettled
+        self._unsettled = {}
         for task, (client, before, after) in unsettled.items():
             if discount := counted.get(task, 0.0):
                 self.states.commit(client, at_discount(before, after, discount))
@@ -163,14 +177,18 @@ class SimulatedFleet:
 
     def state(self) -> Tree:
         """Whole state for a checkpoint, client states included."""
-        # a heap's own order depends on its history
+        # sorted, because a heap's own order depends on its history
         flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
-        states, occupation = self.states.state(), vars(self._occupation)
-        return {"clock": self.clock, "flights": flights, "clients": states, "occupation": occupation}
+        return {
+            "clock": self.clock,
+            "flights": flights,
+            "clients": self.states.state(),
+            "occupation": vars(self._occupation),
+        }
 
     def occupation(self) -> dict[str, Any]:
         """Clients' use of their time, for a summary."""
-        # exact: after a resume the heap has another order
+        # fsum is exact, so that the order of the heap, which a resume changes, does not matter
         to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
         return self._occupation.summary(clients=len(self.clients.data.clients), clock=self.clock, to_come_s=to_come_s)
 
@@ -181,7 +199,7 @@ class SimulatedFleet:
         self._occupation = Occupation(**state["occupation"])
         self._events = []
         for client in self.clients.spells:
-            self._come_or_go(client)
+            self._place(client)
         for flight in map(Flight.restored, state["flights"]):
             self._set_out(flight)
 
@@ -193,11 +211,24 @@ class SimulatedFleet:
         heapq.heappush(self._events, (flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
+        was_away = client in self._away
+        self._place(client)
+        if was_away != (client in self._away):
+            self.observers.tell(NodeCame(client) if was_away else NodeWent(client))
+
+    def _place(self, client: ClientId) -> None:
+        """Note the state of a client at the present clock, and the time at which that changes."""
         spell = self.clients.spells[client].at(self.clock)
         self._members.set(client, spell.is_member)
-        has_joined = spell.is_member or math.isinf(spell.until_s)  # who has left does not come back
-        (self._unregistered.discard if has_joined else self._unregistered.add)(client)
-        (self._away.discard if spell.is_there else self._away.add)(client)
+        has_joined = spell.is_member or math.isinf(spell.until_s)  # a client that has left does not come back
+        if has_joined:
+            self._unregistered.discard(client)
+        else:
+            self._unregistered.add(client)
+        if spell.is_there:
+            self._away.discard(client)
+        else:
+            self._away.add(client)
         self._let_in(client)
         if math.isfinite(spell.until_s):
             self._changes += 1
@@ -208,7 +239,8 @@ class SimulatedFleet:
 
     def _pass_instant(self) -> list[Flight]:
         """Move the clock to the next event; returns the flights that arrive then and are waited for."""
-        events, arrived = self._events, []
+        events = self._events
+        arrived: list[Flight] = []
         self.clock = events[0][0]
         while events and events[0][0] == self.clock:
             _, number, what = heapq.heappop(events)
@@ -224,39 +256,48 @@ class SimulatedFleet:
     def _answers(self, due: list[Flight]) -> Iterator[Answer]:
         for flight in due:
             if flight.problem is not None:
-                yield Answer.failure(flight.task, flight.problem, diverged=flight.has_diverged)
+                yield Answer.failure(flight.task, flight.problem, has_diverged=flight.has_diverged)
         counting = [flight for flight in due if flight.counts]
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
         if wanted:
             others = self._flights.values() if self.looks_ahead else ()
-            ahead, is_over = [one for one in others if one.counts and one.answer is None], False
+            ahead = [one for one in others if one.counts and one.answer is None]
+            is_over = False
             for answer in self._train(wanted, ahead, reduces=self.reduces):
-                is_over |= answer.diverged and not self.drops_diverged
+                is_over |= answer.has_diverged and not self.drops_diverged
                 given |= set(answer.tasks)
                 yield answer
             if is_over:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
-        yield from singly if self.attackers is None else self.attackers.attacked(singly, self.message, self._encoded)
+        if self.attackers is not None:
+            yield from self.attackers.attacked(singly, self.message, self._encoded)
+        else:
+            yield from singly
 
     def _put_back(self) -> None:
-        """Commit what codecs keep of the messages that nobody waits for, whose clients train all the same."""
-        cancelled, self._cancelled = self._cancelled, []
+        """Commit the state that codecs keep of messages that nobody waits for; their clients train all the same."""
+        cancelled = self._cancelled
+        self._cancelled = []
         for _ in self._train([flight for flight in cancelled if flight.answer is None], [], reduces=False):
             pass  # one that diverged leaves nothing
         for flight in cancelled:
             if self.attackers is not None and flight.answer is not None:
-                outgoing = self._outgoing(flight.answer, flight.lost)  # which is what its task began with
+                outgoing = self._outgoing(flight.answer, flight.lost)  # the state that the task began with
                 flight.lost = client_state(None, (), _first_row(outgoing.lost))
             self.states.commit(flight.task.client, flight.lost)
 
     def _train(self, due: list[Flight], ahead: list[Flight], *, reduces: bool) -> Iterator[Answer]:
-        """Train flights: gives the answers of groups that are due as a whole, where means will do, and of failures."""
+        """Train flights, and give the answers of reduced groups and of failures; other flights keep their answers.
+
+        A group is reduced to one answer if ``reduces`` is True, all its flights are due, and they have one model and
+        one round.
+        """
         batches: dict[object, list[Flight]] = {}
-        # in an order that a resume does not change, for the groups follow from it
+        # groups follow from the order of flights, so that must be one which a resume does not change
         for flight in sorted([*due, *ahead], key=lambda flight: (flight.arrives_s, flight.task.id)):
-            task = flight.task  # what is broadcast is for all of a group, as is the step size
+            task = flight.task  # a group has one step size, and one broadcast
             key = (task.lr, task.steps) if not task.model.broadcast and ahead else task.model.version
             batches.setdefault(key, []).append(flight)
         due_tasks = {flight.task.id for flight in due}
@@ -266,10 +307,13 @@ class SimulatedFleet:
             is_one = len({flight.task.model.version for flight in group}) == 1
             of_round = is_one and len({flight.task.round for flight in group}) == 1
             is_reduced = reduces and of_round and all(flight.task.id in due_tasks for flight in group)
-            items.append((self.clients.executor.submit(self._item(group, is_one, is_reduced)), group, is_reduced))
+            ticket = self.clients.executor.submit(self._item(group, is_one, is_reduced))
+            items.append((ticket, group, is_reduced))
 
         for flights in batches.values():
-            for places in self.clients.groups.of([one.samples for one in flights], [_steps(one) for one in flights]):
+            samples = [one.samples for one in flights]
+            steps = [_steps(one) for one in flights]
+            for places in self.clients.groups.of(samples, steps):
                 submit([flights[place] for place in places])
         while items:  # in turn, so that of several errors the same one is raised
             ticket, group, is_reduced = items.popleft()
@@ -279,42 +323,40 @@ class SimulatedFleet:
                     continue
                 yield from self._diverged(group, dict(trained.diverged), due_tasks)
                 if self.drops_diverged and (others := [flight for flight in group if not flight.has_diverged]):
-                    submit(others)  # as they would have trained had the one that diverged never been asked
+                    submit(others)  # as if the one that diverged had never been asked
 
     def _diverged(self, group: list[Flight], reasons: Mapping[ClientId, str], due: set[int]) -> Iterator[Answer]:
-        """Failures of those of a group that have diverged, each when it is due."""
+        """Failures of the flights of a group that have diverged, each when it is due."""
         for flight in group:
             if (reason := reasons.get(flight.task.client)) is None:
                 continue
             if self.drops_diverged:
-                flight.problem, flight.has_diverged = reason, True
+                flight.problem = reason
+                flight.has_diverged = True
             if flight.task.id in due or not self.drops_diverged:
-                yield Answer.failure(flight.task, reason, diverged=True)
+                yield Answer.failure(flight.task, reason, has_diverged=True)
 
     def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
         tasks = [flight.task for flight in flights]
-        first, clients = tasks[0], tuple(task.client for task in tasks)
-        train = Train(
-            clients,
-            first.round,
-            "mean" if reduces else "updates" if self.attackers is None else "reported",
-            first.lr,
-            tuple(map(_steps, flights)),
-            len(first.model.broadcast),
-            len(self.clients.data.clients),
-            tuple(self._places[client] for client in clients) if self._places else (),
-            tuple((task.round, *filter(None, [task.repeats])) for task in tasks),
-            self.states.names,
+        clients = [task.client for task in tasks]
+        unreduced: Wants = "updates" if self.attackers is None else "reported"
+        train = Train.of(
+            tasks,
+            wants="mean" if reduces else unreduced,
+            population=len(self.clients.data.clients),
+            places=tuple(self._places[client] for client in clients) if self._places else (),
+            state_names=self.states.names,
+            cuts={flight.task.id: flight.steps for flight in flights if flight.steps is not None},
         )
         models = [(task.model.params_V, task.model.integers_I) for task in tasks]
         start = models[0] if is_one else tuple(torch.stack(parts) for parts in zip(*models, strict=True))
-        tensors = (*start, *first.model.broadcast, *self.states.stacked(clients, models))
+        tensors = (*start, *tasks[0].model.broadcast, *self.states.stacked(clients, models))
         return Item(train, tensors, label_of(train), cost=sum(flight.seen for flight in flights))
 
     def _landed(
         self, flights: list[Flight], reduces: bool, trained: Trained, tensors: Sequence[Tensor]
     ) -> Iterator[Answer]:
-        """Take what became of a group's training: an answer, or one for each flight, given when it is due."""
+        """Take the result of a group's training: one answer of the group, or an answer that each flight keeps."""
         update, integers, *states = tensors
         if states:
             names = self.states.names
@@ -325,17 +367,36 @@ class SimulatedFleet:
         if reduces:
             for flight in flights:
                 self._hold(flight)
-            ids, clients = tuple(flight.task.id for flight in flights), tuple(flight.task.client for flight in flights)
-            of_clients = trained.samples, trained.train_losses, sum(sizes)
-            yield Answer(ids, flights[0].task.round, clients, update, sum(trained.weights), integers, *of_clients)
+            yield Answer(
+                tasks=tuple(flight.task.id for flight in flights),
+                round=flights[0].task.round,
+                clients=tuple(flight.task.client for flight in flights),
+                content=self._content(update, sum(trained.weights)),
+                integers_I=integers,
+                samples=trained.samples,
+                train_losses=trained.train_losses,
+                size_bytes=sum(sizes),
+            )
             return
         counts = zip(trained.weights, trained.samples, trained.train_losses, sizes, strict=True)
         for flight, update_M, integers_I, (weight, samples, loss, size_bytes) in zip(
             flights, _rows(update), _rows(integers), counts, strict=True
         ):
-            task = flight.task
-            of_client = update_M, weight, integers_I, (samples,), (loss,), size_bytes
-            flight.answer = Answer((task.id,), task.round, (task.client,), *of_client)
+            flight.answer = Answer(
+                tasks=(flight.task.id,),
+                round=flight.task.round,
+                clients=(flight.task.client,),
+                content=self._content(update_M, weight),
+                integers_I=integers_I,
+                samples=(samples,),
+                train_losses=(loss,),
+                size_bytes=size_bytes,
+            )
+
+    def _content(self, message_M: Tensor, weight: float) -> Update | Lanes:
+        """Messages as workers give them: lanes under secure aggregation, where no attacker reads them."""
+        is_hidden = self.message.fixed is not None and self.attackers is None
+        return Lanes(message_M) if is_hidden else Update(message_M, weight)
 
     def _single(self, flight: Flight) -> Answer:
         """The answer of one client."""
@@ -344,11 +405,11 @@ class SimulatedFleet:
         return flight.answer
 
     def _hold(self, flight: Flight) -> None:
-        """Keep a client's new state until the verdict; until then the client takes no task."""
+        """Keep a client's new state until its task is settled; until then the client gets no other task."""
         task = flight.task
         if flight.state:
             before = self.states.of(task.client, (task.model.params_V, task.model.integers_I))
-            self._unsettled[task.id] = task.client, {**before, **flight.lost}, flight.state
+            self._unsettled[task.id] = (task.client, {**before, **flight.lost}, flight.state)
             self._busy.add(task.client)
             self._let_in(task.client)
 
@@ -356,25 +417,29 @@ class SimulatedFleet:
         """An answer as the coordinator receives it, where attackers have seen it first."""
         if self.message.sends_models:
             return answer
-        task, client = answer.tasks[0], answer.clients[0]
+        task = answer.tasks[0]
+        client = answer.clients[0]
         _, before, after = self._unsettled.get(task, (client, {}, {}))
         outgoing = self._outgoing(answer, before)
         if outgoing.counted:
-            lost, counted = (client_state(None, (), _first_row(part)) for part in (outgoing.lost, outgoing.counted))
-            self._unsettled[task] = client, {**before, **lost}, {**after, **counted}
+            lost = client_state(None, (), _first_row(outgoing.lost))
+            counted = client_state(None, (), _first_row(outgoing.counted))
+            self._unsettled[task] = (client, {**before, **lost}, {**after, **counted})
         size_bytes = self._sizes(outgoing.sizes, 1)[0]
-        return answer._replace(mean_update_M=outgoing.received_KM[0], size_bytes=size_bytes)
+        received_M = outgoing.received_KM[0]
+        if self.message.fixed is not None:
+            return answer._replace(content=Lanes(received_M), size_bytes=size_bytes)
+        return answer.with_update(received_M)._replace(size_bytes=size_bytes)
 
     def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
+        """Rest of the way out for the message that a client, or an attacker in its place, reports."""
         kept = {name: part[None] for name, part in codec_state(before).items()}
-        draw = Draw(self.clients.streams, [answer.round], answer.clients)
-        if self.message.fixed is not None:
-            numbers = ClientNumbers([answer.weight], answer.samples, answer.train_losses)
-            return self.message.hide(answer.mean_update_M[None], kept, draw, numbers)
-        return self.message.encode(answer.mean_update_M[None], kept, draw)
+        update = answer.update
+        rows = Rows(update.mean_update_M[None], ClientNumbers([update.weight], answer.samples, answer.train_losses))
+        return self.way_out.leave(rows, kept, [answer.round], answer.clients)
 
     def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:
-        """Bytes of clients' messages, of which codecs say those of the values."""
+        """Bytes of clients' messages; ``coded`` has the bytes of the values where a codec encodes them, or is empty."""
         integers_bytes = self.message.uplink[-1].size_bytes
         return [size_bytes + integers_bytes for size_bytes in coded] or [self.message.uplink_bytes] * count
 

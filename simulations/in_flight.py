@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fed.clients.client_states import ClientState
 from fed.clients.data import ClientId
+from fed.clients.training.client_states import ClientState
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree, plain
-from fed.wire.messages import Answer, Task, task_of
+from fed.wire.messages import Answer, Task, answer_of, task_of
 
 __all__ = ["Flight", "Occupation", "depart"]
 
@@ -16,20 +16,20 @@ _MOST_LATE = 10  # clients that a summary names
 
 @dataclass(slots=True)
 class Flight:
-    """One task under way.
+    """One task in flight.
 
     Args:
-        task: as it was sent.
-        samples: the number of samples that the client holds.
-        arrives_s: the clock at which the answer, or the news that there is none, arrives.
-        seen: the number of samples trained on.
-        steps: optimizer steps, where they are fewer than the task's.
-        problem: the reason why there will be no answer.
-        has_diverged: that reason is that its numbers are not finite.
-        is_cancelled: the coordinator does not wait for it any more.
-        answer: the update, once the task has been trained.
-        state: the client's state after the task.
-        lost: what codecs keep of it if its message is lost.
+        task: task that was sent.
+        samples: number of samples that the client holds.
+        arrives_s: time on the clock at which the answer, or the news of its failure, arrives.
+        seen: number of samples trained on, each counted as often as it is seen.
+        steps: number of optimizer steps, where they are fewer than the task's; None for all of them.
+        problem: reason why there will be no update; None if there will be one.
+        has_diverged: True if the task fails because its numbers are not finite.
+        is_cancelled: True if the coordinator does not wait for it any more.
+        answer: update of the client; None until the task has been trained.
+        state: state of the client after the task.
+        lost: state that codecs keep if the message is lost.
     """
 
     task: Task
@@ -49,13 +49,13 @@ class Flight:
         return {
             **{name: getattr(self, name) for name in self.__slots__},
             "task": plain(self.task),
-            "answer": plain(self.answer),
+            "answer": self.answer.saved() if self.answer else None,
         }
 
     @classmethod
     def restored(cls, state: Tree) -> "Flight":
         """The flight that :meth:`saved` wrote down."""
-        answer = Answer(**state["answer"]) if state["answer"] else None
+        answer = answer_of(state["answer"]) if state["answer"] else None
         return cls(**{**state, "task": task_of(state["task"]), "answer": answer})
 
     @property
@@ -70,29 +70,36 @@ def depart(
     """Start a client's task: its duration and its failure are decided now, its update is computed later.
 
     Args:
-        clients: who they are, and what they run on.
-        task: is sent.
-        now_s: the clock.
-        there_until_s: when the client goes away.
-        bytes_down: of the task.
-        bytes_up: of the answer.
+        clients: all clients of the federation, with their devices.
+        task: task that the client gets.
+        now_s: time of the dispatch on the simulated clock.
+        there_until_s: time at which the client goes away; infinite if it does not.
+        bytes_down: size of the task's message.
+        bytes_up: size of the answer's message.
     """
-    device, groups, samples = clients.device_of(task.client), clients.groups, clients.data.size_of(task.client)
+    device = clients.device_of(task.client)
+    groups = clients.groups
+    samples = clients.data.size_of(task.client)
     steps, breaks_at = clients.fate(samples, task.steps, task.id)
-    problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
-    problem = problem if breaks_at is None else "it broke down"
+    problem: str | None = None
+    if breaks_at is not None:
+        problem = "it broke down"
+    elif steps and not task.takes_parts:
+        problem = "it was cut off before it had finished"
     seen = groups.seen(samples, steps or task.steps)
-    takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
+    takes_s = device.task_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
     if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
+        # a client that may answer with a part of its steps takes as many as end in time
         in_time = device.samples_in(task.deadline_s, bytes_down=bytes_down, bytes_up=bytes_up)
-        # where none fits the client takes all its steps, and is late
+        # 0 means that not even one step fits: the client then takes all its steps, and is late
         steps = groups.steps_within(in_time, samples, task.steps) or steps
         seen = groups.seen(samples, steps or task.steps)
-        takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
+        takes_s = device.task_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
     arrives_s = now_s + takes_s * (1.0 if breaks_at is None else breaks_at)
     if arrives_s > there_until_s:
-        arrives_s, problem = there_until_s, "it went away"
-    return Flight(task, samples, arrives_s, seen, steps, problem)
+        arrives_s = there_until_s
+        problem = "it went away"
+    return Flight(task, samples, arrives_s=arrives_s, seen=seen, steps=steps, problem=problem)
 
 
 @dataclass
@@ -100,9 +107,9 @@ class Occupation:
     """Counts over the tasks of a run.
 
     Attributes:
-        busy_s: of all clients together, from being asked to answering.
-        asked: client → tasks that it was sent.
-        late: client → tasks whose answers were not waited for.
+        busy_s: seconds from the dispatch to the answer, summed over all tasks.
+        asked: client → number of tasks that it was sent.
+        late: client → number of its tasks that were cancelled before they were answered.
 
     Example:
         >>> occupation = Occupation()
@@ -117,7 +124,7 @@ class Occupation:
     late: dict[ClientId, int] = field(default_factory=dict)
 
     def begin(self, client: ClientId, takes_s: float) -> None:
-        """A client gets a task."""
+        """Note that a client gets a task, which it answers after ``takes_s`` seconds."""
         self.busy_s += takes_s
         self.asked[client] = self.asked.get(client, 0) + 1
 
@@ -129,14 +136,18 @@ class Occupation:
         """Figures for a run's summary.
 
         Args:
-            clients: how many there are.
+            clients: number of clients.
             clock: simulated seconds since the run began.
-            to_come_s: of the busy time, what comes after that.
+            to_come_s: part of the busy time that lies after the clock, in seconds.
         """
         if not clock:
             return {}
         # by str, since numbers and names do not compare
         most = sorted(self.late, key=lambda client: (-self.late[client], str(client)))[:_MOST_LATE]
         told = [{"client": client, "late": self.late[client], "tasks": self.asked[client]} for client in most]
-        idle = max(0.0, 1 - (self.busy_s - to_come_s) / (clients * clock))  # where all are busy, the sum may round up
-        return {"idle_share": idle, **({"most_late": told} if told else {})}
+        # where all clients are always busy, rounding may take the sum above the whole
+        idle = max(0.0, 1 - (self.busy_s - to_come_s) / (clients * clock))
+        figures: dict[str, Any] = {"idle_share": idle}
+        if told:
+            figures["most_late"] = told
+        return figures

@@ -18,7 +18,7 @@ class Presence(Sequence[ClientId]):
     adding one takes log₂ N steps.
 
     Args:
-        clients: all of them, available at first.
+        clients: all clients, each once; all are available at first.
 
     Example:
         >>> present = Presence("abcd")
@@ -53,7 +53,8 @@ class Presence(Sequence[ClientId]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         index = range(self._size)[index]  # takes negative places, and raises IndexError like any sequence
-        return self._clients[self._select(index) if self._size < len(self._clients) else index]
+        place = self._select(index) if self._size < len(self._clients) else index
+        return self._clients[place]
 
     def __iter__(self) -> Iterator[ClientId]:
         return compress(self._clients, self._there)
@@ -68,10 +69,11 @@ class Presence(Sequence[ClientId]):
     def _change(self, place: int, by: int) -> None:
         if self._counts is None:
             nodes = range(-(-len(self._clients) // _LEAF) + 1)
-            self._counts = [
-                _LEAF * (node & -node) for node in nodes
-            ]  # too many in the last leaf, which ends the search
-        counts, size, node = self._counts, len(self._counts), place // _LEAF + 1
+            # the last leaf counts places beyond the last client as well, so that no search goes past it
+            self._counts = [_LEAF * (node & -node) for node in nodes]
+        counts = self._counts
+        size = len(counts)
+        node = place // _LEAF + 1
         while node < size:
             counts[node] += by
             node += node & -node
@@ -79,17 +81,23 @@ class Presence(Sequence[ClientId]):
     def _select(self, index: int) -> int:
         """Place of the available client with ``index`` others before it."""
         assert self._counts is not None
-        counts, size = self._counts, len(self._counts)
-        leaf, step = 0, 1 << (size.bit_length() - 1)
+        counts = self._counts
+        size = len(counts)
+        leaf = 0
+        step = 1 << (size.bit_length() - 1)
         while step:
             node = leaf + step
             if node < size and counts[node] <= index:
-                leaf, index = node, index - counts[node]
+                leaf = node
+                index -= counts[node]
             step >>= 1
-        there, place, width = self._there, leaf * _LEAF, _LEAF
+        there = self._there
+        place = leaf * _LEAF
+        width = _LEAF
         while width > 1:
             width //= 2
             before = there.count(1, place, place + width)
             if before <= index:
-                place, index = place + width, index - before
+                place += width
+                index -= before
         return place

@@ -12,21 +12,21 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from fed.child_processes import spawned, stop
 from fed.config.comparison import Repetition
 from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
+from fed.processes.child_processes import spawned, stop
 from fed.reports.summary import Record
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Essential, Event, Kinds, RoundEnded
 from fed.simulations.simulate import simulate
 
 __all__ = ["ComparisonObserver", "Ended", "PlannedRun", "one_by_one", "side_by_side"]
 
 _STOP_WITHIN_S = 10.0
-"""How long an interrupted run has to leave its folder in order."""
+"""Seconds that an interrupted run has to leave its folder in order."""
 
 Ended: TypeAlias = Generator[tuple["PlannedRun", Record]]
-"""Each run as it ends; to be closed."""
+"""Each run and its record, as the run ends. The generator must be closed, which ends the processes."""
 
 
 class ComparisonObserver(Protocol):
@@ -39,18 +39,18 @@ class ComparisonObserver(Protocol):
         """Take note that a run has finished a round.
 
         Args:
-            name: the variant's.
-            repetition: the run's seed, with folds (seed, fold).
-            line: the round's metrics.
+            name: name of the variant.
+            repetition: seed of the run, with folds (seed, fold).
+            line: metrics of the round, by name.
         """
 
     def end(self, name: str, repetition: Repetition, summary: Mapping[str, Any]) -> None:
         """Take note that a run has finished, or failed.
 
         Args:
-            name: the variant's.
-            repetition: the run's seed, with folds (seed, fold).
-            summary: the run's.
+            name: name of the variant.
+            repetition: seed of the run, with folds (seed, fold).
+            summary: summary of the run.
         """
 
 
@@ -66,16 +66,15 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class _Reporter:
-    """Observer of a run that also keeps its lines: a run that fails has no others."""
+    """Observer of a run that also keeps its metrics: of a run that fails nothing else holds them."""
 
     tell: Callable[[dict[str, Any]], None]
     lines: list[dict[str, Any]] = field(default_factory=list)
+    kinds: Kinds = (RoundEnded,)
 
-    def begin(self, expectation: Expectation) -> None:
-        """Take no note: comparisons are told of all their runs before."""
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        self.lines.append(dict(line))
+    def observe(self, event: Event) -> None:
+        assert isinstance(event, RoundEnded)
+        self.lines.append(dict(event.line))
         self.tell(self.lines[-1])
 
 
@@ -83,7 +82,7 @@ def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: An
     reporter = _Reporter(tell)
     experiment = Experiment(**run.experiment)
     try:
-        done = simulate(experiment, output=run.directory, observer=reporter, **given)
+        done = simulate(experiment, output=run.directory, observers=[Essential(reporter)], **given)
     except RunFailed as error:
         return {"metrics": reporter.lines, "summary": {"status": "failed", "reason": str(error)}}
     return {"metrics": done.metrics, "summary": done.summary}
@@ -98,9 +97,9 @@ def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | Non
     """Record of each run, made in this process.
 
     Args:
-        planned: what to run, in this order.
-        observer: told of what happens.
-        given: Python objects that :func:`fed.simulate` takes.
+        planned: plans of the runs, which are made in this order.
+        observer: observer of the comparison; None for none.
+        given: Python objects for :func:`fed.simulate`, by the names of its parameters.
     """
     for run in planned:
         yield run, _record(run, partial(_tell, observer, run), **given)
@@ -125,10 +124,8 @@ class _Worker:
             self.process.join()
             if not self.is_ready:
                 raise RunFailed(_NO_START.format(code=self.process.exitcode)) from None
-            return "died", {
-                "metrics": [],
-                "summary": {"status": "failed", "reason": _DIED.format(code=self.process.exitcode)},
-            }
+            reason = _DIED.format(code=self.process.exitcode)
+            return "died", {"metrics": [], "summary": {"status": "failed", "reason": reason}}
         self.is_ready = True
         return kind, content
 
@@ -150,16 +147,16 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
     A process that dies fails its own run alone; another process takes its place.
 
     Args:
-        planned: what to run; begun in this order.
-        jobs: how many processes, at least 1.
-        observer: told of what happens.
+        planned: plans of the runs, which begin in this order.
+        jobs: number of processes, at least 1.
+        observer: observer of the comparison; None for none.
 
     Raises:
         FedError: what a run raised, other than :class:`fed.errors.RunFailed`.
         RuntimeError: if a run raised anything else; it holds that traceback.
     """
     waiting = deque(planned)
-    workers = [_Worker(*spawned(_work)) for _ in range(min(jobs, len(planned)))]
+    workers = [_begun() for _ in range(min(jobs, len(planned)))]
     try:
         while workers:
             worker_of = {worker.connection: worker for worker in workers}
@@ -176,7 +173,8 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
                 else:
                     workers.remove(worker)
                     worker.stop()
-                    workers += [_Worker(*spawned(_work))] if waiting else []
+                    if waiting:
+                        workers.append(_begun())
                 if run is not None:
                     yield run, content
     finally:
@@ -186,6 +184,11 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
             worker.stop()
 
 
+def _begun() -> _Worker:
+    process, connection = spawned(_work)
+    return _Worker(process, connection)
+
+
 def _work(connection: Connection) -> None:
     """Do run after run until the other end is closed, or stop when terminated, each folder left in order."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -193,8 +196,10 @@ def _work(connection: Connection) -> None:
         connection.send(("ready", None))
         while True:
             run = connection.recv()
+            message: tuple[str, Any]
             try:
-                message: tuple[str, Any] = ("end", _record(run, lambda line: connection.send(("round", line))))
+                record = _record(run, lambda line: connection.send(("round", line)))
+                message = ("end", record)
             except Exception as error:
                 message = ("error", _portable(error))
             connection.send(message)

@@ -1,6 +1,6 @@
 """Ring of simulated peers, which sum their updates without a coordinator.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -10,11 +10,11 @@ from itertools import chain
 
 from fed.clients.data import ClientId
 from fed.clients.data.holdings import in_order
-from fed.reduction import PACKED_BYTES
 from fed.server.hierarchy import summed
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
+from fed.vectors.reduction import PACKED_BYTES
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 
@@ -25,10 +25,12 @@ def ring_bytes(message: Format, peers: int) -> int:
     """Bytes that all peers of a ring send together: each of N sends 2(N − 1) messages with a chunk and the integers.
 
     Args:
-        message: the format of a client's message.
-        peers: N.
+        message: format of a client's message.
+        peers: number N of peers, at least 1.
     """
-    return 2 * (peers - 1) * (PACKED_BYTES * sum(message.summed_sizes) + peers * message.uplink[-1].size_bytes)
+    summed_bytes = PACKED_BYTES * sum(message.summed_sizes)
+    integers_bytes = message.uplink[-1].size_bytes
+    return 2 * (peers - 1) * (summed_bytes + peers * integers_bytes)
 
 
 @dataclass
@@ -40,12 +42,12 @@ class RingFleet:
     peers when the last step ends.
 
     Attributes:
-        moved_bytes: in the last round, by all peers together.
+        moved_bytes: bytes that all peers together sent in the last round.
 
     Args:
-        fleet: of clients without links.
-        clients: with their links.
-        message: the format of clients' messages.
+        fleet: fleet of the peers that train, without links: nothing is sent to a coordinator.
+        clients: the same peers with their links, over which the ring sums.
+        message: format of clients' messages.
     """
 
     fleet: SimulatedFleet
@@ -55,9 +57,14 @@ class RingFleet:
     def __post_init__(self) -> None:
         """Begin before the first ring."""
         fleet = self.fleet
-        self.registered, self.available, self.size_of = fleet.registered, fleet.available, fleet.size_of
-        self.population, self.cancel, self.settle = fleet.population, fleet.cancel, fleet.settle
-        self.moved_bytes, self._passed_s = 0, 0.0
+        self.registered = fleet.registered
+        self.available = fleet.available
+        self.size_of = fleet.size_of
+        self.population = fleet.population
+        self.cancel = fleet.cancel
+        self.settle = fleet.settle
+        self.moved_bytes = 0
+        self._passed_s = 0.0
 
     @property
     def clock(self) -> float:
@@ -84,7 +91,7 @@ class RingFleet:
             yield summed(updates, sum(self.message.summed_sizes), size_bytes=0, more_bytes_down=0)
 
     def _ring_s(self, peers: Sequence[ClientId]) -> float:
-        """Seconds that a ring takes, of peers in its order."""
+        """Seconds that a ring of these peers takes, in this order."""
         if len(peers) == 1:
             return 0.0
         chunk_bytes = ring_bytes(self.message, len(peers)) / (2 * (len(peers) - 1) * len(peers))

@@ -1,6 +1,6 @@
 """Sessions of secure aggregation among simulated clients: the whole protocol, or its arithmetic and bytes alone.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from fed.secure_aggregation.traffic import Traffic, sharing_traffic, unmasking_t
 from fed.server.secure_fleet import SessionResult
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 from fed.wire.messages import Answer, Task
 
 __all__ = ["EmulatedSessions", "RealSessions", "SimulatedSessions"]
 
 _log = logging.getLogger(__name__)
 _Sent = TypeVar("_Sent", bound=Message)
-_ORDER = int("FFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551", 16)  # of P-256
+_ORDER = int("FFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551", 16)  # order of the curve P-256
 
 
 @dataclass(eq=False)
@@ -43,10 +43,10 @@ class SimulatedSessions(ABC):
     with fresh keys, among the clients whose messages have come.
 
     Args:
-        fleet: whose clock moves.
-        clients: with their devices.
-        settings: the section of the experiment.
-        fixed: how messages become lanes.
+        fleet: fleet of the clients; its clock moves while the sum is unmasked.
+        clients: clients with their devices, which decide how long messages take.
+        settings: section ``secure_aggregation`` of the experiment.
+        fixed: fixed point by which messages become lanes.
     """
 
     fleet: SimulatedFleet
@@ -57,8 +57,9 @@ class SimulatedSessions(ABC):
     _came: list[int] = field(default_factory=list)  # tasks whose messages have come
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """Begin a round."""
-        self._tasks, self._came = {task.id: task for task in tasks}, []
+        """Begin a round with these tasks."""
+        self._tasks = {task.id: task for task in tasks}
+        self._came = []
 
     def take(self, answer: Answer) -> None:
         """Take an answer, or a group's, until the round ends."""
@@ -76,8 +77,9 @@ class SimulatedSessions(ABC):
         return result
 
     def _attempt(self, result: SessionResult, asked: Sequence[int], survivors: Sequence[int], attempt: int) -> bool:
-        """Try once; True where there is a sum."""
-        degree, least = self.settings.degree(len(asked)), self.settings.least_survivors(len(asked))
+        """Hold one session; True if it has given a sum."""
+        degree = self.settings.degree(len(asked))
+        least = self.settings.least_survivors(len(asked))
         is_enough = len(survivors) >= least
         result.total, moved = self._session(asked, survivors, attempt, is_enough=is_enough)
         result.bytes_up += moved.up
@@ -87,11 +89,12 @@ class SimulatedSessions(ABC):
             return False
         unmasking = unmasking_traffic(len(asked), len(survivors), degree)
         self._pass_time(survivors, [unmasking, Traffic(0, 0)])
-        result.survivors, result.problem = survivors, ""
+        result.survivors = survivors
+        result.problem = ""  # of an attempt before
         return True
 
     def _begin_again(self, result: SessionResult, survivors: Sequence[int]) -> bool:
-        """Exchange keys and send masked messages once more; False where the clients are too few for a session."""
+        """Exchange keys and send masked messages once more; False if there are too few clients for a session."""
         try:
             sharing = sharing_traffic(self._names(survivors), self.settings.degree(len(survivors)))
         except InvalidExperiment:
@@ -100,19 +103,21 @@ class SimulatedSessions(ABC):
         _log.info("round %d tries again with fresh keys, among %d clients", number, len(survivors))
         masked_bytes = len(survivors) * self.fixed.lanes * self.fixed.dtype.itemsize
         result.bytes_up += masked_bytes
+        # one after the other: keys and shares, their delivery, masked messages
         self._pass_time(survivors, [Traffic(sharing.up, 0), Traffic(0, sharing.down), Traffic(masked_bytes, 0)])
         return True
 
     def _pass_time(self, tasks: Sequence[int], exchanges: Iterable[Traffic]) -> None:
         """Move the clock by exchanges, each as long as the slowest client takes for its equal part of the bytes."""
-        devices, count = [self.clients.device_of(self._tasks[task].client) for task in tasks], len(tasks)
+        devices = [self.clients.device_of(self._tasks[task].client) for task in tasks]
+        count = len(tasks)
         takes_s = sum(
-            max(device.exchange_s(bytes_down=down // count, samples=0, bytes_up=up // count) for device in devices)
+            max(device.task_s(bytes_down=down // count, samples=0, bytes_up=up // count) for device in devices)
             for up, down in exchanges
         )
         until = self.fleet.clock + takes_s
         while self.fleet.clock < until and self.fleet.wait(until):
-            pass
+            pass  # other clients come and go meanwhile
 
     def _names(self, tasks: Iterable[int]) -> list[str]:
         return sorted(str(self._tasks[task].client) for task in tasks)
@@ -124,10 +129,10 @@ class SimulatedSessions(ABC):
         """One session: the sum, or None where there are not enough messages, and all bytes but the messages'.
 
         Args:
-            asked: tasks of its clients.
-            survivors: those whose messages come.
-            attempt: of the round, from 0.
-            is_enough: there are as many messages as are needed.
+            asked: numbers of the tasks whose clients take part.
+            survivors: numbers of the tasks whose messages have come.
+            attempt: number of the attempt in its round, from 0.
+            is_enough: True if there are as many messages as the settings need.
         """
 
 
@@ -146,7 +151,7 @@ class EmulatedSessions(SimulatedSessions):
         """Add a message, or a group's, to the sum."""
         super().take(answer)
         assert self._sum is not None
-        self._sum.add(answer.mean_update_M, len(answer.tasks))
+        self._sum.add(answer.lanes, len(answer.tasks))
 
     def _session(
         self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
@@ -174,7 +179,7 @@ class RealSessions(SimulatedSessions):
     def take(self, answer: Answer) -> None:
         """Keep a client's message, for it to mask when the round ends."""
         super().take(answer)
-        self._messages[answer.tasks[0]] = answer.mean_update_M
+        self._messages[answer.tasks[0]] = answer.lanes
 
     def _session(
         self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
@@ -182,9 +187,10 @@ class RealSessions(SimulatedSessions):
         of_name = {str(self._tasks[task].client): task for task in asked}
         coordinator, clients = self._parties(of_name, attempt)
         counted = _Counted()
+        total: SecureSum | None = None
         with contextlib.suppress(SessionFailed):
-            return self._held(of_name, coordinator, clients, counted, is_enough=is_enough), counted.traffic()
-        return None, counted.traffic()
+            total = self._held(of_name, coordinator, clients, counted, is_enough=is_enough)
+        return total, counted.traffic()
 
     def _held(
         self,
@@ -198,27 +204,29 @@ class RealSessions(SimulatedSessions):
         """Hold the session, and count its bytes.
 
         Args:
-            of_name: client's name → its task.
-            coordinator: of the session.
-            clients: by name.
-            counted: counts what they say.
-            is_enough: there are as many messages as are needed.
+            of_name: client's name → number of its task.
+            coordinator: coordinator of the session.
+            clients: name → client of the session.
+            counted: counter of the bytes of all messages but the masked ones.
+            is_enough: True if there are as many messages as the settings need.
         """
         for name, client in clients.items():
             coordinator.take_keys(name, counted.up(client.open()))
         for name, listed in coordinator.close_keys():
-            coordinator.take_shares(name, counted.up(clients[name].share(counted.down(listed))))
+            shares = clients[name].share(counted.down(listed))
+            coordinator.take_shares(name, counted.up(shares))
         for name, delivery in coordinator.close_shares().items():
             counted.down(delivery)
             if of_name[name] in self._messages:
-                lanes = self._messages[of_name[name]].clone()  # another attempt needs it
+                lanes = self._messages[of_name[name]].clone()  # masked in place, and another attempt needs the message
                 clients[name].take_boxes(delivery)
                 coordinator.take_masked(name, clients[name].mask(lanes))
         if not is_enough:
             return None
         told, names = coordinator.close_masked()
         for name in names:
-            coordinator.take_consent(name, counted.up(clients[name].consent(counted.down(told))))
+            consent = clients[name].consent(counted.down(told))
+            coordinator.take_consent(name, counted.up(consent))
         for name, consents in coordinator.close_consents().items():
             clients[name].take_consents(counted.down(consents))
             coordinator.take_unmasking(name, counted.up(clients[name].unmask()))
@@ -226,26 +234,27 @@ class RealSessions(SimulatedSessions):
 
     def _parties(self, of_name: dict[str, int], attempt: int) -> tuple[SessionCoordinator, dict[str, SessionClient]]:
         """Coordinator and clients of a session, by name."""
-        streams, task = self.clients.streams, next(iter(self._tasks.values()))
+        streams = self.clients.streams
+        task = next(iter(self._tasks.values()))  # all tasks of a round have one model
         identities = Identities({name: self._signer(name).public_key() for name in of_name}, b"simulated")
         model = [tensor.numpy().tobytes() for tensor in task.model.tensors]
         terms = Terms(
-            self.settings,
-            self.fixed,
-            f"simulation of seed {streams.seed}",
-            task.round,
-            attempt,
-            b"simulated",
-            digest("model", *model),
-            identities.sha256,
+            settings=self.settings,
+            fixed=self.fixed,
+            run=f"simulation of seed {streams.seed}",
+            round=task.round,
+            attempt=attempt,
+            plan_sha256=b"simulated",
+            task_sha256=digest("model", *model),
+            identities_sha256=identities.sha256,
         )
         clients = {
             name: SessionClient(
-                name,
-                self._signer(name),
-                identities,
-                terms,
-                streams.generator("secure aggregation", name, task.round, attempt).bytes,
+                name=name,
+                identity=self._signer(name),
+                identities=identities,
+                terms=terms,
+                entropy=streams.generator("secure aggregation", name, task.round, attempt).bytes,
             )
             for name in of_name
         }
@@ -253,6 +262,7 @@ class RealSessions(SimulatedSessions):
 
     def _signer(self, name: str) -> ec.EllipticCurvePrivateKey:
         if name not in self._signers:
+            # 64 bits more than the order has, so that the remainder is all but uniform
             drawn = int.from_bytes(self.clients.streams.generator("identity", name).bytes(40), "big")
             self._signers[name] = ec.derive_private_key(1 + drawn % (_ORDER - 1), ec.SECP256R1())
         return self._signers[name]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["changed_by_forward"]
 
@@ -20,8 +20,8 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
     It may be a parameter, a buffer, another attribute, or a random generator of Python's or NumPy's.
 
     Args:
-        module: the model; it is only read.
-        inputs: samples, of which two are sent through a copy.
+        module: model, which is only read.
+        inputs: samples [n, ...]; a copy of the model computes the outputs of the first two.
 
     Example:
         >>> changed_by_forward(nn.BatchNorm1d(3), torch.zeros(2, 3))
@@ -31,8 +31,8 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
     before = {name: part.clone() for name, part in _tensors(tried)}
     attributes = {name: _attributes(part) for name, part in tried.named_modules()}
     # as text: == of NumPy's state would compare its array elementwise
-    drawn = random.getstate(), repr(np.random.get_state())
-    with torch.no_grad(), contextlib.suppress(Exception):  # which the first step of the loop will raise again
+    drawn = (random.getstate(), repr(np.random.get_state()))
+    with torch.no_grad(), contextlib.suppress(Exception):  # the first step of the loop will raise it again
         tried(inputs[:2].clone())
     if drawn != (random.getstate(), repr(np.random.get_state())):
         return "the state of Python's or NumPy's random generator"
@@ -40,7 +40,9 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
         if name not in before or not torch.equal(part, before[name]):
             return name
     for name, part in tried.named_modules():
-        if changed := [key for key, value in _attributes(part).items() if attributes.get(name, {}).get(key) != value]:
+        known = attributes.get(name, {})
+        changed = [key for key, value in _attributes(part).items() if known.get(key) != value]
+        if changed:
             return ".".join(filter(None, (name, changed[0])))
     return None
 
@@ -51,12 +53,12 @@ def _tensors(module: "nn.Module") -> list[tuple[str, Tensor]]:
 
 def _attributes(module: "nn.Module") -> dict[str, Any]:
     """Attributes of a module beside parameters, buffers and other modules, in a form that can be compared."""
-    others = "_parameters", "_buffers", "_modules"
+    others = ("_parameters", "_buffers", "_modules")
     return {key: _form(value) for key, value in vars(module).items() if key not in others}
 
 
 def _form(value: object, depth: int = 3) -> object:
-    """Plain value itself, a generator's state, a collection's parts, and of all else the identity."""
+    """Form of a value that can be compared: a plain value itself, a generator's state, a list of parts, else the id."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, random.Random):
@@ -64,7 +66,7 @@ def _form(value: object, depth: int = 3) -> object:
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state)
     if isinstance(value, Tensor):
-        return id(value), value._version  # which counts changes in place
+        return id(value), value._version  # the version counts changes in place
     if depth and isinstance(value, Mapping):
         return [(_form(key, depth - 1), _form(part, depth - 1)) for key, part in value.items()]
     if depth and isinstance(value, (list, tuple, deque)):

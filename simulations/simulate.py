@@ -2,48 +2,39 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
 from fed.clients.fingerprint import data_sha256
-from fed.clients.measures import Metric, Metrics, directions
+from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.clients.training.executor import Executor
-from fed.clients.training.losses import Loss
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
-from fed.machine import keep_freed_memory
-from fed.reports.population import Confusion, described
-from fed.server.confusion import confusion_of
-from fed.server.federation import State
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.processes.machine import keep_freed_memory
+from fed.secure_aggregation.settings import settings_of
+from fed.server.assembly import assembled
+from fed.server.observer import Essential, Expectation, Observer
 from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.telling import Observers
 from fed.server.training_loop import TrainingLoop
-from fed.simulations.estimate import Expectation, expect
-from fed.simulations.executors.choice import hired, leave_rerun
+from fed.simulations.choice import hired, leave_rerun
+from fed.simulations.estimate import expect
 from fed.simulations.simulation import Simulation, begin_scoring
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
-from fed.tensors import nn, torch
+from fed.vectors.tensors import nn, torch
 
-__all__ = ["Observer", "simulate"]
+__all__ = ["simulate"]
 
 
 _log = logging.getLogger(__name__)
 _HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
-
-
-class Observer(Protocol):
-    """Listener to a run's progress."""
-
-    def begin(self, expectation: Expectation) -> None:
-        """Called before the first round."""
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        """Called after a round with its line of the metrics."""
 
 
 def simulate(
@@ -56,27 +47,28 @@ def simulate(
     output: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    observer: Observer | None = None,
+    observers: Iterable[Observer | Essential] = (),
 ) -> Run:
     """Run an experiment on this machine, on its GPUs where there are any.
 
     Args:
-        experiment: to run.
+        experiment: description of the run.
         data: training data by client, in place of the experiment's.
-        model: a factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
+        model: factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
         loss: (output, target) → scalar, in place of the experiment's. Targets may then have any type and shape.
         metric: (output, target) → number, reported as accuracy; or a mapping of names to several, the first of which
-            results are compared by. They replace the experiment's; with a ``loss`` and no ``metric`` there are those
-            alone that the experiment names. Evaluation gives loss and metrics all outputs and targets of the test set
-            in one call, or of one client's held-out samples. A function with the attribute ``mean_over_samples = True``
-            is given batches instead, whose values are averaged. One with ``higher_is_better = False`` is better where
-            it is low.
-        output: the run's folder; nothing is written without one.
-        overwrite: replace a run that the folder holds.
-        resume: continue the run that the folder holds, from its newest whole checkpoint, or from the beginning where it
-            ended before its first one. It ends with the same bits as a run that was never interrupted. Data, model,
-            loss and metric that were given to it must be given again.
-        observer: told of the run's progress.
+            results are compared by. They replace the experiment's; with a ``loss`` and no ``metric`` only those that
+            the experiment names are measured. Evaluation calls loss and metrics once, with all outputs and targets of
+            the test set, or of one client's held-out samples. A function with the attribute ``mean_over_samples =
+            True`` is called with batches instead, and its values are averaged. Of a metric with ``higher_is_better =
+            False`` low values are better.
+        output: folder of the run; None: nothing is written.
+        overwrite: True if a run that the folder holds is replaced.
+        resume: True if the run that the folder holds continues, from its newest whole checkpoint, or from the beginning
+            if it ended before its first one. It ends with the same bits as a run that was never interrupted. Data,
+            model, loss and metric that were given to it must be given again.
+        observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
+            slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
     Returns:
         The run: metrics by round, summary, trained model.
@@ -119,21 +111,24 @@ def simulate(
         simulation = Simulation(experiment, data, model, loss, metric)
         _log.info("training: %s", simulation.batching)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
-        parts, kept = dict[str, Any](), None
+        parts: dict[str, Any] = {}
+        kept = None
         if folder is not None:
             parts = kept_parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
-            kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
-        expectation = expect(simulation) if observer is not None else None
+            if resume:
+                kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts)
+        told = Observers(observers)
+        expectation = expect(simulation) if told.want(Expectation) else None
         if folder is not None:
             stack.enter_context(folder.held())
         executor = stack.enter_context(hired(simulation, expectation))
-        loop = _loop(simulation, executor, fingerprint, folder, observer)
+        loop = _loop(simulation, executor, fingerprint, folder, told)
         if kept is not None:
             loop.restore(*kept)
         elif folder is not None:
             folder.begin(simulation.experiment, given, parts)
-        if observer is not None and expectation is not None:
-            observer.begin(expectation)
+        if expectation is not None:
+            told.tell(expectation)
         return loop.run()
 
 
@@ -150,38 +145,39 @@ def _loop(
     executor: Executor,
     fingerprint: Mapping[str, Any],
     folder: RunFolder | None,
-    observer: Observer | None,
+    observers: Observers,
 ) -> TrainingLoop:
-    federation = simulation.federation(executor)
+    federation = simulation.federation(executor, observers)
     graph = simulation.topology.graph(1) if simulation.topology else None
 
     def facts() -> dict[str, Any]:
         attackers = simulation.attackers
         adversaries = {"adversaries": in_order(attackers.clients)} if attackers else {}
         counts = {"clients": simulation.population, "parameters": simulation.layout.parameters}
-        message, secure = simulation.message, simulation.experiment.secure_aggregation
+        message = simulation.message
+        secure = settings_of(simulation.experiment)
         codecs = facts_of(message.encoder) if message else {}
-        sessions = {"secure_aggregation": secure.facts(message.fixed)} if secure and message and message.fixed else {}
+        sessions: dict[str, Any] = {}
+        if secure and message and message.fixed:
+            sessions["secure_aggregation"] = secure.facts(message.fixed)
         return {**counts, **federation.occupation(), **adversaries, **codecs, **sessions}
 
-    def confusion(state: State) -> Confusion | None:
-        if simulation.algorithm.primitive is None:  # each client's own model is scored, and their mean is none
-            return None
-        return confusion_of(simulation.recipe, state, executor, simulation.data.names.labels)
-
-    return TrainingLoop(
+    return assembled(
         simulation.experiment,
+        simulation.prepared,
         federation,
+        executor,
         begin_scoring=lambda is_last: begin_scoring(simulation, federation, executor, is_last=is_last),
-        has_scores=simulation.held_out is not None or simulation.recipe.test is not None,
-        scores_meanwhile=executor.is_parallel,
-        keeps_models=True,
-        load_module=simulation.load_module,
+        is_scored_by_clients=simulation.held_out is not None,
         facts=facts,
-        metrics=directions(simulation.recipe.metrics),
-        confusion=confusion,
-        population=lambda confusion: described(partition_of(simulation.data), graph, confusion),
         fingerprint=fingerprint,
+        clock=SYSTEM_CLOCK,
+        observers=observers,
         folder=folder,
-        after_round=None if observer is None else observer.round,
+        graph=lambda: graph,
+        partition=lambda: partition_of(simulation.data),
+        load_module=simulation.load_module,
+        # where clients learn alone each one's model is scored, and their mean is none
+        has_one_model=simulation.algorithm.primitive is not None,
+        is_simulated=True,
     )

@@ -7,9 +7,9 @@ from functools import cached_property, lru_cache
 from fed.clients.data import ClientId, FederatedData
 from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
-from fed.randomness import Streams
 from fed.simulations.availability import Spells
 from fed.simulations.devices import Device, Devices
+from fed.vectors.randomness import Streams
 
 __all__ = ["SimulatedClients"]
 
@@ -21,12 +21,12 @@ class SimulatedClients:
     """Simulated clients, with all that their tasks need.
 
     Args:
-        data: by client.
-        groups: who trains together.
-        executor: does the work.
-        devices: what they run on.
-        streams: the run's.
-        have_links: False where what they send is counted elsewhere.
+        data: samples of each client, and the test set.
+        groups: rule by which clients train together.
+        executor: executor of the clients' work.
+        devices: source of each client's device, and of the times at which clients are available.
+        streams: random streams of the run.
+        have_links: True if a device's bandwidth and latency count; False if time on the network is counted elsewhere.
 
     Raises:
         InvalidInput: if there can be no such devices.
@@ -40,7 +40,7 @@ class SimulatedClients:
     have_links: bool = True
 
     def __post_init__(self) -> None:
-        """Make a device, so that a file of them that is wrong is found before the first round."""
+        """Make one device, so that an error in a file of devices is found before the first round."""
         self.device_of(self.data.clients[0])
 
     @cached_property
@@ -69,17 +69,21 @@ class SimulatedClients:
         """Fate of a client in its local steps.
 
         Args:
-            samples: the client's.
-            steps: the task's own number, or None.
-            named: names the draw.
+            samples: number of samples that the client holds.
+            steps: number of steps that the task asks for; None for the experiment's.
+            named: parts of the name of the random stream, such as the task's number.
 
         Returns:
-            The steps that it takes, where it is cut off; the part of its time after which it breaks down, if it does.
+            Number of steps that the client takes before it is cut off, None if it is not; and the share of its time,
+            in [0, 1), after which it breaks down, None if it does not.
         """
         if not (self.devices.failure or self.devices.interruption):
             return None, None
         # all at once: the rate of failures does not move the draw of interruptions
         fails, at, is_cut, after = self.streams.uniforms("fate", *named)
         total = self.groups.steps(samples, steps)
-        cut = 1 + int(after * (total - 1)) if is_cut < self.devices.interruption and total > 1 else None
-        return cut, at if fails < self.devices.failure else None
+        cut: int | None = None
+        if is_cut < self.devices.interruption and total > 1:  # one step has no part that could be left out
+            cut = 1 + int(after * (total - 1))
+        breaks_at = at if fails < self.devices.failure else None
+        return cut, breaks_at

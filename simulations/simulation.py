@@ -9,25 +9,27 @@ from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.data.held_out import no_held_out_samples
-from fed.clients.measures import Metric, Metrics
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
-from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Train
 from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
+from fed.secure_aggregation.settings import settings_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, check_scored_by_both, scores_of_both
-from fed.server.federation import Coordinated, Federation, step_sizes
+from fed.server.federation import Federation
 from fed.server.hierarchy import HierarchicalFleet
-from fed.server.peer.message_sizes import sent_bytes
-from fed.server.peer.neighbourhood import PeerCodec
-from fed.server.peer.peers import Peers
+from fed.server.mixing.message_sizes import sent_bytes
+from fed.server.mixing.neighbourhood import PeerCodec
+from fed.server.mixing.peers import Peers
+from fed.server.rounds.coordinated import Coordinated, step_sizes
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
+from fed.server.telling import Observers
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
@@ -36,7 +38,8 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.ring import RingFleet
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.tensors import Tensor, nn
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, nn
 from fed.wire.format import Format
 
 if TYPE_CHECKING:
@@ -52,9 +55,9 @@ class Simulation:
     """One experiment with its data and model, ready to run.
 
     Args:
-        experiment: what to run.
-        data: in place of the experiment's.
-        model: a factory of modules, or a module to copy, in place of the experiment's.
+        experiment: description of the run.
+        data: training data by client, in place of the experiment's.
+        model: factory of modules, or a module to copy, in place of the experiment's.
         loss: (output, target) → scalar, in place of the experiment's.
         metric: (output, target) → number, or several by name, in place of the experiment's.
 
@@ -74,11 +77,14 @@ class Simulation:
         self.policy = experiment.rounds.make()
         self.policy.check(len(data_of_clients.clients))
         self.prepared = Preparation(experiment, data_of_clients, model, loss, metric)
-        self.streams, self.data, self.held_out = self.prepared.streams, self.prepared.data, self.prepared.held_out
+        self.streams = self.prepared.streams
+        self.data = self.prepared.data
+        self.held_out = self.prepared.held_out
         check_scored_by_both(experiment, has_test_set=self.prepared.recipe.test is not None)
         if isinstance(self.held_out, dict) and not self.held_out:
             raise no_held_out_samples(self.population)
-        self.algorithm, self.layout = self.prepared.algorithm, self.prepared.layout
+        self.algorithm = self.prepared.algorithm
+        self.layout = self.prepared.layout
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
         if self.is_replicated or (self.has_peers and self.algorithm.primitive == "mix"):
@@ -89,21 +95,26 @@ class Simulation:
             # after clients have held out their shares: attackers score on true labels
             self.data = self.attackers.poisoned(self.data)
         if self.algorithm.pools_data:
-            # likewise: each client scores on its own samples
+            # also after clients have held out their shares: each of them scores on its own samples
             self.data = self.data.pooled()
         if self.algorithm.primitive == "mix" and self.data.is_on_demand:
             # all peers train in every round, and their models are in memory in any case
             self.data = _held(self.data)
         self.message = None if self.has_peers else self._message(experiment)
-        recipe = replace(self.prepared.recipe, read=self.data.read, format=self.message)
-        samples, context = self.data.read(self.data.clients[0]), self.prepared.first_context()
-        may_ignore = recipe.loss is not cross_entropy and self.data.may_hold_negative_labels()
-        self.batching = choose(experiment.simulation, recipe, context, samples, self.trainees, may_ignore=may_ignore)
+        self.way_out = None if self.message is None else self.prepared.way_out(self.message)
+        recipe = replace(self.prepared.recipe, read=self.data.read, way_out=self.way_out)
+        self.batching = choose(
+            experiment.simulation,
+            recipe,
+            samples=self.data.read(self.data.clients[0]),
+            context=self.prepared.first_context(),
+            trainees=self.trainees,
+            may_ignore=recipe.loss is not cross_entropy and self.data.may_hold_negative_labels(),
+        )
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         given = {"data": data, "model": model, "loss": loss, "metrics": metric}
-        self.experiment = _resolved(
-            experiment, [name for name, part in given.items() if part is not None], self.batching
-        )
+        replaced = [name for name, part in given.items() if part is not None]
+        self.experiment = _resolved(experiment, replaced, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.prepared.phases)
         self.topology = self._topology(experiment.topology) if self.has_peers else None
@@ -129,7 +140,9 @@ class Simulation:
     def honest_peers(self) -> Sequence[ClientId]:
         """Peers that do not attack, whose models are measured."""
         attackers = self.attackers.clients if self.attackers else ()
-        return [client for client in self.data.clients if client not in attackers] if attackers else self.data.clients
+        if not attackers:
+            return self.data.clients
+        return [client for client in self.data.clients if client not in attackers]
 
     @property
     def population(self) -> int:
@@ -144,14 +157,14 @@ class Simulation:
     @property
     def adds_in_groups(self) -> bool:
         """True if the messages of a group's clients are added where they train, so that their sum alone travels."""
-        secure = self.experiment.secure_aggregation
-        forges = self.attackers is not None and self.attackers.attack.forges
+        secure = settings_of(self.experiment)
         is_masked = secure is not None and secure.mode == "real"
-        return self.algorithm.linear and self.experiment.hierarchy is None and not forges and not is_masked
+        return self.algorithm.linear and self.experiment.hierarchy is None and self._forgers is None and not is_masked
 
     def _message(self, experiment: Experiment) -> Format:
         """Format of the messages of clients that report."""
-        secure, asked = experiment.secure_aggregation, self.policy.asked_of(self.population)
+        secure = settings_of(experiment)
+        asked = self.policy.asked_of(self.population)
         if secure is None:
             return self.prepared.message_format(self.population, asked)
         secure.check(asked, self.policy.cohort_of(self.population))
@@ -163,56 +176,49 @@ class Simulation:
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
         broadcast = self.prepared.first_context().broadcast
-        places = (0,) * len(clients) if self.algorithm.needs_fixed_members else ()
-        states, of_all = self.prepared.client_states(self.message), (len(broadcast), self.population)
-        train = Train(tuple(clients), 1, "mean", None, (), *of_all, places, state_names=states.names)
+        states = self.prepared.client_states(self.message)
+        train = Train(
+            clients=tuple(clients),
+            round=1,
+            wants="mean",
+            broadcast_count=len(broadcast),
+            population=self.population,
+            places=(0,) * len(clients) if self.algorithm.needs_fixed_members else (),
+            state_names=states.names,
+        )
         return train, (*first, *broadcast, *states.stacked(clients, [first] * len(clients)))
 
-    def federation(self, executor: Executor) -> Federation:
+    def federation(self, executor: Executor, observers: Observers | None = None) -> Federation:
         """The clients with their coordinator, or as peers, before the first round.
 
         Args:
-            executor: of ``recipe``; it does the clients' work.
+            executor: executor of ``recipe``, which does the clients' work.
+            observers: observers that are told of tasks, and of clients that come and go; None for none.
         """
+        observers = observers or Observers()
         pools_data = self.algorithm.pools_data
         devices = OnSite() if pools_data else self.experiment.devices.make()
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
-        if self.message is None:
-            first = self.layout.pack(self.recipe.module)
-            message_bytes = sent_bytes(self.algorithm, self.layout, self.peer_codec) if self.topology else 0
-            forges = self.attackers if self.attackers and self.attackers.attack.forges else None
-            has_buffers = self.layout.size > self.layout.parameters
-            neighbourhood = SimulatedNeighbourhood(
-                clients,
-                self.topology,
-                message_bytes,
-                self._deadline_s,
-                forges,
-                has_buffers=has_buffers,
-                waits_alone=self.policy.waits_alone,
-            )
-            row_of = {client: row for row, client in enumerate(self.data.clients)}
-            honest = [row_of[client] for client in self.honest_peers] if self.attackers else None
-            lr_in = step_sizes(self.experiment, self.policy)
-            who = neighbourhood, clients.sizes, self.groups, executor
-            return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec, honest)
+        if self.message is None or self.way_out is None:
+            return self._peers(clients)
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
-        secure = self.experiment.secure_aggregation
+        secure = settings_of(self.experiment)
         simulated = SimulatedFleet(
             replace(clients, have_links=not self.is_replicated),
             states=states,
-            message=self.message,
-            # an edge sums answers of its own clients alone, and each client masks its own
+            way_out=self.way_out,
+            # an edge sums the answers of its own clients alone, and in a real session each client masks its own
             reduces=self.adds_in_groups,
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
-            attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,
+            attackers=self._forgers,
             drops_diverged=self.policy.drops_diverged,
+            observers=observers,
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         if secure is not None and self.message.fixed is not None:
-            from fed.simulations.secure import EmulatedSessions, RealSessions  # with cryptography
+            from fed.simulations.secure import EmulatedSessions, RealSessions  # they import cryptography
 
             sessions = RealSessions if secure.mode == "real" else EmulatedSessions
             fixed = self.message.fixed
@@ -221,17 +227,62 @@ class Simulation:
         if self.is_replicated:
             fleet = ring = RingFleet(simulated, clients, self.message)
             moved_bytes = lambda: (ring.moved_bytes, ring.moved_bytes)  # noqa: E731  # in place of the other one
-        parts = self.experiment, self.prepared, self.policy, fleet, self.message, states
-        return Coordinated(*parts, moved_bytes=moved_bytes, occupation=simulated.occupation)
+        return Coordinated(
+            experiment=self.experiment,
+            prepared=self.prepared,
+            policy=self.policy,
+            fleet=fleet,
+            message=self.message,
+            states=states,
+            moved_bytes=moved_bytes,
+            occupation=simulated.occupation,
+            observers=observers,
+        )
+
+    def _peers(self, clients: SimulatedClients) -> Peers:
+        """Peers before the first round, on links of their own."""
+        neighbourhood = SimulatedNeighbourhood(
+            clients,
+            self.topology,
+            message_bytes=sent_bytes(self.algorithm, self.layout, self.peer_codec) if self.topology else 0,
+            deadline_s=self._deadline_s,
+            attackers=self._forgers,
+            has_buffers=self.layout.size > self.layout.parameters,
+            waits_alone=self.policy.waits_alone,
+        )
+        row_of = {client: row for row, client in enumerate(self.data.clients)}
+        honest = [row_of[client] for client in self.honest_peers] if self.attackers else None
+        return Peers(
+            rule=self.algorithm,
+            neighbourhood=neighbourhood,
+            sizes=clients.sizes,
+            groups=self.groups,
+            executor=clients.executor,
+            layout=self.layout,
+            first=self.layout.pack(self.recipe.module),
+            lr_in=step_sizes(self.experiment, self.policy),
+            codec=self.peer_codec,
+            honest=honest,
+            stages=self.prepared.update_stages(),
+        )
+
+    @property
+    def _forgers(self) -> Attackers | None:
+        """Attackers that change what they send; None if there are none, or if they change their data alone."""
+        return self.attackers if self.attackers and self.attackers.attack.forges else None
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> "nn.Module":
-        """A module of its own, on the CPU and in evaluation mode, in a given state."""
+        """New module with a given state, on the CPU and in evaluation mode."""
         module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)
         return module
 
     def _topology(self, section: Component | None) -> "Topology | None":
-        """The topology, if it suits the rule; None: peers never meet."""
+        """Topology of the peers, held to the algorithm's needs; None if peers never meet.
+
+        Raises:
+            InvalidExperiment: if the algorithm needs other weights.
+        """
         topology = topology_of(self.algorithm, section, self.population, self.streams)
         if topology is None or section is None:
             return topology
@@ -241,25 +292,28 @@ class Simulation:
         is_whole = not comes_and_goes and self._deadline_s is None
         if self.algorithm.corrects_weights or (topology.keeps_mean and (is_whole or not topology.is_directed)):
             return topology
-        missing = "" if topology.keeps_mean else ", whose weights do not keep the peers' mean"
-        leaves = " with devices that come and go" if comes_and_goes else " with rounds.deadline_s"
+        if not topology.keeps_mean:
+            obstacle = ", whose weights do not keep the peers' mean"
+        elif comes_and_goes:
+            obstacle = " with devices that come and go"
+        else:
+            obstacle = " with rounds.deadline_s"
         raise InvalidExperiment(
             f"algorithm {self.experiment.algorithm.kind} needs weights that keep the peers' mean, got topology "
-            f"{section.kind}{missing or leaves}: choose algorithm sgp, or an undirected "
-            "topology"
+            f"{section.kind}{obstacle}: choose algorithm sgp, or an undirected topology"
         )
 
 
 def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: Streams) -> "Topology | None":
-    """The section's topology, or the partners that the rule chooses; None: peers never meet.
+    """Topology of the section, or of the partners that the rule chooses; None if peers never meet.
 
     Args:
-        rule: of the peers.
-        section: ``topology``.
-        peers: N.
-        streams: the run's.
+        rule: algorithm of the peers.
+        section: section ``topology`` of the experiment; None if it has none.
+        peers: number of peers.
+        streams: random streams of the run.
     """
-    from fed.topology import Topology  # with networkx, where peers meet
+    from fed.topology import Topology  # imports networkx, which only runs with peers need
 
     if partners := rule.partners():
         return Topology(partners, partners, peers, streams)
@@ -275,13 +329,13 @@ def begin_scoring(
     """Score the federation's model and the clients' own, where they keep some, as they are now.
 
     Args:
-        simulation: with the samples to score on.
-        federation: whose models are scored.
-        executor: begins at once where it has nothing better to do.
-        is_last: no round comes after it: all models are scored on the whole test set.
+        simulation: simulation, which holds the samples to score on.
+        federation: federation of the models that are scored.
+        executor: executor of the work, which begins at once if the executor is idle.
+        is_last: True if no round follows: all models are then scored on the whole test set.
     """
-    held_out, recipe = simulation.held_out, simulation.recipe
-    if recipe.test is None and held_out is not None:
+    held_out = simulation.held_out
+    if simulation.recipe.test is None and held_out is not None:
         return _by_clients(simulation, held_out, federation, executor)
     by_coordinator = begin_scoring_by_coordinator(simulation, federation, executor, is_last=is_last)
     if held_out is None:
@@ -296,23 +350,24 @@ def begin_scoring_by_coordinator(
     """Score the federation's model on the test set, and the clients' own where they do not score them themselves.
 
     Args:
-        simulation: with the test set.
-        federation: whose models are scored.
-        executor: begins at once where it has nothing better to do.
-        is_last: no round comes after it: all models are scored on the whole test set.
+        simulation: simulation, which holds the test set.
+        federation: federation of the models that are scored.
+        executor: executor of the work, which begins at once if the executor is idle.
+        is_last: True if no round follows: all models are then scored on the whole test set.
     """
     own: Sequence[ClientId] | None = None
     sample: Sequence[int] = ()
-    evaluation, test = simulation.experiment.evaluation.make(), simulation.recipe.test
+    evaluation = simulation.experiment.evaluation.make()
+    test = simulation.recipe.test
     only_own = simulation.algorithm.primitive is None
     if simulation.held_out is not None and not only_own:
-        own = ()  # clients score their own
+        own = ()  # clients score their own models
     elif simulation.has_peers and not only_own:
         own = evaluation.scored(simulation.honest_peers, simulation.streams)
     if simulation.held_out is None and test is not None and not is_last:
         sample = evaluation.sample(len(tuple(test)[1]), simulation.streams)
-    parts = simulation.recipe, federation, executor
-    return ScoringByCoordinator(*parts, only_own=only_own, own=own, sample=sample).scores
+    scoring = ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own, own=own, sample=sample)
+    return scoring.scores
 
 
 def _by_clients(
@@ -320,20 +375,23 @@ def _by_clients(
 ) -> Scoring:
     if simulation.has_peers and simulation.attackers is not None:
         held_out = {client: held_out[client] for client in simulation.honest_peers if client in held_out}
-    return ScoringByClients(held_out, simulation.recipe.metrics, federation, executor).scores
+    scoring = ScoringByClients(held_out, simulation.recipe.metrics, federation, executor)
+    return scoring.scores
 
 
 def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:
     """The experiment as it is run: sections replaced by Python objects are null, and choices are written down."""
     given: dict[str, Any] = dict.fromkeys(replaced)
     given["simulation.batching"] = "on" if batching.is_batched else "off"
-    given |= {"simulation.group": batching.group} if batching.is_batched else {}
+    if batching.is_batched:
+        given["simulation.group"] = batching.group
     return experiment.override(given)
 
 
 def _held(data: FederatedData) -> FederatedData:
     """Data on demand in memory, unless they take more than a gigabyte."""
-    held, size_bytes = {}, 0
+    held: dict[ClientId, Pair] = {}
+    size_bytes = 0
     for client in data.clients:
         held[client] = data.read(client)
         size_bytes += sum(part.nbytes for part in held[client])

@@ -6,8 +6,10 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,6 +24,17 @@ MAY_IMPORT = {
     "server": {"fed", "aggregators", "clients", "server"},
     "simulations": {"fed", "aggregators", "clients", "server", "simulations"},
 }
+FOLDERS = (
+    *("fed", "fed/protocol", "fed/processes", "fed/vectors", "fed/topology", "fed/config", "fed/secure_aggregation"),
+    *("fed/compression", "fed/storage", "fed/identity", "fed/reports", "fed/wire"),
+    *("aggregators", "aggregators/robust"),
+    *("clients/scoring", "clients/data", "clients/data/sources", "clients/training", "clients", "clients/node"),
+    *("server/peer/members", "server", "server/rounds", "server/mixing", "server/grpc", "server/flower"),
+    *("server/peer/replica", "server/peer/gossip", "server/peer"),
+    *("simulations/executors", "simulations"),
+)
+"""All folders from the lowest to the highest: a module imports from its own folder and from those before it."""
+
 COMMAND_LINE = re.compile(r"fed/(cli(_\w+)?\.py|cli/.*|__main__\.py)")
 NO_PLACE_IN_AN_EQUATION = {"datetime", "io", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
 
@@ -37,6 +50,66 @@ def violations(root: Path) -> list[str]:
             if verdict:
                 found.append(f"{path.relative_to(root)}:{line}: {verdict}")
     return found
+
+
+class When(Enum):
+    """Time at which an import takes place."""
+
+    START = "when the module is imported"
+    TYPES = "for type checkers alone"
+    LATER = "when a function is called"
+
+
+class Arrow(NamedTuple):
+    """Import of a module from a folder other than its own."""
+
+    when: When
+    module: str
+    folder: str
+    imported_folder: str
+
+    @property
+    def is_upward(self) -> bool:
+        return FOLDERS.index(self.folder) < FOLDERS.index(self.imported_folder)
+
+
+def arrows(root: Path) -> list[Arrow]:
+    """Every import that leaves a folder, in generated code too."""
+    places = {_dotted(path, root): path for room in MAY_IMPORT for path in (root / room).rglob("*.py")}
+    found = []
+    for path in places.values():
+        module = path.relative_to(root).as_posix()
+        if COMMAND_LINE.fullmatch(module) or module == "fed/__init__.py":
+            continue  # front doors
+        for when, target in _timed_imports(ast.parse(path.read_text()).body, When.START):
+            imported = places.get(target) or places.get(target.rpartition(".")[0])
+            if imported is not None and imported.parent != path.parent:
+                folder = path.parent.relative_to(root).as_posix()
+                found.append(Arrow(when, module, folder, imported.parent.relative_to(root).as_posix()))
+    return found
+
+
+def _dotted(path: Path, root: Path) -> str:
+    """Name under which a file is imported."""
+    parts = list(path.relative_to(root).with_suffix("").parts)
+    if parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(parts if parts[0] == "fed" else ["fed", *parts])
+
+
+def _timed_imports(body: Sequence[ast.stmt], when: When) -> Iterator[tuple[When, str]]:
+    for node in body:
+        inner = when
+        if _is_type_checking(node):
+            inner = When.TYPES
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = When.LATER
+        if isinstance(node, ast.ImportFrom):
+            yield from ((when, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((when, alias.name) for alias in node.names)
+        for part in ("body", "orelse", "handlers", "finalbody"):
+            yield from _timed_imports(getattr(node, part, []), inner)
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -102,6 +175,33 @@ def test_rooms_import_only_from_the_rooms_above_them() -> None:
     assert violations(ROOT) == []
 
 
+def test_every_folder_has_its_place() -> None:
+    found = {path.parent.relative_to(ROOT).as_posix() for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")}
+    assert found == {*FOLDERS, "fed/cli"}
+
+
+@pytest.mark.parametrize("when", When)
+def test_no_folder_imports_from_one_above_it(when: When) -> None:
+    found = [arrow for arrow in arrows(ROOT) if arrow.when is when]
+    assert [arrow for arrow in found if arrow.is_upward] == []
+    assert found  # down, they are many
+
+
+def test_the_protocol_imports_nothing() -> None:
+    assert [arrow for arrow in arrows(ROOT) if arrow.folder == "fed/protocol"] == []
+
+
+def test_a_planted_arrow_up_is_found(tmp_path: Path) -> None:
+    for folder in ("fed/wire", "fed/vectors"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "fed/wire/format.py").touch()
+    (tmp_path / "fed/vectors/planted.py").write_text(
+        "import fed.wire.format\nif TYPE_CHECKING:\n    from fed.wire import format\n"
+        "class Lazy:\n    def later(self):\n        from fed.wire.format import Format\n"
+    )
+    assert [(arrow.when, arrow.is_upward) for arrow in arrows(tmp_path)] == [(when, True) for when in When]
+
+
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
     for room in MAY_IMPORT:
@@ -145,6 +245,14 @@ def test_equations_know_neither_clock_nor_input_nor_output() -> None:
     for path in (ROOT / "aggregators").rglob("*.py"):
         imported = {target.partition(".")[0] for _, target in _imports(path, ROOT)}
         assert imported.isdisjoint(NO_PLACE_IN_AN_EQUATION), path.name
+
+
+def test_time_is_asked_of_the_clock_alone() -> None:
+    timed = [path for folder in ("clients/node", "server", "fed/wire") for path in (ROOT / folder).rglob("*.py")]
+    assert timed
+    for path in timed:
+        imported = {target.partition(".")[0] for _, target in _imports(path, ROOT)}
+        assert "time" not in imported, f"{path}: ask the fed.processes.clock.Clock that it is given"
 
 
 def test_flower_is_reached_through_its_public_modules_alone() -> None:

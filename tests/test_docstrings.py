@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
-import fed.layout
+import pytest
+
+import fed.vectors.layout
 from fed.config.docstrings import arguments
+from tests.readability import counts, fragments, leans, sources, starred_tuples, tuples_of_unlike_things
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("fed", "aggregators", "clients", "server", "simulations")
@@ -21,8 +24,34 @@ OBSCURE = re.compile(
     "|So|Somebody|Something|Than|That|Then|These|They|This|Those|To|Under|Until|What|When|Where|Whether|Which|Who|Whoever"
     r"|Whose|Why|With|Without)\b"
 )
+# Rooms that are held to plain entries and to one thought a line; python -m tests.readability counts the others.
+READABLE = ("fed", "aggregators", "clients", "server", "simulations")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-LEGEND = "Shapes: see :mod:`fed.layout`."
+LEGEND = "Shapes: see :mod:`fed.vectors.layout`."
+PAGE = '''
+LARGEST = 9
+"""Of a number that a client says."""
+
+
+def opened(whose: str, what: str, path: str, wait_s: float) -> bool:
+    """An open file.
+
+    Args:
+        whose: they are, for the message.
+        what: what it is,
+            in two lines.
+        path: path of the file.
+        wait_s: seconds to wait.
+
+    Returns:
+        Whether it is open: True if it is.
+    """
+    size, name = len(whose), what
+    size, wait_s = wait_s, size
+    both = (name, size)
+    first, second = divmod(3, 2)
+    return open(*both), open(*what)
+'''
 # An algorithm's page names what the server and what a client keeps, in the paper's symbols, as every other page does.
 OF_EVERY_PAGE = {"State", "ClientState"}
 
@@ -51,20 +80,20 @@ def test_a_public_function_of_three_parameters_documents_each(module_name: str) 
 
 
 def test_a_shape_letter_has_one_meaning(module_name: str) -> None:
-    legend = set(re.findall(r"^    ([A-Z]): ", fed.layout.__doc__ or "", re.MULTILINE))
+    legend = set(re.findall(r"^    ([A-Z]): ", fed.vectors.layout.__doc__ or "", re.MULTILINE))
     source = _source(module_name)
     names = [token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == 1]
     suffixes = {suffix[1] for name in names if (suffix := re.fullmatch(r"_?[a-z]\w*?_([A-Z][A-Z0-9]*)", name))}
     unknown = {letter for letters in suffixes for letter in letters if not letter.isdigit()} - legend
-    found = [f"{letter} is not in the legend of fed.layout" for letter in sorted(unknown)]
+    found = [f"{letter} is not in the legend of fed.vectors.layout" for letter in sorted(unknown)]
     told = "Shapes:" in source.replace(LEGEND, "")
-    if module_name != "fed.layout" and (told or (suffixes and LEGEND not in source)):
+    if module_name != "fed.vectors.layout" and (told or (suffixes and LEGEND not in source)):
         found.append(f"say {LEGEND!r}, and no legend of its own")
     assert found == []
 
 
 def test_the_legend_gives_no_letter_twice() -> None:
-    letters = re.findall(r"^    ([A-Z]): ", fed.layout.__doc__ or "", re.MULTILINE)
+    letters = re.findall(r"^    ([A-Z]): ", fed.vectors.layout.__doc__ or "", re.MULTILINE)
     assert letters
     assert sorted(set(letters)) == sorted(letters)
 
@@ -87,6 +116,69 @@ def test_a_test_has_a_name_of_at_most_ten_words() -> None:
         name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     }
     assert {name for name in names if len(name.split("_")) > 11} == set()
+
+
+@pytest.mark.parametrize("room", READABLE)
+def test_an_entry_says_what_it_is_without_its_name(room: str) -> None:
+    found = [str(place) for path in sources(room) for place in fragments(path)]
+    assert found == [], "begin with a noun and its unit and range, or with True if"
+
+
+@pytest.mark.parametrize("room", READABLE)
+def test_unlike_things_are_assigned_one_by_one(room: str) -> None:
+    found = [str(place) for path in sources(room) for place in tuples_of_unlike_things(path)]
+    assert found == [], "write a line for each"
+
+
+@pytest.mark.parametrize("room", READABLE)
+def test_no_tuple_is_built_to_be_starred(room: str) -> None:
+    found = [str(place) for path in sources(room) for place in starred_tuples(path)]
+    assert found == [], "name the arguments in the call"
+
+
+def test_riddles_are_found_among_good_entries(tmp_path: Path) -> None:
+    page = tmp_path / "page.py"
+    page.write_text(PAGE)
+    assert [place.text.split(":")[0] for place in fragments(page)] == ["LARGEST", "whose", "what", "Returns"]
+    assert [place.line for place in tuples_of_unlike_things(page)] == [19]
+    assert [place.text for place in starred_tuples(page)] == ["open(*both)"]
+
+
+@pytest.mark.parametrize(
+    "riddle",
+    [
+        *("they are, for the message.", "they are.", "of the log to say that the disk is", "the clients', or None."),
+        *("Whether the class overrides it.", "how many there are", "what came with the task", "the present one."),
+        *("is told each sender", "names the run.", "trains, as long as it may", "where it is put", "its own keys."),
+    ],
+)
+def test_an_entry_that_leans_on_its_name_is_found(riddle: str) -> None:
+    assert leans(riddle)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("client that is named in the error, such as 'client 3'", "seconds to wait, > 0", "True if the disk is full."),
+        *("names of clients, in ascending order", "μ ≥ 0, the pull towards x", "``samples``: one for each client"),
+        *(
+            "number of clients that take part",
+            "one mapping for each round",
+            "the client's own model",
+            "None, or a name",
+        ),
+    ],
+)
+def test_an_entry_with_a_noun_of_its_own_passes(entry: str) -> None:
+    assert not leans(entry)
+
+
+def test_counts_are_of_entries_and_of_lines() -> None:
+    assert re.fullmatch(
+        r"aggregators: 0 of \d+ entries lean on their name \(0%\); 0 tuple assignments in \d+ lines of code "
+        r"\(0\.0 per 1,000\); 0 starred tuples",
+        counts("aggregators"),
+    )
 
 
 def _source(module_name: str) -> str:

@@ -1,4 +1,4 @@
-"""Documents name only files, modules and headings that exist; the README runs FedAvg and stays short."""
+"""Documents name only files, modules and headings that exist; what they show runs; README and guide stay short."""
 
 import dataclasses
 import importlib
@@ -12,12 +12,23 @@ import pytest
 from fed.cli.main import main
 from fed.config import registry
 from fed.config.components import Family
+from fed.config.experiment import Experiment
 from fed.simulations.devices import Device
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = "fed|aggregators|clients|server|simulations|tests|benchmarks|examples|docs"
 NOT_MODULES = ("fed.v1", "fed.v2", "fed.example")  # packages of the protocol, and a host in the examples
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
+FILE = re.compile(r"^```\w+\n(# ([\w-]+\.(?:py|yaml))\n.*?)^```", re.MULTILINE | re.DOTALL)
+"""Block of a page that begins with ``# name.yaml`` or ``# name.py``, and so is that file."""
+
+SHOWING = [page for page in PAGES if FILE.search(page.read_text(encoding="utf-8"))]
+OF_THE_GUIDE = (
+    *("algorithms", "comparisons", "compression", "data", "observers", "peers", "rounds", "runs"),
+    *("secure-aggregation", "simulation", "your-own-algorithm", "your-own-kinds"),
+)
+"""Pages to which the guide leads, each with files to start from."""
 
 
 def anchors(page: Path) -> set[str]:
@@ -29,7 +40,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_paths_name_what_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+    for target, anchor in LINK.findall(text):
         linked = (page.parent / target).resolve() if target else page
         assert linked.exists(), target
         assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
@@ -53,17 +64,68 @@ def test_the_reference_is_what_the_command_prints(capsys: pytest.CaptureFixture[
     assert main(["schema", "--markdown"]) == 0
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     assert page == capsys.readouterr().out, "run: make docs"
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert all(row.endswith("|") for row in rows), "a row of a table is one line"
     for family in (value for value in vars(registry).values() if isinstance(value, Family)):
         for kind in family.builtin:
             assert f"| **`{kind}`** |" in page
             assert all(f"`{key}`" in page for key in family.section(kind).model_fields if key != "kind")
 
 
-def test_guide_explains_metrics_and_columns_of_traces() -> None:
+def test_every_page_is_reached_from_the_readme_by_links() -> None:
+    reached: set[Path] = set()
+    found = [ROOT / "README.md"]
+    while found:
+        page = found.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        linked = [target for target, _ in LINK.findall(page.read_text(encoding="utf-8")) if target.endswith(".md")]
+        found += [(page.parent / target).resolve() for target in linked]
+    assert {page for page in PAGES if page.parent.name == "docs"} <= reached
+
+
+def test_the_guide_is_short_and_leads_to_each_page() -> None:
     text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-    for key in ("selected", "replied", "late", "failed", "staleness_mean", "virtual_s"):
-        assert f"| `{key}` |" in text
-    assert ", ".join(f"`{field.name}`" for field in dataclasses.fields(Device)) in text
+    assert len(text.encode()) <= 12_000
+    linked = {target for target, _ in LINK.findall(text)}
+    assert {f"{page}.md" for page in OF_THE_GUIDE} <= linked
+    assert {"experiments", *OF_THE_GUIDE} <= {page.stem for page in SHOWING}
+
+
+def test_the_guide_names_each_section_and_key() -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    assert [key for key in Experiment.model_fields if f"`{key}`" not in text] == []
+
+
+def test_pages_explain_counts_of_tasks_and_columns_of_traces() -> None:
+    rounds = (ROOT / "docs" / "rounds.md").read_text(encoding="utf-8")
+    for key in ("selected", "replied", "late", "failed", "diverged", "staleness_mean", "virtual_s"):
+        assert f"| `{key}` |" in rounds
+    simulation = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+    assert ", ".join(f"`{field.name}`" for field in dataclasses.fields(Device)) in simulation
+
+
+@pytest.mark.parametrize("page", ["security.md", "secure-aggregation.md"])
+def test_pages_on_secrets_begin_with_what_is_protected(page: str) -> None:
+    headings = re.findall(r"^## (.*)$", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0].startswith("What is protected")
+
+
+def test_the_readme_shows_its_picture_first_and_no_empty_cell() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.index("![") < text.index("\n- **")
+    assert [line for line in text.splitlines() if re.search(r"\|\s*\|", line)] == []
+
+
+def test_the_rules_name_each_folder_of_each_room() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = {row.split("`")[1]: row for row in re.findall(r"^\| `\w+/` \|.*$", text, re.MULTILINE)}
+    missing = []
+    for room in ("fed", "aggregators", "clients", "server", "simulations"):
+        folders = {path.parent for path in (ROOT / room).rglob("__init__.py")} - {ROOT / room}
+        missing += [str(folder.relative_to(ROOT)) for folder in folders if f"`{folder.name}`" not in rows[f"{room}/"]]
+    assert missing == []
 
 
 def test_the_readme_counts_the_kinds_of_algorithms() -> None:
@@ -84,16 +146,15 @@ def test_the_readme_runs_fedavg_and_has_at_most_7000_bytes(tmp_path: Path, monke
     assert namespace["run"].summary["final_test_accuracy"] > 0.9  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", ["experiments.md", "your-own-algorithm.md"])
-def test_files_that_a_page_shows_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that begins with ``# name.yaml`` or ``# name.py`` is that file; tests in it are called."""
+@pytest.mark.parametrize("page", SHOWING, ids=lambda page: page.stem)
+def test_files_that_a_page_shows_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read or run in the order in which the page shows them; tests in them are called."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    blocks = re.findall(r"^```\w+\n(# ([\w-]+\.(?:py|yaml))\n.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    blocks = FILE.findall(page.read_text(encoding="utf-8"))
     for text, name in blocks:
         monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
         (tmp_path / name).write_text(text)
-    assert len(blocks) >= 5
     for _, name in blocks:
         if name.endswith(".yaml"):
             assert main(["show", name]) == 0, name

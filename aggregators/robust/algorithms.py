@@ -32,17 +32,18 @@ class Robust(Composed):
     """Robust rule in place of the mean, with optional pre-aggregation before it.
 
     Args:
-        weights: clients: all count alike; samples: as much as they say that they hold, an attacker too.
-        bucketing: s ≥ 1, clients whose mean stands for them, at random (Karimireddy et al. 2022, 2006.09365); the rule
-            then sees ⌈n/s⌉ messages. 1: none.
-        nearest_neighbour_mixing: put the mean of its n − f nearest in the place of each message (Allouah et al. 2023,
-            2302.01772), behind the bucketing.
+        weights: rule of the weights. clients: all clients count alike; samples: a client counts by the number of
+            samples that it claims, and an attacker can claim any number.
+        bucketing: s ≥ 1, size of the random buckets of clients, each replaced by its mean (Karimireddy et al. 2022,
+            2006.09365), so that the rule sees ⌈n/s⌉ messages. 1: no buckets.
+        nearest_neighbour_mixing: True if each message is replaced by the mean of its n − f nearest ones (Allouah et al.
+            2023, 2302.01772), after the bucketing.
     """
 
     rule: ClassVar[type[Reducer]]
     """The transform in place of the mean."""
     is_mean: ClassVar[bool] = False
-    """Whether the rule ends in a mean, in which each bucket counts by its clients."""
+    """True if the rule ends in a mean, in which each bucket counts by its number of clients."""
 
     attackers: NonNegativeInt = 0
     weights: Literal["clients", "samples"] = "clients"
@@ -50,7 +51,7 @@ class Robust(Composed):
     nearest_neighbour_mixing: bool = False
 
     def __post_init__(self) -> None:
-        """Check what spans several keys."""
+        """Check keys against each other."""
         super().__post_init__()
         if self.nearest_neighbour_mixing and not self.attackers:
             raise ValueRange(
@@ -60,12 +61,14 @@ class Robust(Composed):
 
     def transforms(self) -> tuple[Transform, ...]:
         """Weights, bucketing, mixing and the rule, which has the hyper-parameters of the same names."""
-        size, is_mean = self.bucketing, self.is_mean
-        bucketing = [Bucketing(size=size, counts_clients=is_mean)] if size > 1 else []
-        mixing = [NearestNeighbourMixing(attackers=self.attackers)] if self.nearest_neighbour_mixing else []
+        chain: list[Transform] = [Weigh(by=self.weights)]
+        if self.bucketing > 1:
+            chain.append(Bucketing(size=self.bucketing, counts_clients=self.is_mean))
+        if self.nearest_neighbour_mixing:
+            chain.append(NearestNeighbourMixing(attackers=self.attackers))
         own = vars(self)
         given = {field.name: own[field.name] for field in fields(self.rule) if field.name in own}
-        return Weigh(by=self.weights), *bucketing, *mixing, self.rule(**given)
+        return *chain, self.rule(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,8 @@ class FedMedian(Robust):
     differ the median is no estimate of the mean, and learns what most clients know.
 
     Args:
-        attackers: f ≥ 0; where given, n ≥ 2f + 1 replies are asked for. The rule itself needs no f, only the mixing.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 replies. Only the mixing uses f;
+            the rule itself needs none.
     """
 
     rule: ClassVar[type[Reducer]] = Median
@@ -94,7 +98,7 @@ class FedTrimmedMean(Robust):
     the share f/n of their sum is cut at either end.
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 1 replies are asked for.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 replies.
     """
 
     rule: ClassVar[type[Reducer]] = TrimmedMean
@@ -107,7 +111,8 @@ class _Unweighted(Robust):
     """Rule whose guarantee holds for equal weights alone.
 
     Args:
-        weights: clients: all count alike. The rule chooses among clients, and refuses samples.
+        weights: rule of the weights. clients: all clients count alike; the algorithm chooses among clients, and refuses
+            samples.
     """
 
     attackers: NonNegativeInt = 1
@@ -131,7 +136,7 @@ class FedKrum(_Unweighted):
     at f + 1. One client's update is as noisy as that client's data are few.
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 3 replies are asked for.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 3 replies.
     """
 
     rule: ClassVar[type[Reducer]] = Krum
@@ -147,8 +152,8 @@ class FedMultiKrum(_Unweighted):
     Breaks down at f + 1. The larger m, the less noise, and the more an attacker that is chosen counts for.
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 3 replies are asked for.
-        selected: m, from 1, which is Krum, to n − f − 2, which is meant unless given.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 3 replies.
+        selected: m, number of updates in the mean, from 1 (Krum) to n − f − 2 (the default).
     """
 
     rule: ClassVar[type[Reducer]] = MultiKrum
@@ -166,7 +171,7 @@ class FedBulyan(_Unweighted):
     Breaks down at f + 1. It closes the way by which a single coordinate hides in Krum's distances.
 
     Args:
-        attackers: f ≥ 0; n ≥ 4f + 3 replies are asked for.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 4f + 3 replies.
     """
 
     rule: ClassVar[type[Reducer]] = Bulyan
@@ -183,9 +188,10 @@ class FedGeometricMedian(Robust):
     the largest honest distance.
 
     Args:
-        nu: ν > 0, the distance below which updates attract no more strongly.
-        iterations: the most steps of Weiszfeld's algorithm; they end once the point hardly moves.
-        attackers: f ≥ 0; where given, n ≥ 2f + 1 replies are asked for. The rule itself needs no f, only the mixing.
+        nu: ν > 0, the distance below which an update attracts no more strongly.
+        iterations: largest number of steps of Weiszfeld's algorithm, ≥ 1; they end earlier once the point hardly moves.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 replies. Only the mixing uses f;
+            the rule itself needs none.
     """
 
     rule: ClassVar[type[Reducer]] = GeometricMedian
@@ -200,13 +206,15 @@ class FedCenteredClipping(Robust):
 
     .. math:: v ← v + \sum_{i ∈ S} p_i (Δ_i - v) \min(1, τ / ‖Δ_i - v‖), \qquad x ← x + v
 
-    v stays from round to round: where honest updates stay alike over time, what attackers add up does not. Bounded
-    rather than unbroken: attackers with a share α of the weight move v by no more than α τ a step.
+    v stays from round to round: honest updates, which are alike over time, add up in it, and those of attackers do not.
+    The damage is bounded rather than prevented: attackers with a share α of the weight move v by no more than α τ a
+    step.
 
     Args:
-        radius: τ > 0, about the distance of honest updates from their mean: smaller ones are slow to follow.
-        iterations: steps of v in a round.
-        attackers: f ≥ 0; where given, n ≥ 2f + 1 replies are asked for. The rule itself needs no f, only the mixing.
+        radius: τ > 0, about the distance of honest updates from their mean; with a smaller radius v follows slowly.
+        iterations: steps of v in a round, ≥ 1.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 replies. Only the mixing uses f;
+            the rule itself needs none.
     """
 
     rule: ClassVar[type[Reducer]] = CenteredClipping
@@ -225,8 +233,8 @@ class FedNormBound(Robust):
     anew. It keeps single updates from ruining the model; many small ones in one direction pass.
 
     Args:
-        norm: M > 0.
-        attackers: f ≥ 0, of the mixing alone.
+        norm: M > 0, the largest norm of an update.
+        attackers: f ≥ 0, the number of attackers that the mixing expects; the rule itself needs none.
     """
 
     rule: ClassVar[type[Reducer]] = NormBound

@@ -3,7 +3,7 @@
 Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018, arXiv 1803.01498
 (median and trimmed mean, each coordinate by itself); the other rules name their papers themselves.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import re
@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fed.aggregators.transforms import Messages, Reducer, shortening
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "CenteredClipping",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _COLUMNS = 2**12
-"""So many columns of some dozen messages, sorted and summed up, stay in the cache."""
+"""Number of columns that are sorted and summed up at a time: those of some dozen messages stay in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Outvoting(Reducer):
     """Base of rules that need n ≥ a f + b messages of a round.
 
     Args:
-        attackers: f ≥ 0.
+        attackers: f ≥ 0, the number of attackers to expect.
 
     Example:
         >>> from fed.aggregators.robust.distances import Krum
@@ -52,9 +52,9 @@ rounds.cohort, or lower bucketing, until there are 7, or lower attackers
     """
 
     per_attacker: ClassVar[int] = 2
-    """a."""
+    """a ≥ 1, messages that a round needs for each attacker."""
     beside: ClassVar[int] = 1
-    """b."""
+    """b ≥ 1, messages that a round needs beside those."""
 
     attackers: NonNegativeInt = 0
 
@@ -90,10 +90,11 @@ def by_columns(rule: Callable[[Tensor], Tensor], messages_SM: Tensor) -> Tensor:
     """Apply a rule to each column by itself, a few columns at a time.
 
     Args:
-        rule: [S, C] → [C].
-        messages_SM: the whole.
+        rule: function from some columns of all messages, [S, C], to a number for each column, [C].
+        messages_SM: all columns.
     """
-    parts, threads = torch.split(messages_SM, _COLUMNS, dim=1), torch.get_num_threads()
+    parts = torch.split(messages_SM, _COLUMNS, dim=1)
+    threads = torch.get_num_threads()
     if threads == 1 or len(parts) == 1:
         return torch.cat([rule(part_SJ) for part_SJ in parts])
     with ThreadPoolExecutor(threads) as pool:  # NumPy sorts in the thread that calls it, without the GIL
@@ -120,7 +121,7 @@ class Median(Point):
     It stays within the honest values while attackers have less than half of the weight.
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 messages.
     """
 
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
@@ -134,17 +135,17 @@ class TrimmedMean(Point):
 
     .. math:: \text{of weight } β W \text{ at either end}, \qquad β = f / n
 
-    Equal weights lose f values at either end. A value at the edge of what is cut counts with the part of its weight
-    that is left. It stays within the honest values while attackers have no more than β of the weight.
+    With equal weights f values are cut at either end. A value at the edge of the cut counts with the part of its weight
+    that is left. The mean stays within the honest values while attackers have no more than β of the weight.
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 messages.
     """
 
     attackers: NonNegativeInt = 1
 
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
-        """The means of what is left."""
+        """The means of the remaining values."""
         share = self.attackers / len(messages_SM)
         return by_columns(lambda part_SJ: _trimmed_mean(part_SJ, weights_S, share), messages_SM)
 
@@ -166,8 +167,8 @@ class CenteredClipping(Outvoting):
 
     Args:
         radius: τ > 0, about the distance of honest updates from their mean.
-        iterations: how often in a round.
-        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
+        iterations: number of steps in a round, ≥ 1.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 messages.
     """
 
     radius: PositiveFloat = 1.0
@@ -181,7 +182,8 @@ class CenteredClipping(Outvoting):
         """The centre."""
         messages_SM, weights_S = messages
         self.left(len(messages_SM))
-        shares_S, params = weights_S / weights_S.sum(), len(state.centre_P)
+        shares_S = weights_S / weights_S.sum()
+        params = len(state.centre_P)
         centre_M = torch.cat([state.centre_P, messages_SM.new_zeros(messages_SM.shape[1] - params)])
         for _ in range(self.iterations):
             away_SM = messages_SM - centre_M
@@ -196,10 +198,10 @@ class NormBound(Reducer):
 
     .. math:: m_i ← m_i · \min(1, M / ‖m_i‖_2)
 
-    On the server, unlike :class:`fed.aggregators.transforms.Clip`, which an attacker would leave out.
+    The server does this, unlike :class:`fed.aggregators.transforms.Clip`, which an attacker would leave out.
 
     Args:
-        norm: M > 0.
+        norm: M > 0, the largest norm of a message.
     """
 
     norm: PositiveFloat = 1.0

@@ -6,7 +6,7 @@ arXiv 2302.01772; Blanchard et al., "Machine learning with adversaries: Byzantin
 2017 (Krum, Multi-Krum); El Mhamdi et al., "The hidden vulnerability of distributed learning in Byzantium", ICML 2018,
 arXiv 1802.07927 (Bulyan).
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from fed.aggregators.robust.centres import Outvoting, Point, ascending, by_columns
 from fed.aggregators.transforms import Messages, Reducer
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = [
     "Bucketing",
@@ -34,12 +34,13 @@ __all__ = [
 ]
 
 _COLUMNS = 2**12
-"""So many columns make a matrix product as fast as all do, and a copy of some dozen messages' stays in the cache."""
+"""Number of columns in one matrix product: as fast as with all of them, and a copy of some dozen rows stays in
+cache."""
 _COLUMNS_OF_PAIRS = 2**11
-"""So many columns of all messages stay in the cache while each pair is looked at."""
+"""Number of columns for which all pairs are subtracted at a time: those of all messages stay in the cache."""
 _SAMPLED_COLUMNS = 2**13
 _LOST = 1e-6
-"""Of squares, what a distance may be at least: of its 16 digits ten are left then."""
+"""Smallest squared distance that a difference of squares may give, as a share of them: ten of 16 digits are left."""
 
 
 class Gram(NamedTuple):
@@ -48,8 +49,8 @@ class Gram(NamedTuple):
     .. math:: G_{ij} = (m_i - c) · (m_j - c)
 
     Args:
-        products_SS: G.
-        centre: the row of c.
+        products_SS: G, the products of all pairs.
+        centre: row of c, the message that differences are taken from.
     """
 
     products_SS: Tensor
@@ -123,7 +124,7 @@ class Bucketing(Reducer):
 
     Args:
         size: s ≥ 1, messages of a bucket; 1 changes nothing but their order.
-        counts_clients: a bucket's weight is the sum of its messages' weights.
+        counts_clients: True if a bucket's weight is the sum of its messages' weights, not their mean.
     """
 
     size: PositiveInt = 2
@@ -154,7 +155,8 @@ class NearestNeighbourMixing(Outvoting):
     are counted as clients, and each message keeps its weight.
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for. With 0 every message becomes the mean of all.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 messages. With 0 every message
+            becomes the mean of all.
     """
 
     attackers: NonNegativeInt = 1
@@ -188,10 +190,10 @@ class GeometricMedian(Point):
     which gives distances all their digits.
 
     Args:
-        nu: ν > 0, the distance below which messages attract no more strongly.
-        iterations: the most steps.
-        tolerance: where they end, above 0.
-        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
+        nu: ν > 0, the distance below which a message attracts no more strongly.
+        iterations: largest number of steps, ≥ 1.
+        tolerance: norm of the gradient, > 0, at which the steps end.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 1 messages.
     """
 
     nu: PositiveFloat = 1e-6
@@ -215,11 +217,13 @@ class GeometricMedian(Point):
     def _mix(self, gram: Gram, shares_S: Tensor) -> tuple[Tensor, int]:
         """Each message's part in the point, and the number of steps that are left."""
         near = gram.products_SS.diagonal().isfinite().nonzero().squeeze(1)  # the others attract no more
-        products_NN, shares_N = gram.products_SS[near][:, near], shares_S[near]
+        products_NN = gram.products_SS[near][:, near]
+        shares_N = shares_S[near]
         squares_N = products_NN.diagonal()
         away_N = squares_N.sqrt()
         attraction_N = shares_N / (away_N + away_N.median()).clamp(min=self.nu)  # no message draws more than its share
-        mix_N, left = attraction_N / attraction_N.sum(), self.iterations
+        mix_N = attraction_N / attraction_N.sum()
+        left = self.iterations
         while left:
             left -= 1
             cross_N = products_NN @ mix_N
@@ -237,7 +241,7 @@ class _Selection(Outvoting):
     """Base of rules whose guarantee counts clients, each of them as one.
 
     Args:
-        attackers: f ≥ 0.
+        attackers: f ≥ 0, the number of attackers to expect.
     """
 
     beside: ClassVar[int] = 3
@@ -252,7 +256,8 @@ class _Selection(Outvoting):
         """
         messages_SM, weights_S = messages
         self.left(len(messages_SM))
-        lightest, heaviest = float(weights_S.min()), float(weights_S.max())
+        lightest = float(weights_S.min())
+        heaviest = float(weights_S.max())
         if lightest < heaviest:
             raise InvalidExperiment(
                 f"{type(self).__name__} counts clients and so must get equal weights, got some from {lightest:g} to "
@@ -273,7 +278,7 @@ class Krum(_Selection):
     .. math:: \arg\min_i \sum_{j ∈ N_i} ‖m_i - m_j‖^2
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 3 messages are asked for.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 3 messages.
     """
 
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:
@@ -286,8 +291,8 @@ class MultiKrum(_Selection):
     r"""The mean of the m messages with the best scores of :class:`Krum`.
 
     Args:
-        attackers: f ≥ 0; n ≥ 2f + 3 messages are asked for.
-        selected: m, from 1 to n − f − 2; n − f − 2 unless given.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 2f + 3 messages.
+        selected: m, the number of messages in the mean, from 1 to n − f − 2 (the default).
     """
 
     selected: PositiveInt | None = None
@@ -320,18 +325,20 @@ class Bulyan(_Selection):
     messages that Krum asks for, so that an attacker may be among the θ; the median holds against it.
 
     Args:
-        attackers: f ≥ 0; n ≥ 4f + 3 messages are asked for.
+        attackers: f ≥ 0, the number of attackers to expect. A round needs n ≥ 4f + 3 messages.
     """
 
     per_attacker: ClassVar[int] = 4
 
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:
         """The mean about the medians, of those chosen."""
-        rest, chosen = list(range(len(messages_SM))), list[int]()
+        rest = list(range(len(messages_SM)))
+        chosen: list[int] = []
         while len(chosen) < len(messages_SM) - 2 * self.attackers:
             best = _by_score(squares_SS[rest][:, rest], self.attackers)[0]
             chosen.append(rest.pop(best))
-        count, rows = len(messages_SM) - 4 * self.attackers, sorted(chosen)
+        count = len(messages_SM) - 4 * self.attackers
+        rows = sorted(chosen)
         return by_columns(lambda part_SJ: _about_the_median(part_SJ[rows], count), messages_SM).unsqueeze(0)
 
 

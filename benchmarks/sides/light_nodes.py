@@ -17,12 +17,12 @@ from fed.clients.node.edge_node import EdgeNode
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.identity.credentials import NodeCredentials
+from fed.protocol.limits import PROTOCOL
+from fed.protocol.protocol_pb2 import Answer, Assignment, Joining, Signature
 from fed.wire.dialling import DialPatience
 from fed.wire.format import TaskSpec
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import TensorSpec, read, written
-from fed.wire.protocol import PROTOCOL
-from fed.wire.protocol_pb2 import Answer, Assignment, Joining, Signature
 
 SAMPLES = 20
 SHRINKS = 0.999

@@ -1,6 +1,6 @@
 """Description of each client's samples: numbers, and a picture for the terminal.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.samples import ClientId, is_real
 from fed.reports.population import Partition
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -79,12 +79,12 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
     and add figures of all clients that are :func:`looked_at`.
 
     Args:
-        data: who holds what.
-        max_clients: rows, at least 1.
-        max_columns: columns of classes, at least 1.
+        data: clients with their samples.
+        max_clients: largest number of rows, at least 1.
+        max_columns: largest number of columns of classes, at least 1.
 
     Returns:
-        What rich prints, in 80 columns and without colours too.
+        The table and its lines for rich to print, legible in 80 columns and without colours.
     """
     from rich.console import Group
     from rich.table import Table

@@ -10,11 +10,11 @@ import numpy as np
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_pair, is_real
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["FederatedData"]
 
-_MOST_READ = 1000  # test sets on demand that become one
+_MOST_READ = 1000  # number of test sets on demand that become one
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class FederatedData:
             demand: its first client is read and checked now, every other when it is read.
         test: (inputs [m, ...], targets [m, ...]), m ≥ 1, on which the coordinator evaluates. None: the clients' own
             test sets together, where there are some; otherwise it evaluates nothing.
-        classes: how many classes there are; where it is None, one more than the largest integer label in memory.
-        names: what features and classes are called; nodes that join are held to them.
+        classes: number of classes; None: one more than the largest integer label in memory.
+        names: names of features and classes; nodes that join are held to them.
         client_tests: client id → its own test set, on which it evaluates where clients do; a client may lack one.
             Beside data on demand it may be on demand too. None: clients hold out a share of what they train on.
 
@@ -92,7 +92,7 @@ class FederatedData:
             client: one of ``clients``.
 
         Raises:
-            InvalidData: if it is not what a client may hold, or another number of samples than its size said.
+            InvalidData: if it is no valid pair, or has another number of samples than its size said.
         """
         pair = self.train[client]
         if self.is_on_demand:
@@ -106,7 +106,7 @@ class FederatedData:
             client: one of ``client_tests``.
 
         Raises:
-            InvalidData: if it is not what a test set may be.
+            InvalidData: if it is no valid pair.
         """
         assert self.client_tests is not None
         pair = self.client_tests[client]
@@ -115,7 +115,7 @@ class FederatedData:
         return pair
 
     def tests(self) -> Iterator[tuple[str, Pair]]:
-        """Test sets in memory, each with its name in a message."""
+        """Test sets in memory, each with its name in errors."""
         if self.test is not None:
             yield "the test set", self.test
         if isinstance(self.client_tests, dict):
@@ -132,7 +132,7 @@ class FederatedData:
         return replace(self, test=_joined(map(self.read_test, islice(self.client_tests, most))))
 
     def size_of(self, client: ClientId) -> int:
-        """Number of samples of a client; where the data on demand do not say it, the client is read for it."""
+        """Number of samples of a client; a client on demand is read for it where its size is not given."""
         if isinstance(self.train, dict):
             return len(self.train[client][1])
         said = self._said_size_of(client)
@@ -142,7 +142,7 @@ class FederatedData:
         """Number of classes of the labels; None where targets are no labels, that is, not integers.
 
         Raises:
-            InvalidData: if that is not known without reading every client.
+            InvalidData: if all clients would have to be read to count them.
         """
         if self.classes is not None:
             return self.classes
@@ -158,20 +158,20 @@ class FederatedData:
         return 1 + max(int(targets.long().max()) for _, targets in held)  # not all integers have a max
 
     def may_hold_negative_labels(self) -> bool:
-        """True if an integer target may be below 0, like those that a loss is told to ignore; on demand it may be."""
+        """True if an integer target may be below 0, such as a label that a loss ignores; on demand it may."""
         assert self._like is not None
         if is_real(self._like[1]) or self._are_labels:
             return False
         return self.is_on_demand or any(bool((targets.long() < 0).any()) for _, targets in self.train.values())
 
     def labelled(self, classes: int) -> "FederatedData":
-        """Same data with every target a class label: a negative number has no meaning of its own either.
+        """Same data with every target a class label, so that negative numbers are refused too.
 
         Args:
-            classes: how many there are, unless the data say so themselves.
+            classes: number of classes, unless the data say it themselves.
 
         Raises:
-            InvalidData: if a target in memory is none; of those on demand, when it is read.
+            InvalidData: if a target in memory is no such label. A client on demand is checked when it is read.
         """
         return replace(self, classes=classes if self.classes is None else self.classes, _are_labels=True)
 
@@ -179,19 +179,19 @@ class FederatedData:
         """All training data in one place: one client, named ``all``, holds every sample, and all clients' test sets."""
         tests = {"all": _joined(map(self.read_test, self.client_tests))} if self.client_tests else self.client_tests
         train = {"all": _joined(map(self.read, self.clients))}
-        return FederatedData(train, self.test, self.classes, self.names, tests)
+        return FederatedData(train, self.test, classes=self.classes, names=self.names, client_tests=tests)
 
     def only(self, client: ClientId, name: ClientId) -> "FederatedData":
         """One client's data, in memory, with its own test set where it has one; the common test set is left out.
 
         Args:
             client: one of ``clients``.
-            name: its id from now on.
+            name: id of the client from now on.
         """
         tests = self.client_tests
         if tests is not None:
             tests = {name: self.read_test(client)} if client in tests else {}
-        return FederatedData({name: self.read(client)}, None, None, self.names, tests)
+        return FederatedData({name: self.read(client)}, names=self.names, client_tests=tests)
 
     def _said_size_of(self, client: ClientId) -> int | None:
         return self.train.size_of(client) if isinstance(self.train, ClientsOnDemand) else None
@@ -202,16 +202,17 @@ class FederatedData:
                 f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
                 "number the clients, or name them"
             )
-        whose = f"client {client!r}"
-        check_pair(pair, whose)
+        owner = f"client {client!r}"
+        check_pair(pair, owner)
         if self._like is None:
             # copies, since views would keep the client's samples
             object.__setattr__(self, "_like", tuple(part[:0].clone() for part in pair))
-        self._check_like_the_first(pair, whose)
-        said, found = self._said_size_of(client), len(pair[1])
+        self._check_like_the_first(pair, owner)
+        said = self._said_size_of(client)
+        found = len(pair[1])
         if said not in (None, found):
             raise InvalidData(
-                f"size must be the number of samples that make returns, got {said} and {found} samples for {whose}: "
+                f"size must be the number of samples that make returns, got {said} and {found} samples for {owner}: "
                 "correct one of them"
             )
 
@@ -222,7 +223,7 @@ class FederatedData:
                 f"{type(tests).__name__}: name the clients as in train"
             )
         if not self.is_on_demand and not isinstance(tests, dict):
-            tests = dict(tests)  # as data in memory are, so that labels can be counted
+            tests = dict(tests)  # a dict, as the data themselves are, so that labels can be counted
             object.__setattr__(self, "client_tests", tests)
         ids = list(tests) if isinstance(tests, dict) else list(islice(tests, 1))
         for client in ids:
@@ -233,14 +234,14 @@ class FederatedData:
                 )
             self._check_test(tests[client], _test_set_of(client))
 
-    def _check_test(self, pair: Pair, whose: str) -> None:
-        check_pair(pair, whose)
-        self._check_like_the_first(pair, whose)
+    def _check_test(self, pair: Pair, owner: str) -> None:
+        check_pair(pair, owner)
+        self._check_like_the_first(pair, owner)
 
-    def _check_like_the_first(self, pair: Pair, whose: str) -> None:
+    def _check_like_the_first(self, pair: Pair, owner: str) -> None:
         assert self._like is not None
-        check_alike(pair, whose, self._like, f"client {self.clients[0]!r}")
-        check_classes(pair[1], whose, self.classes, are_labels=self._are_labels)
+        check_alike(pair, owner, model=self._like, others=f"client {self.clients[0]!r}")
+        check_classes(pair[1], owner, self.classes, are_labels=self._are_labels)
 
 
 def _joined(pairs: Iterable[Pair]) -> Pair:

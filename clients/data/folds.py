@@ -1,6 +1,6 @@
 """Folds of a cross-validation: each client's samples in K parts, one of which is held out to test on.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Pair
 from fed.config.registry import FoldSection
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["fold_of", "holding_out"]
 
@@ -26,8 +26,8 @@ def fold_of(samples: int, folds: int, generator: np.random.Generator) -> NDArray
     together are of about one size.
 
     Args:
-        samples: how many there are, at least 1.
-        folds: K.
+        samples: number of the client's samples, at least 1.
+        folds: K, the number of folds, at least 2.
         generator: the client's stream.
 
     Example:
@@ -47,9 +47,9 @@ def holding_out(data: FederatedData, fold: FoldSection, streams: Streams) -> Fed
     one with a single sample trains on it in every fold, and is not tested.
 
     Args:
-        data: in memory, or on demand: then every client is asked for its size, and parted whenever it is read.
-        fold: which one, of how many.
-        streams: of the data; each client's folds have one of their own, which is the same for every fold.
+        data: data in memory, or on demand: then every client is asked for its size, and parted whenever it is read.
+        fold: number of the fold to hold out, and number of folds.
+        streams: random streams of the data; each client has one for its folds, the same whichever fold is held out.
 
     Raises:
         InvalidData: if no client holds anything out.
@@ -68,12 +68,13 @@ def holding_out(data: FederatedData, fold: FoldSection, streams: Streams) -> Fed
         return replace(data, train=train, test=None, client_tests=ByClient(tested, parted.held_out))
     held = {client: parted.kept(client) for client in data.clients}
     tests = {client: parted.held_out(client) for client in tested}
+    # held-out samples may have the largest label
     return replace(data, train=held, test=None, classes=data.number_of_classes(), client_tests=tests)
 
 
 @dataclass(frozen=True)
 class _Parted:
-    """Clients in two parts: what they train on, and their samples of one fold."""
+    """Clients in two parts: their samples of one fold, and the others, on which they train."""
 
     data: FederatedData
     fold: FoldSection
@@ -96,6 +97,6 @@ class _Parted:
 
     def _is_held_out(self, client: ClientId, samples: int) -> NDArray[np.bool_]:
         if samples == 1:
-            return np.zeros(1, dtype=bool)
+            return np.zeros(1, dtype=bool)  # the client trains on its only sample in every fold
         fold_E = fold_of(samples, self.fold.of, self.streams.generator("folds", client))
         return np.asarray(fold_E == self.fold.number)

@@ -1,6 +1,6 @@
 """Held-out samples: of all clients as one test set, or each client's own for itself.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
 from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "parted", "share"]
 
@@ -26,8 +26,8 @@ def share(samples: int, fraction: float) -> int:
     """Number of held-out samples: the nearest whole number, but never all of them.
 
     Args:
-        samples: how many there are, at least 1.
-        fraction: in [0, 1).
+        samples: number of samples, at least 1.
+        fraction: share of them to hold out, in [0, 1).
 
     Example:
         >>> share(10, 0.25), share(2, 0.9), share(1, 0.9)
@@ -42,8 +42,8 @@ def parted(
     """Hold out a share of samples by a plain permutation, which knows neither labels nor the partition.
 
     Args:
-        indices_E: of the samples, at least one.
-        fraction: of them to hold out, in [0, 1).
+        indices_E: indices of the samples, at least one.
+        fraction: share of them to hold out, in [0, 1).
         generator: the stream to draw from.
 
     Returns:
@@ -66,11 +66,11 @@ def of_each(
 
     Args:
         holdings: client → indices of its samples.
-        fraction: of them to hold out, in [0, 1).
+        fraction: share of them to hold out, in [0, 1).
         streams: the experiment's random streams.
 
     Returns:
-        What each client keeps, and the indices of all samples held out, client by client.
+        Client → indices of the samples that it keeps; and the indices of all samples held out, client by client.
     """
     kept: dict[ClientId, NDArray[np.int64]] = {}
     test = []
@@ -81,12 +81,13 @@ def of_each(
 
 
 def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams | None = None) -> FederatedData:
-    """Do as :func:`of_each`, to a client whenever it is read; the test set is what the first 1,000 clients hold out.
+    """Hold out as :func:`of_each`, whenever a client is read; the test set is of the first 1,000 clients.
 
     Args:
-        data: on demand, without a test set.
-        fraction: of each client's samples to hold out, in [0, 1).
-        streams: the experiment's random streams; None: hold out the last samples, where their order means nothing.
+        data: data on demand, without a test set.
+        fraction: share of each client's samples to hold out, in [0, 1).
+        streams: the experiment's random streams; None: the last samples are held out, for data whose order means
+            nothing.
     """
     cut = _Cut(data, fraction, streams)
     inputs, targets = map(torch.cat, zip(*map(cut.held_out, data.clients[:_TESTED]), strict=True))
@@ -100,12 +101,12 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     of clients' own, those are what clients hold out, and nothing is drawn.
 
     Args:
-        data: in memory, or on demand: then a client is parted whenever it is read.
-        fraction: of each client's samples to hold out, in (0, 1).
+        data: data in memory, or on demand: then a client is parted whenever it is read.
+        fraction: share of each client's samples to hold out, in (0, 1).
         streams: the experiment's random streams.
 
     Returns:
-        The data to train on, and client → what it holds out. A client that holds nothing out is missing there; on
+        The data to train on, and client → its held-out samples. A client that holds nothing out is missing there; on
         demand, where this is not known before it is read, its pair is empty.
 
     Raises:
@@ -122,7 +123,7 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     if not held_out:
         raise no_held_out_samples(len(parts))
     train = {client: pair for client, (pair, _) in parts.items()}
-    # what is held out may have the largest label
+    # held-out samples may have the largest label
     return replace(data, train=train, classes=data.number_of_classes()), held_out
 
 
@@ -136,7 +137,7 @@ def no_held_out_samples(clients: int) -> InvalidData:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Clients in two parts: what they train on, and what they hold out."""
+    """Clients in two parts: the samples that they train on, and those that they hold out."""
 
     data: FederatedData
     fraction: float

@@ -1,6 +1,6 @@
 """Holdings: each client's samples, made from the holder of each sample, and replicated where clients overlap.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterable
@@ -45,7 +45,7 @@ def largest(holdings: Holdings, clients: int | None) -> Holdings:
 
     Args:
         holdings: client → indices of its samples.
-        clients: how many to keep.
+        clients: number of clients to keep, ≥ 1; None: all.
 
     Raises:
         InvalidData: if there are fewer.
@@ -67,7 +67,7 @@ def replicated(holdings: Holdings, overlap: float, generator: np.random.Generato
 
     Args:
         holdings: every sample once.
-        overlap: how many clients more than one hold a sample, on average: the number of copies, rounded, over that of
+        overlap: mean number of further clients that hold a sample, ≥ 0: the number of copies, rounded, over that of
             samples.
         generator: the stream that chooses them, each set of other clients with the same probability.
 
@@ -91,10 +91,11 @@ def replicated(holdings: Holdings, overlap: float, generator: np.random.Generato
     once_more = round((overlap - int(overlap)) * len(sample_E))
     copies_E[generator.permutation(len(sample_E))[:once_more]] += 1
     others = _other_holders(holder_E, copies_E, len(clients), generator)
-    return {
-        client: np.sort(np.concatenate([holdings[client], *(sample_E[other_E == number] for other_E in others)]))
-        for number, client in enumerate(clients)
-    }
+    with_copies: Holdings = {}
+    for number, client in enumerate(clients):
+        copies = [sample_E[other_E == number] for other_E in others]
+        with_copies[client] = np.sort(np.concatenate([holdings[client], *copies]))
+    return with_copies
 
 
 def _other_holders(

@@ -1,6 +1,6 @@
 """Load data by client from a section of an experiment: make the source, hold out a test set, deal.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import inspect
@@ -16,8 +16,8 @@ from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Pair, Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
 from fed.errors import InvalidData
-from fed.randomness import Streams, seeded_torch
-from fed.tensors import torch
+from fed.vectors.randomness import Streams, seeded_torch
+from fed.vectors.tensors import torch
 
 __all__ = ["load"]
 
@@ -50,7 +50,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     """
     if section.fold is not None:
         return holding_out(load(section.model_copy(update={"fold": None}), streams), section.fold, streams)
-    with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # for a user's own source
+    with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # a user's own source may draw
         source = section.make(streams=streams)
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
         if source.test is not None or source.client_tests is not None or section.test_fraction == 0:
@@ -59,6 +59,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
     samples = _samples(source, section.kind)
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
+    # a partition that takes no number of clients finds the clients in the samples
     takes_clients = "clients" in inspect.signature(partition.target).parameters
     deal = _deal_to_numbers if takes_clients else _deal_to_names
     dealt = deal(samples, section, partition, streams)
@@ -66,8 +67,9 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     if partition.overlap:
         holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
     test = samples.test or (_pair(samples, dealt.test) if len(dealt.test) else None)
-    train, tests = ({client: _pair(samples, held) for client, held in part.items()} for part in (holdings, dealt.tests))
-    return FederatedData(train, test, samples.classes, samples.names, tests or None)
+    train = {client: _pair(samples, held) for client, held in holdings.items()}
+    tests = {client: _pair(samples, held) for client, held in dealt.tests.items()}
+    return FederatedData(train, test, classes=samples.classes, names=samples.names, client_tests=tests or None)
 
 
 class _Dealt(NamedTuple):
@@ -96,7 +98,7 @@ def _deal_to_numbers(samples: Samples, section: DataSection, partition: Partitio
 
 
 def _deal_to_names(samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams) -> _Dealt:
-    """Let clients have what is theirs, then hold out of each, unless samples are marked for testing."""
+    """Give clients their own samples, then hold out of each, unless samples are marked for testing."""
     holders_E = partition.make(samples=samples, generator=streams.generator("partition"))
     train, marked = _to_train_and_test(samples)
     holders_E = _checked(holders_E, len(samples), partition)
@@ -165,12 +167,17 @@ def _samples(source: object, kind: str) -> Samples:
         pairs = [*map(source.read, source.clients), *map(source.read_test, tests)]
         inputs, targets = zip(*pairs, strict=True)
         lengths = list(map(len, targets))
-        # as objects: of numbers and names NumPy would make texts
+        # objects: NumPy would turn a mixture of numbers and names into texts
         holders = np.repeat(np.array([*source.clients, *tests], dtype=object), lengths)
         is_test = np.arange(len(lengths)).repeat(lengths) >= len(source.clients) if tests else None
-        columns = {"client": holders}
         return Samples(
-            torch.cat(inputs), torch.cat(targets), source.test, columns, source.classes, source.names, is_test
+            inputs=torch.cat(inputs),
+            targets=torch.cat(targets),
+            test=source.test,
+            columns={"client": holders},
+            classes=source.classes,
+            names=source.names,
+            is_test=is_test,
         )
     if isinstance(source, tuple | list) and len(source) == 2:
         inputs, targets = source

@@ -16,18 +16,18 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True, eq=False)
 class ByClient(Mapping[Any, _Made]):
-    """A mapping that keeps nothing: it makes what belongs to a client whenever it is asked.
+    """A mapping that keeps nothing: it makes a client's value whenever it is asked.
 
     Args:
         clients: the ids, in order.
-        make: client id → what belongs to it.
+        make: client id → its value.
     """
 
     clients: Sequence[ClientId]
-    make: Callable[[Any], _Made]  # what it is called with is a ClientId: a function of int | str would be asked for
+    make: Callable[[Any], _Made]  # Any, for a Callable[[ClientId], …] would refuse functions of int alone
 
     def __getitem__(self, client: ClientId) -> _Made:
-        """Make what belongs to a client."""
+        """Make a client's value."""
         return self.make(client)
 
     def __iter__(self) -> Iterator[ClientId]:
@@ -49,7 +49,7 @@ class ClientsOnDemand(ByClient[Pair]):
     Args:
         clients: the ids, in order and each once. A ``range`` takes no memory, however long.
         make: client id → (inputs [n, ...], targets [n, ...]), the same whenever it is asked.
-        size: client id → n, where that is known without making the data; otherwise who asks for n has them made.
+        size: client id → n, where that is known without making the data; None: the data are made to count them.
 
     Raises:
         InvalidData: if ``clients`` is no sequence or names one twice, or ``make`` cannot be called.

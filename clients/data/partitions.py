@@ -4,7 +4,7 @@ A partition is a function of ``samples``, ``clients`` (how many) and ``generator
 takes what it needs; its other parameters are the keys of its section. It returns an array [E]: the holder of each
 sample, a number in 0 … clients − 1. One that does not take ``clients`` finds them in the samples and returns names.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from fed.clients.data.samples import Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards", "similarity"]
 
@@ -29,7 +29,7 @@ def iid(samples: Samples, clients: int, generator: np.random.Generator) -> NDArr
     """Deal as many samples to every client, give or take one, drawn at random.
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: the number of clients.
         generator: the stream to draw from.
     """
@@ -40,10 +40,10 @@ def by_range(samples: Samples, clients: int, by: str = "index") -> NDArray[np.in
     """Sort samples, then cut them into ranges of equal size, give or take one: the first to client 0, and so on.
 
     Args:
-        samples: what is dealt.
-        clients: how many ranges.
-        by: what to sort by, ties in their order: a column; ``index``, the order of the source; ``label``; ``mean``,
-            that of a sample's inputs.
+        samples: samples to deal.
+        clients: number of ranges, one for each client.
+        by: key to sort by, ties in their order: a column; ``index``, the order of the source; ``label``; ``mean``, the
+            mean of a sample's inputs.
 
     Raises:
         InvalidData: if there is no such column.
@@ -56,9 +56,9 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     """Deal a sample by the hash of a key, the same in every run: BLAKE2b of the key, modulo the number of clients.
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: the modulus.
-        by: the key: a column, so that equal values stay together; ``content``, the sample itself; ``index``;
+        by: key to hash: a column, so that equal values stay together; ``content``, the sample itself; ``index``;
             ``label``; ``mean``.
 
     Raises:
@@ -79,9 +79,9 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
     Of any first m samples by rank, two clients hold numbers that differ by one at most.
 
     Args:
-        samples: what is dealt.
-        clients: how many hands.
-        by: the score: a column of numbers; ``mean``, that of a sample's inputs; ``label``; ``index``.
+        samples: samples to deal.
+        clients: number of hands, one for each client.
+        by: score to sort by: a column of numbers; ``mean``, the mean of a sample's inputs; ``label``; ``index``.
 
     Raises:
         InvalidData: if there is no such column, or it holds anything but numbers.
@@ -95,6 +95,7 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
         ) from None
     order = np.argsort(-scores_E, kind="stable")
     turn_E, seat_E = np.divmod(np.arange(len(samples)), clients)
+    # every second turn goes back, so that the first client does not always choose first
     return _dealt(order, np.where(turn_E % 2 == 0, seat_E, clients - 1 - seat_E))
 
 
@@ -131,11 +132,12 @@ def dirichlet(
     Drawn again, from the same stream, until every client has ``min_samples``.
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
-        alpha: α > 0. Small: a client holds few classes, and clients differ in size; large: all hold the same.
-        min_samples: the fewest samples that a client may have.
+        alpha: α > 0, the evenness of the proportions. Small: a client holds few classes, and clients differ in size;
+            large: all hold the same.
+        min_samples: smallest number of samples of a client.
 
     Raises:
         InvalidData: if targets are not one integer label a sample, or 1,000 draws leave some client too few samples.
@@ -167,10 +169,10 @@ def shards(
     client one more.)
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
-        classes_per_client: how many classes a client sees, at most C and at least C/K.
+        classes_per_client: number of classes that a client sees, from C/K to C.
 
     Raises:
         InvalidData: if targets are not one integer label a sample, or the classes cannot be cut into enough shards.
@@ -180,7 +182,7 @@ def shards(
     holders_E = np.empty_like(classes_E)
     left_K = np.full(clients, classes_per_client)
     for label in generator.permutation(len(sizes_C)):
-        # To those that still lack the most classes, ties at random: so the last classes find enough clients.
+        # Clients that still lack the most classes come first, ties at random: so the last classes find enough clients.
         takers = np.lexsort((generator.random(clients), -left_K))[: shards_C[label]]
         left_K[takers] -= 1
         members = generator.permutation(np.flatnonzero(classes_E == label))
@@ -191,6 +193,7 @@ def shards(
 def _shards(sizes_C: NDArray[np.int64], clients: int, classes_per_client: int) -> NDArray[np.int64]:
     """Number of shards of each class: one each, then one more where shards are the largest, until all are given."""
     total = clients * classes_per_client
+    # a shard has a sample at least, and a client no two shards of one class
     most_C = np.minimum(sizes_C, clients)
     if not len(sizes_C) <= total <= most_C.sum() or classes_per_client > len(sizes_C):
         raise InvalidData(
@@ -216,10 +219,11 @@ def similarity(
     2019, 1909.06335: "s % similarity".)
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
-        percent: s in [0, 100]. 100: independent and identically distributed; 0: a client holds few labels.
+        percent: s in [0, 100], the share that is dealt at random. 100: independent and identically distributed; 0: a
+            client holds few labels.
 
     Raises:
         InvalidData: if targets are not one integer label a sample.
@@ -245,11 +249,11 @@ def quantity(
         q \sim \mathrm{Dirichlet}(\alpha 1_K), \qquad n_k \approx n_{\min} + q_k (E - K n_{\min})
 
     Args:
-        samples: what is dealt.
+        samples: samples to deal.
         clients: K.
         generator: the stream to draw from.
-        alpha: α > 0. Small: few clients hold most samples; large: all hold as many.
-        min_samples: the fewest samples that a client has.
+        alpha: α > 0, the evenness of the sizes. Small: few clients hold most samples; large: all hold as many.
+        min_samples: smallest number of samples of a client.
 
     Raises:
         InvalidData: if there are fewer samples.
@@ -291,8 +295,8 @@ def _labels(samples: Samples, partition: str) -> NDArray[np.int64]:
     """Label of each sample.
 
     Args:
-        samples: whose labels.
-        partition: the kind that asks, for the message.
+        samples: samples with the labels.
+        partition: kind of partition, named in the error.
 
     Raises:
         InvalidData: if targets are not one integer a sample.
@@ -307,12 +311,12 @@ def _labels(samples: Samples, partition: str) -> NDArray[np.int64]:
 
 
 def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
-    """Value of each sample: a column; or ``index``, its place; ``label``; ``mean``, that of its inputs.
+    """Value of each sample: a column; or ``index``, its place; ``label``; ``mean``, the mean of its inputs.
 
     Args:
-        samples: whose values.
-        by: the name.
-        partition: the kind that asks, for the message.
+        samples: samples with the values.
+        by: name of the column, or one of the words above.
+        partition: kind of partition, named in the error.
 
     Raises:
         InvalidData: if there is no such column.

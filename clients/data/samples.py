@@ -1,6 +1,6 @@
 """Samples: those of a source before they are dealt out, and one client's pair (inputs, targets) with its checks.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.errors import InvalidData
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "ClientId",
@@ -30,11 +30,11 @@ Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Names(NamedTuple):
-    """Names that a source gives to what samples hold, so that those of several places can be compared.
+    """Names that a source gives to features and classes, by which data of several places can be compared.
 
     Args:
-        columns: of the features in their order, then of the targets in theirs; none where inputs are no table.
-        labels: of the classes in their order; none where classes are mere numbers.
+        columns: names of the features in their order, then of the targets in theirs; empty where inputs are no table.
+        labels: names of the classes in their order; empty where classes are mere numbers.
     """
 
     columns: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of a source, E of them, not yet dealt to clients; the source of a user's own may return one of these.
+    """Samples of a source, E of them, not yet dealt to clients; a user's own source may return this.
 
     Args:
         inputs: [E, ...], of any floating type, or integers such as characters.
@@ -51,8 +51,8 @@ class Samples:
         test: a test set of the source's own; without one a share of the samples is held out.
         columns: further values of each sample, [E] each, by name. ``client`` names its holder, for the partition
             ``natural``; ``file`` the file it came from, for ``file``; any other serves ``hash`` and ``rank``.
-        classes: how many classes there are, where the labels seen may not show it.
-        names: what features and classes are called.
+        classes: number of classes, where the labels at hand may not show it.
+        names: names of features and classes.
         is_test: [E], bool, true for samples that nobody trains on. They are the test set, unless ``test`` is given, and
             where the partition names clients also their holders' own test sets. None: every sample may be trained on.
 
@@ -107,49 +107,49 @@ def dense(pair: Pair) -> Pair:
     return inputs_E.contiguous(), targets_E.contiguous()
 
 
-def check_pair(pair: object, whose: str) -> None:
+def check_pair(pair: object, owner: str) -> None:
     """Check that a pair has as many inputs as targets, at least one, all of them finite.
 
     Args:
-        pair: what a client holds.
-        whose: it is, for the message.
+        pair: samples of a client, or of a test set.
+        owner: name of the holder in errors, such as "client 3".
 
     Raises:
         InvalidData: if it is something else.
     """
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
-        raise InvalidData(f"{whose} must hold a pair of tensors (inputs, targets), got {got}: give one of each")
+        raise InvalidData(f"{owner} must hold a pair of tensors (inputs, targets), got {got}: give one of each")
     if not all(isinstance(part, Tensor) for part in pair):
         remedy = "torch.from_numpy" if any(isinstance(part, np.ndarray) for part in pair) else "torch.tensor"
         got = " and ".join(type(part).__name__ for part in pair)
         raise InvalidData(
-            f"{whose} must hold a pair of tensors (inputs, targets), got {got}: make tensors of them with {remedy}"
+            f"{owner} must hold a pair of tensors (inputs, targets), got {got}: make tensors of them with {remedy}"
         )
     inputs, targets = pair
     if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
         raise InvalidData(
-            f"{whose} must have as many targets as inputs, got shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
+            f"{owner} must have as many targets as inputs, got shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
         )
     if len(inputs) == 0:
-        raise InvalidData(f"{whose} must hold at least one sample, got none: remove it, or give it data")
+        raise InvalidData(f"{owner} must hold at least one sample, got none: remove it, or give it data")
     for name, tensor in (("inputs", inputs), ("targets", targets)):
         if is_real(tensor) and not _all_finite(tensor):
             place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
             value = tensor[place].item()
             raise InvalidData(
-                f"{name} of {whose} must be finite, got {value} at index {place}: clean or drop that sample"
+                f"{name} of {owner} must be finite, got {value} at index {place}: clean or drop that sample"
             )
 
 
-def check_alike(pair: Pair, whose: str, model: Pair, others: str) -> None:
+def check_alike(pair: Pair, owner: str, model: Pair, others: str) -> None:
     """Check a pair against the types and shapes of another's samples.
 
     Args:
-        pair: what a client holds.
-        whose: it is, for the message.
-        model: the other, of any number of samples.
-        others: whose that is.
+        pair: samples of a client, or of a test set.
+        owner: name of the holder in errors, such as "client 3".
+        model: the other pair, of any number of samples.
+        others: name of the other pair's holder in errors.
 
     Raises:
         InvalidData: if they differ.
@@ -157,35 +157,36 @@ def check_alike(pair: Pair, whose: str, model: Pair, others: str) -> None:
     for name, tensor, expected in zip(("inputs", "targets"), pair, model, strict=True):
         if tensor.dtype != expected.dtype or tensor.shape[1:] != expected.shape[1:]:
             raise InvalidData(
-                f"{name} of {whose} must be like those of {others}, {expected.dtype} of shape "
+                f"{name} of {owner} must be like those of {others}, {expected.dtype} of shape "
                 f"{tuple(expected.shape[1:])} a sample, got {tensor.dtype} of shape {tuple(tensor.shape[1:])}"
             )
 
 
-def check_classes(targets: Tensor, whose: str, classes: int | None, why: str = "", *, are_labels: bool = False) -> None:
+def check_classes(targets: Tensor, owner: str, classes: int | None, why: str = "", *, are_labels: bool = False) -> None:
     """Check integer targets against the number of classes, where it is known.
 
     Args:
         targets: [E, ...].
-        whose: they are, for the message.
-        classes: how many classes there are.
-        why: there are as many, for the message; unless given, the data say so.
-        are_labels: whether a negative number is wrong too; it may be a loss's own, such as one that it ignores.
+        owner: name of the holder in errors, such as "client 3".
+        classes: number of classes; None: not known, and nothing is checked.
+        why: reason for that number in errors; empty: the data's own ``classes``.
+        are_labels: True if negative numbers are wrong too. Otherwise a loss may give them a meaning, such as "ignore".
 
     Raises:
-        InvalidData: if a label is none of a class.
+        InvalidData: if a label is not in 0 … classes − 1.
     """
     if classes is None or is_real(targets):
         return
     labels = targets.long()  # not all integers have a max
-    lowest, largest = int(labels.min()), int(labels.max())
+    lowest = int(labels.min())
+    largest = int(labels.max())
     if largest >= classes or (are_labels and lowest < 0):
         raise InvalidData(
-            f"targets of {whose} must be in 0 … {classes - 1}, {why or f'as classes={classes} says'}, got "
+            f"targets of {owner} must be in 0 … {classes - 1}, {why or f'as classes={classes} says'}, got "
             f"{largest if largest >= classes else lowest}: number the classes from 0, or raise their number"
         )
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    # A sum is finite only if its terms are, which settles nearly all cases in one pass; finite terms may overflow.
+    # A finite sum proves every term finite, which settles nearly all cases in one pass; an infinite one proves nothing.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -1,10 +1,9 @@
-"""An edge node: dials the coordinator, keeps a stream open, trains what it is asked, and comes back after failures."""
+"""An edge node: dials the coordinator, keeps a stream open, trains when it is asked, and comes back after failures."""
 
 import logging
 import queue
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,23 +19,24 @@ from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST, Hidden
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import MOST_CLASSES, name_of
+from fed.protocol.protocol_pb2_grpc import CoordinationStub
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.reasons import ClientRefusal, Reason, reason_of
-from fed.tensors import torch
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import torch
 from fed.wire.dialling import Dialler, Outbox
 from fed.wire.messages import one_line
 from fed.wire.payloads import written
-from fed.wire.protocol import MOST_CLASSES, name_of
-from fed.wire.protocol_pb2_grpc import CoordinationStub
 from fed.wire.transfers import Transfers
 
 __all__ = ["EdgeNode"]
 
 _log = logging.getLogger(__name__)
 _FAREWELL_S = 2.0
-_MOST_WAITING = 100  # things that a server asks for before they are done
-_SHORTEST_S, _LONGEST_S = 0.01, 3600.0
+_MOST_WAITING = 100  # requests of a server that are not done yet
+_SHORTEST_S = 0.01  # between heartbeats
+_LONGEST_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Held:
         assignment: the task, as the server told it.
         own_sha256: digest of the run, the plan and all that the task carries, under which its message is kept.
         path: the file of its tensors.
-        due_s: time by which the answer must be there, by :func:`time.monotonic`.
+        due_s: time by which the answer must be there, by the node's clock.
     """
 
     assignment: pb.Assignment
@@ -73,13 +73,13 @@ class EdgeNode(Dialler):
     """One node of a deployment.
 
     Args:
-        name: in the certificate, or where there is none what it is to be called.
-        client: the id that it stands for.
-        training: its training process.
-        folder: for files on their way.
-        allowed: ``python:`` names that it accepts.
+        name: name in the node's certificate; without a certificate, the name under which it joins.
+        client: id of the client that the node stands for.
+        training: training process of the node.
+        folder: folder of files in transfer.
+        allowed: ``python:`` names that the node accepts.
         tasks_done: number of tasks whose answers the server has accepted.
-        secure: its sessions, where it takes part under secure aggregation alone.
+        secure: sessions of a node that takes part under secure aggregation alone; None for any other.
     """
 
     name: str
@@ -97,19 +97,19 @@ class EdgeNode(Dialler):
         self._for_sessions: queue.Queue[_SaidInSession] = queue.Queue()
         self._is_prepared = threading.Event()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
-        self._transfers = Transfers(self.patience, self.connected)
+        self._transfers = Transfers(self.patience, self.connected, self.clock)
         self._outbox: Outbox = queue.Queue()
         self._lock = threading.Lock()
-        self._delivery_s: float | None = None  # that the last one took
+        self._delivery_s: float | None = None  # duration of the last delivery
         self._says_it_waits = True
         self._described = pb.Joining()  # until run() has asked
         self._plan: pb.Plan | None = None
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
-        """Work until the server says farewell for good; returns its reason.
+        """Work until the server says farewell for good; returns the server's reason.
 
         Args:
-            stopped: ends it from another thread.
+            stopped: event by which another thread ends the run.
 
         Raises:
             InvalidInput: if the node's data cannot be used, it does not accept what it is to run, or goes without
@@ -132,35 +132,35 @@ class EdgeNode(Dialler):
         return farewell
 
     def clear_folder(self) -> None:
-        """Remove files that were on their way when this process, or an earlier one that was killed, came to its end."""
+        """Remove files whose transfer was cut off at the end of this process, or of an earlier one that was killed."""
         with os_errors_as(InvalidInput, f"{self.folder} cannot be written to", "give another --state"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in self.folder.iterdir():
                 left.unlink()
 
     def open(self, channel: grpc.Channel, said: Iterator[pb.FromNode]) -> Any:
-        """Attend, over this connection."""
+        """Open the stream ``Attend`` on a connection."""
         self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
         return stub.Attend(said)
 
     def greet(self, outbox: Outbox) -> None:
-        """Join, with the tasks that are held."""
+        """Join the run, and name the tasks that are held."""
         self._says_it_waits = True
         with self._lock:
             held = [item.assignment.task for item in self._held.values()]
             greeting = pb.FromNode(joining=pb.Joining(name=self.name, held=held))
             greeting.joining.MergeFrom(self._described)
             outbox.put(self._disclosed(greeting))
-            # under one lock with the list: what ends between them would be told on the old connection
+            # under one lock with the list: a task that ended in between would be told on the old connection
             self._outbox = outbox
 
     def heartbeat(self) -> pb.FromNode:
-        """The tasks that are held."""
+        """A heartbeat with the tasks that are held."""
         with self._lock:
             return pb.FromNode(heartbeat=pb.Heartbeat(held=[item.assignment.task for item in self._held.values()]))
 
     def take(self, message: pb.ToNode) -> None:
-        """Do what a message of the server asks for."""
+        """Do the work that a message of the server asks for."""
         if self._work.qsize() >= _MOST_WAITING:
             self._end_flood()
         elif message.HasField("heartbeat"):
@@ -176,11 +176,13 @@ class EdgeNode(Dialler):
                 self._held.pop(name_of(message.withdrawal.task), None)
             self._hear_in_session(message.withdrawal)
         elif message.HasField("session"):
-            if self._for_sessions.qsize() < _MOST_WAITING:  # a server says again what is not answered
+            if self._for_sessions.qsize() < _MOST_WAITING:  # a server repeats messages that are not answered
                 self._hear_in_session(message.session)
         elif message.HasField("examination"):
-            asked = message.examination, self._outbox
-            self._work.put((partial(self._score, *asked), partial(self._say_unscored, *asked)))
+            outbox = self._outbox
+            score = partial(self._score, message.examination, outbox)
+            say_unscored = partial(self._say_unscored, message.examination, outbox)
+            self._work.put((score, say_unscored))
         elif message.HasField("farewell"):
             reason = one_line(message.farewell.reason)
             if message.farewell.is_final:
@@ -225,7 +227,8 @@ class EdgeNode(Dialler):
             self._hear_in_session(assignment)
 
     def _prepare(self, plan: pb.Plan) -> None:
-        said, own = plan.signature, self._described.signature
+        said = plan.signature
+        own = self._described.signature
         if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
             own.classes <= said.classes <= MOST_CLASSES
         ):
@@ -241,22 +244,24 @@ class EdgeNode(Dialler):
         self._is_prepared.set()
 
     def _accept(self, assignment: pb.Assignment) -> None:
-        """Hold a task; one told again is kept if all that it carries and its attempt are the same, else replaced."""
+        """Hold a task. One that is told again is kept if its content and its attempt are the same, else replaced."""
         name = name_of(assignment.task)
         own_sha256 = digests_of(self._plan or pb.Plan(), assignment).own
-        due_s = time.monotonic() + assignment.deadline_s  # counted from now, since the clocks of two machines differ
+        # counted from now, since the clocks of two machines differ
+        due_s = self.clock.monotonic_s() + assignment.deadline_s
         with self._lock:
             before = self._held.get(name)
             # a delivery of the last attempt ends: its masked message must not count in this one
             if before is None or (before.own_sha256, before.assignment.attempt) != (own_sha256, assignment.attempt):
                 path = self.folder / f"{self._mark}-{own_sha256.hex()[:32]}"
-                held = self._held[name] = _Held(assignment, own_sha256, path, due_s)
+                held = _Held(assignment, own_sha256, path=path, due_s=due_s)
+                self._held[name] = held
                 self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
         self._say(pb.FromNode(accepted=assignment.task))
         self._hear_in_session(assignment)
 
     def _hear_in_session(self, said: _SaidInSession) -> None:
-        """Have the thread of sessions take what the server says, if there are some."""
+        """Hand a message of the server to the thread of sessions, if there is one."""
         if self.secure is None:
             return
         if self._for_sessions.qsize() >= 2 * _MOST_WAITING:
@@ -271,7 +276,7 @@ class EdgeNode(Dialler):
         )
 
     def _converse(self, secure: SecureNode) -> None:
-        """Answer what the server says in sessions, one message after another, while the node trains."""
+        """Answer the server's messages in sessions, one after another, while the node trains."""
         while not self._transfers.over.is_set():
             message = self._for_sessions.get()
             self._is_prepared.wait()
@@ -285,7 +290,7 @@ class EdgeNode(Dialler):
                 self._say_in_session(secure.failed("the node has an error of its own"))
 
     def _renew(self, plan: pb.Plan, secure: SecureNode) -> None:
-        """Take newer identities, or end the node: its training process is prepared for all else of the plan."""
+        """Take newer identities, or end the node; the training process is already prepared for the rest of the plan."""
         try:
             secure.renew(plan)
         except FedError as error:
@@ -296,7 +301,7 @@ class EdgeNode(Dialler):
             self._say(pb.FromNode(session=message))
 
     def _say(self, message: pb.FromNode, outbox: Outbox | None = None) -> None:
-        """Send the server a message, on the open connection, or on that of an outbox."""
+        """Send the server a message, on the open connection, or on the connection of an outbox."""
         (outbox or self._outbox).put(self._disclosed(message))
 
     def _disclosed(self, message: _Leaving) -> _Leaving:
@@ -304,7 +309,7 @@ class EdgeNode(Dialler):
         return message if self.secure is None else disclosed(message)
 
     def _work_on(self) -> None:
-        """Do what the server asks for, one thing after another."""
+        """Do the server's requests, one after another."""
         while not self._transfers.over.is_set():
             work, take_error = self._work.get()
             try:
@@ -315,14 +320,14 @@ class EdgeNode(Dialler):
                 take_error(error)
 
     def _end_with(self, error: Exception) -> None:
-        """End the node with an error: this plan cannot be followed. The server, too, is told."""
+        """End the node with an error, since it cannot follow this plan, and tell the server."""
         words = one_line(self._sentence(error).replace("\n", "; "))
         self.parting = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
         reason = words if self.secure is None else reason_of(error, Reason.CANNOT_FOLLOW)
         self._say(pb.FromNode(farewell=pb.Farewell(reason=reason, is_final=True)))
-        until_s = time.monotonic() + _FAREWELL_S  # in which the server ends the stream
-        while self.connected.is_set() and time.monotonic() < until_s:
-            time.sleep(0.02)
+        until_s = self.clock.monotonic_s() + _FAREWELL_S  # time for the server to end the stream
+        while self.connected.is_set() and self.clock.monotonic_s() < until_s:
+            self.clock.wait(0.02)
         self.problem = self.parting
 
     def _do(self, held: _Held) -> None:
@@ -333,7 +338,7 @@ class EdgeNode(Dialler):
             if self._transfers.over.is_set():
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
-            done = self._train(held)  # from a new file: half an answer may be in it
+            done = self._train(held)  # into a new file: half an answer may be in the old one
         if isinstance(done, Hidden):
             assert self.secure is not None
             if done.problem:
@@ -358,11 +363,11 @@ class EdgeNode(Dialler):
         return pb.Answer(task=answer.task, payload=payload, began_anew=answer.began_anew)
 
     def _train(self, held: _Held) -> pb.Answer | pb.Failed | Hidden | None:
-        """Train; None if the task has been withdrawn. A message that is asked for once more is there already."""
+        """Train; None if the task has been withdrawn. A message that is asked for again is not trained again."""
         assignment = held.assignment
         if self.secure is not None and self.secure.holds(held.own_sha256):
             return self._masked(held, pb.Answer(task=assignment.task), self.secure)
-        began_s = time.monotonic()
+        began_s = self.clock.monotonic_s()
         spec = self.training.spec.of(assignment)
         if not self._transfers.download(assignment.payload, held.path, spec, lambda: self._is_wanted(held)):
             held.path.unlink(missing_ok=True)
@@ -370,14 +375,15 @@ class EdgeNode(Dialler):
         until_s = None
         takes_parts = assignment.takes_parts and self.secure is None  # a secure node takes all steps
         if assignment.HasField("deadline_s") and takes_parts:  # the way back may be as long as the way here
-            until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
+            until_s = held.due_s - (self._delivery_s or self.clock.monotonic_s() - began_s)
         return self.training.train(assignment, held.path, until_s)
 
     def _score(self, examination: pb.Examination, outbox: Outbox) -> None:
-        """Send scores to where they were asked for, as long as that connection lasts."""
+        """Send scores on the connection on which they were asked for, as long as it lasts."""
         if self.secure is not None:
             raise ClientRefusal("a node under secure aggregation scores no model", Reason.SCORES_NOTHING)
-        path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec.model[:2]
+        path = self.folder / f"{self._mark}-scores-{examination.id}"
+        spec = self.training.spec.model[:2]  # a broadcast is not needed to score
         try:
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
                 self._say(pb.FromNode(scores=self.training.score(examination, path)), outbox)
@@ -388,8 +394,8 @@ class EdgeNode(Dialler):
         self._say(pb.FromNode(scores=pb.Scores(id=examination.id, problem=self._reason(error))), outbox)
 
     def _deliver(self, held: _Held, answer: pb.Answer) -> None:
-        """Send an answer, and hear what becomes of it."""
-        began_s = time.monotonic()
+        """Send an answer, and hear whether the server accepts it."""
+        began_s = self.clock.monotonic_s()
         receipt = self._transfers.deliver(self._disclosed(answer), held.path, lambda: self._is_wanted(held))
         if receipt is None:
             held.path.unlink(missing_ok=True)
@@ -397,12 +403,12 @@ class EdgeNode(Dialler):
         if receipt.accepted:
             loss = "" if self.secure is not None else f", with a training loss of {answer.train_loss:.4g}"
             _log.info("round %d: answered%s", held.assignment.round, loss)
-            self._delivery_s = time.monotonic() - began_s
+            self._delivery_s = self.clock.monotonic_s() - began_s
         else:
             reason = one_line(receipt.reason)
             _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
         with self._lock:
-            if self._held.get(held.name) is held:  # else it was told anew meanwhile
+            if self._held.get(held.name) is held:  # else the server has told it anew meanwhile
                 del self._held[held.name]
         held.path.unlink(missing_ok=True)
         self.tasks_done += receipt.accepted
@@ -413,7 +419,7 @@ class EdgeNode(Dialler):
         self._give_up(held, pb.Failed(reason=self._reason(error)))
 
     def _give_up(self, held: _Held, failed: pb.Failed) -> None:
-        if self._transfers.over.is_set():  # it may be done after another start
+        if self._transfers.over.is_set():  # the task may be done after another start
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, failed.reason)
         if self.secure is not None and failed.reason not in set(Reason):
@@ -430,7 +436,7 @@ class EdgeNode(Dialler):
             return self._held.get(held.name) is held
 
     def _reason(self, error: Exception) -> str:
-        """The sentence that the server hears of an error."""
+        """The sentence in which the server is told of an error."""
         return self._sentence(error) if self.secure is None else reason_of(error, Reason.NO_MESSAGE)
 
     def _sentence(self, error: Exception) -> str:

@@ -1,12 +1,12 @@
-"""A node on Flower's engine, which stock nodes start anew for each message: what a client keeps lies in a folder.
+"""A node on Flower's engine. Stock nodes start it anew for each message, so that a client's state lies in a folder.
 
 A node's configuration (``flower-supernode --node-config``) says which data are its own:
 
 - ``data="…/DATA.yaml"``: a :class:`fed.config.node_data.NodeData`; ``client="ann"`` names the node
   where that names no client;
-- ``partition-id=0 num-partitions=3``: one client's of the experiment's own data, as Flower's users number them;
+- ``partition-id=0 num-partitions=3``: one client's part of the experiment's own data, as Flower's users number them;
 
-and with ``folder="…"`` where to keep what algorithms such as SCAFFOLD have a client keep between tasks.
+and with ``folder="…"`` where a client's state is kept between tasks, for algorithms such as SCAFFOLD.
 """
 
 import logging
@@ -23,12 +23,13 @@ from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
-from fed.tensors import torch
-from fed.wire import protocol_pb2 as pb
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import name_of
+from fed.vectors.tensors import torch
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import hold_to_payload
-from fed.wire.protocol import name_of
 
 __all__ = ["FlowerNode", "client_app"]
 
@@ -39,7 +40,7 @@ def client_app(experiment: Path) -> Any:
     """Flower's ``ClientApp`` for an experiment.
 
     Args:
-        experiment: its file, which travels with the app.
+        experiment: path of the experiment's file, which travels with the app.
 
     Raises:
         InvalidInput: if Flower is not installed.
@@ -59,7 +60,8 @@ def _answering(path: Path, work: Callable[["FlowerNode", pb.Request, bytes], tup
             node = FlowerNode(experiment, context.node_config)
             response, data = work(node, *unpacked(message.content, pb.Request))
         except FedError as error:
-            response, data = pb.Response(failed=pb.Failed(reason=str(error))), None
+            response = pb.Response(failed=pb.Failed(reason=str(error)))
+            data = None
         content = packed(response, None if data is None else array_of(data))
         return flower("app").Message(content, reply_to=message)
 
@@ -70,11 +72,11 @@ class FlowerNode:
     """Work of a node on one message; a response is a header, with bytes where it has a payload.
 
     Args:
-        experiment: the app's.
+        experiment: experiment of the app.
         config: the node's configuration.
 
     Raises:
-        InvalidInput: if that does not say which data are the node's.
+        InvalidInput: if the configuration does not say which data are the node's.
     """
 
     def __init__(self, experiment: Experiment, config: Mapping[str, Any]) -> None:
@@ -84,7 +86,7 @@ class FlowerNode:
         (self.client,) = self._data.clients
 
     def describe(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:
-        """Say who this is, and what data it has."""
+        """Describe the node: its name, and the shape and number of its samples."""
         found = described(self._data)
         plan = pb.Plan(signature=found.signature)
         if "folder" not in self._config and self._training(plan, Path()).keeps_states:
@@ -97,7 +99,8 @@ class FlowerNode:
 
     def train(self, request: pb.Request, data: bytes) -> tuple[pb.Response, bytes | None]:
         """Do a task."""
-        assignment, training = request.assignment, self._training(request.plan, self._folder_of(request.plan))
+        assignment = request.assignment
+        training = self._training(request.plan, self._folder_of(request.plan))
         with _spooled(assignment.payload, data) as path:
             done = training.train(assignment, path)
             if isinstance(done, pb.Failed):
@@ -108,13 +111,14 @@ class FlowerNode:
             return pb.Response(answer=done), path.read_bytes()
 
     def score(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:
-        """Score a model on what the node holds out."""
-        examination, training = request.examination, self._training(request.plan, self._folder_of(request.plan))
+        """Score a model on the node's held-out samples."""
+        examination = request.examination
+        training = self._training(request.plan, self._folder_of(request.plan))
         with _spooled(examination.payload, data) as path:
             return pb.Response(scores=training.score(examination, path)), None
 
     def _training(self, plan: pb.Plan, folder: Path) -> NodeTraining:
-        return NodeTraining(self._data, self._experiment, plan, folder)
+        return NodeTraining(self._data, self._experiment, plan, folder, SYSTEM_CLOCK)
 
     def _folder_of(self, plan: pb.Plan) -> Path:
         """Folder of the client's states in a run."""
@@ -155,7 +159,7 @@ class FlowerNode:
 
 @contextmanager
 def _spooled(payload: pb.Payload, data: bytes) -> Iterator[Path]:
-    """A file of the bytes that came with a request, once they are what its header says."""
+    """A file of the bytes that came with a request, once they agree with its header."""
     hold_to_payload(data, payload)
     with tempfile.TemporaryDirectory() as spool:  # gone with the message, however that ends
         path = Path(spool) / "payload"

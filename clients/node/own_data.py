@@ -1,28 +1,28 @@
-"""A node's own data, and all that it says of them when it joins."""
+"""A node's own data, and the description of them with which it joins."""
 
 import hashlib
 from itertools import accumulate
 
-from fed import __version__
 from fed.clients.data import ClientId, FederatedData, Names, Pair, load
 from fed.config.node_data import NodeData
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
-from fed.wire.protocol import PROTOCOL
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import PROTOCOL
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
+from fed.version import __version__
 
 __all__ = ["described", "samples_of", "signature_of"]
 
-_MOST_BYTES = 1 << 15  # of names in a signature, so that a joining fits into a message
+_MOST_BYTES = 1 << 15  # for the names in a signature, so that a joining fits into a message
 
 
 def samples_of(description: NodeData, client: ClientId) -> FederatedData:
     """Read the node's own samples, to train on and, where its source brings some, to test on.
 
     Args:
-        description: of the data.
-        client: the node's id.
+        description: description of the node's data.
+        client: id of the node's client.
 
     Returns:
         Data of this one client. Where the source brings test sets of clients' own, but none of this client's,
@@ -47,26 +47,26 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
 
 
 def described(data: FederatedData) -> pb.Joining:
-    """Make the message with which a node joins, but for its name."""
+    """Make the message with which a node joins, without its name."""
     pair = data.read(data.clients[0])
     signature = signature_of(pair, data.number_of_classes() or 0, data.names)
     return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(pair[1]), signature=signature)
 
 
 def signature_of(pair: Pair, classes: int, names: Names) -> pb.Signature:
-    """Describe one sample; names beyond what a message holds are said by their hash alone.
+    """Describe one sample. Where the names are too long for a message, those beyond it are told by their hash alone.
 
     Args:
-        pair: samples like it.
-        classes: how many there are; 0 where targets are no labels.
-        names: what features and classes are called.
+        pair: samples of that shape and type.
+        classes: number of classes; 0 where targets are no labels.
+        names: names of features and classes.
     """
-    shapes, (input_dtype, target_dtype) = [part.shape[1:] for part in pair], map(_dtype, pair)
+    inputs, targets = pair
     signature = pb.Signature(
-        input_shape=shapes[0],
-        input_dtype=input_dtype,
-        target_shape=shapes[1],
-        target_dtype=target_dtype,
+        input_shape=inputs.shape[1:],
+        input_dtype=_dtype(inputs),
+        target_shape=targets.shape[1:],
+        target_dtype=_dtype(targets),
         classes=classes,
     )
     encoded = [name.encode() for part in names for name in (*part, "")]  # an empty name parts columns from classes

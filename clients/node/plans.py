@@ -23,14 +23,15 @@ def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
     keys = experiment.dump()
     if not isinstance(experiment.evaluation.make(), ByClients):
         keys["metrics"] = []  # they score nothing, and need not know the code of any
-    return {**{key: keys[key] for key in _OF_NODES}, "data": None}
+    stages = {} if keys["stages"] is None else {"stages": keys["stages"]}  # nodes of an older version know none
+    return {**{key: keys[key] for key in _OF_NODES}, **stages, "data": None}
 
 
 def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
-    """A plan's experiment, once it is known to name no code that is not accepted.
+    """A plan's experiment, after a check that it names no code that is not accepted.
 
     Raises:
-        InvalidExperiment: if it does, is no experiment, or is one that nodes cannot run.
+        InvalidExperiment: if it names such code, is no experiment, or is one that nodes cannot run.
     """
     if len(plan) > _MOST_LETTERS:
         raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
@@ -40,7 +41,8 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
-    if others := sorted(keys.keys() - {*_OF_NODES, "data"}) or (["data"] if keys.get("data") is not None else []):
+    known = {*_OF_NODES, "stages", "data"}
+    if others := sorted(keys.keys() - known) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)  # before validation, which imports the code that is named
     try:
@@ -55,8 +57,8 @@ def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> No
     """Refuse an experiment that names code which this node does not accept; nothing is imported before.
 
     Args:
-        experiment: its keys and values.
-        allowed: names such as ``python:package.module:Name``.
+        experiment: keys of the experiment with their values.
+        allowed: list of accepted names, such as ``python:package.module:Name``.
 
     Raises:
         InvalidExperiment: if it names others.

@@ -1,4 +1,4 @@
-"""Record of the rounds whose shares a node has revealed, on its disk, where it outlives process, run and server."""
+"""Record, on a node's disk, of the rounds whose shares it has revealed: it outlives process, run and server."""
 
 import os
 import secrets
@@ -29,8 +29,8 @@ class RevealedRecord:
         rounds: the entries.
 
     Args:
-        folder: the node's.
-        begins_anew: True if the owner begins a record where there is none; one that is there and whole is kept.
+        folder: folder of the node.
+        begins_anew: True if the owner begins a record where there is none; a whole record that is there is kept.
 
     Raises:
         InvalidInput: if the record is not there or damaged, and the owner begins none; or if it cannot be written.
@@ -51,7 +51,7 @@ class RevealedRecord:
             salt = secrets.token_bytes(_SALT_BYTES)
             content = b""
         entries = content[len(_HEAD) + _SALT_BYTES :]
-        whole = len(entries) // DIGEST_BYTES  # the rest of one was cut off before its shares left
+        whole = len(entries) // DIGEST_BYTES  # a half entry was cut off before its shares left
         self.rounds = RevealedRounds(
             salt, (entries[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] for place in range(whole))
         )
@@ -65,7 +65,7 @@ class RevealedRecord:
         Raises:
             OSError: if they cannot be written.
         """
-        # without a buffer, whose rest a full disk would have written at the end, after what is cut off below
+        # no buffer: on a full disk its rest would be written when the file closes, behind the cut below
         with self._path.open("ab", buffering=0) as file:
             begins = file.tell()
             try:
@@ -78,5 +78,5 @@ class RevealedRecord:
                 raise
 
     def _write(self) -> None:
-        """Write the whole record: so a start drops entries beyond the bound, and half ones."""
+        """Write the whole record, so that a start drops half entries and entries beyond the bound."""
         write_atomically(self._path, _HEAD + self.rounds.salt + b"".join(self.rounds), mode=0o600)

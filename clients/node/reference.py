@@ -1,16 +1,16 @@
 """Reference that a node keeps in its folder, so that differences of models are enough for it.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from fed.errors import InvalidCheckpoint, InvalidPayload
-from fed.randomness import Streams
+from fed.protocol import protocol_pb2 as pb
 from fed.storage.checkpoints import Checkpoints
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Difference
 from fed.wire.payloads import check_tensors, type_name
@@ -24,25 +24,28 @@ class KeptReference:
 
     Args:
         message: the format of messages.
-        streams: the run's.
-        folder: where it is kept.
+        streams: random streams of the run.
+        folder: folder of the reference.
     """
 
     def __init__(self, message: Format, streams: Streams, folder: Path) -> None:
-        self._message, self._streams = message, streams
+        self._message = message
+        self._streams = streams
         self._folder = Checkpoints(folder, 1)
 
     def model(self, assignment: pb.Assignment, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
-        """The model of a task, as the format's ``downlink`` says; None where its differences are from another version.
+        """The model of a task, as the format's ``downlink`` lays it out; None if its differences start elsewhere.
 
         Args:
-            assignment: of the task.
-            tensors: its payload.
+            assignment: the task, as the server told it.
+            tensors: payload of the task.
 
         Raises:
-            InvalidPayload: if the differences do not lead to what is said.
+            InvalidPayload: if the differences do not lead to the model that the server names.
         """
-        message, encoder, differences = self._message, self._message.downlink_encoder, assignment.differences
+        message = self._message
+        encoder = message.downlink_encoder
+        differences = assignment.differences
         if encoder is None and (assignment.since or assignment.reference):
             raise InvalidPayload("the server sends differences of models, which the plan's downlink does not name")
         if encoder is None:
@@ -51,15 +54,19 @@ class KeptReference:
             self._keep(Reference(assignment.reference, message.split_model(tensors)[0]))
             return tensors
         count = len(message.difference)
-        messages, beside = tensors[: count * len(differences)], tensors[count * len(differences) :]
+        messages = tensors[: count * len(differences)]
+        beside = tensors[count * len(differences) :]
         check_tensors([(type_name(one.dtype), one.numel()) for one in messages], message.difference * len(differences))
-        held, names = self._held(), [assignment.since, *(one.after for one in differences)]
+        held = self._held()
+        names = [assignment.since, *(one.after for one in differences)]
         if held is None or held.name not in names:
             return None
         missing = range(names.index(held.name), len(differences))
         for place in missing:
-            said, of_one = differences[place], tuple(messages[place * count : (place + 1) * count])
-            held = held.moved(Difference(said.number, held.name, said.after, of_one), encoder, self._streams)
+            said = differences[place]
+            of_one = tuple(messages[place * count : (place + 1) * count])
+            difference = Difference(number=said.number, before=held.name, after=said.after, messages=of_one)
+            held = held.moved(difference, encoder, self._streams)
         if missing:
             self._keep(held)
         return message.join_model(held.numbers_KP, beside)

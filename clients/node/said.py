@@ -1,4 +1,4 @@
-"""Fields of all that a node under secure aggregation says to its server, each with what it may tell.
+"""Fields of all messages of a node under secure aggregation to its server, each with the facts that it may tell.
 
 Nothing leaves such a node but through :func:`disclosed`. Two clients whose data have the same shape and names say the
 same bytes, except for fresh keys, signatures, sealed boxes, shares and masked messages, and for the choice among the
@@ -11,8 +11,8 @@ from typing import TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from fed.protocol.protocol_pb2 import Answer, FromNode
 from fed.secure_aggregation.reasons import Reason
-from fed.wire.protocol_pb2 import Answer, FromNode
 
 __all__ = ["SENTENCES", "TOLD", "WITHHELD", "disclosed", "fields_said"]
 
@@ -78,7 +78,7 @@ TOLD: Mapping[str, str] = {
     "Tensor.dtype": "the type that the plan says",
     "Tensor.numbers": "the length that the plan says",
 }
-"""Fields that are said, each with what it may tell."""
+"""Fields that a node fills, each with the fact that it may tell."""
 
 WITHHELD: Mapping[str, object] = {
     "Joining.samples": 0,
@@ -91,7 +91,7 @@ WITHHELD: Mapping[str, object] = {
     "Answer.samples": 1,
     "Answer.train_loss": 0.0,
 }
-"""Fields in which a node says the same, whatever its data are, each with that."""
+"""Fields that a node sets to a constant, whatever its data are, each with that constant."""
 
 SENTENCES = frozenset({"Failed.reason", "Scores.problem", "Farewell.reason", "FromSession.aborted"})
 """Fields whose text is one of :class:`fed.secure_aggregation.reasons.Reason`."""
@@ -100,7 +100,7 @@ SENTENCES = frozenset({"Failed.reason", "Scores.problem", "Farewell.reason", "Fr
 def disclosed(message: _Said) -> _Said:
     """A message as it may leave the node: with the fields of :data:`TOLD`, and constants in those of :data:`WITHHELD`.
 
-    A sentence that is not on the list becomes the one that the node's log has the reason.
+    A sentence that is not on the list is replaced by the constant one that refers to the node's log.
 
     Args:
         message: a ``FromNode``, or the ``Answer`` that heads a delivery.

@@ -1,4 +1,4 @@
-"""Node's sessions of secure aggregation: it checks plans against its owner's limits, and masks what leaves it."""
+"""Node's sessions of secure aggregation: it checks plans against its owner's limits, and masks its messages."""
 
 import logging
 import os
@@ -14,14 +14,16 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed, os_errors_a
 from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
+from fed.processes.clock import SYSTEM_CLOCK, Clock
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
+from fed.secure_aggregation.settings import settings_of
 from fed.storage.atomic_files import write_atomically
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 
 if TYPE_CHECKING:
     from fed.secure_aggregation.settings import SecureAggregation
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "SecureNode"]
 
 _log = logging.getLogger(__name__)
-_LOOKS_EVERY_S = 0.2
+_LOOKS_EVERY_S = 0.2  # at the task, whether it is still wanted
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class SecureNode:
         folder: the folder of the newest identities and of the record of revealed rounds.
         limits: the floors of the node's owner.
         begins_record: True if the owner begins a record of revealed rounds where there is none.
+        clock: time, by which it waits.
     """
 
     credentials: NodeCredentials
@@ -96,6 +99,7 @@ class SecureNode:
     limits: Limits = field(default_factory=Limits)
     _: KW_ONLY
     begins_record: bool = False
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         """Load the newest identities that the node has seen, and the record of revealed rounds."""
@@ -138,7 +142,7 @@ class SecureNode:
             ClientRefusal: if the plan breaks a limit, or its identities are older than the node's, or not signed by the
                 authority.
         """
-        settings = experiment.secure_aggregation
+        settings = settings_of(experiment)
         if settings is None or fixed is None:
             raise ClientRefusal(
                 "this node takes part under secure aggregation alone (--secure), and the plan has none",
@@ -154,7 +158,7 @@ class SecureNode:
         """Take the identities of a plan that is otherwise the one that the node is prepared for.
 
         Args:
-            plan: of the server.
+            plan: plan of the server.
 
         Raises:
             ClientRefusal: if its identities are older than the node's, or not signed by the authority.
@@ -183,7 +187,7 @@ class SecureNode:
             self._identities = identities
 
     def take(self, said: pb.Assignment | pb.ToSession | pb.Withdrawal) -> Sequence[pb.FromSession]:
-        """Take what the server says that concerns sessions; returns what it is to hear."""
+        """Take a message of the server that concerns sessions; returns the messages to the server."""
         match said:
             case pb.Assignment():
                 return self.join(said)
@@ -193,18 +197,18 @@ class SecureNode:
                 return self.withdrawn(said.task)
 
     def join(self, assignment: pb.Assignment) -> Sequence[pb.FromSession]:
-        """Join the session of a task; returns what the server is to hear."""
+        """Join the session of a task; returns the messages to the server."""
 
         def joined() -> list[Command]:
             plan = pb.Plan() if self._agreed is None else self._agreed.plan
             if self._ended is not None and self._ended.own_sha256 == digests_of(plan, assignment).own:
-                self._ended = None  # of an earlier attempt, unless it is told again
+                self._ended = None  # it was of an earlier attempt, unless it is told again
             return self._participant.assigned(assignment)
 
         return self._carry_out(joined)
 
     def answer(self, message: pb.ToSession) -> Sequence[pb.FromSession]:
-        """Take a message of the server; returns what it is to hear."""
+        """Take a message of the server; returns the messages to the server."""
         return self._carry_out(lambda: self._participant.told(message))
 
     def withdrawn(self, task: pb.TaskId) -> Sequence[pb.FromSession]:
@@ -212,7 +216,7 @@ class SecureNode:
         return self._carry_out(lambda: self._participant.withdrawn(task))
 
     def failed(self, problem: str) -> Sequence[pb.FromSession]:
-        """End the session for a reason of the node's own; returns what the server is to hear.
+        """End the session for a reason of the node's own; returns the messages to the server.
 
         Args:
             problem: the reason, for the node's log.
@@ -229,7 +233,7 @@ class SecureNode:
             return self._participant.holds(own_sha256)
 
     def trained(self, own_sha256: bytes, lanes: Tensor) -> Sequence[pb.FromSession]:
-        """Take the node's message of a task; returns what the server is to hear.
+        """Take the node's message of a task; returns the messages to the server.
 
         Args:
             own_sha256: the own digest of the message's task.
@@ -242,7 +246,7 @@ class SecureNode:
 
         Args:
             own_sha256: the own digest of the message's task.
-            is_wanted: tells whether the server still waits for it.
+            is_wanted: () → True if the server still waits for it.
 
         Raises:
             SessionFailed: if the session has failed.
@@ -259,7 +263,7 @@ class SecureNode:
                     problem = self._ended.problem
                     self._ended = None  # another attempt may mask the message
                     raise SessionFailed(problem)
-                self._changed.wait(_LOOKS_EVERY_S)
+                self.clock.wait_on(self._changed, _LOOKS_EVERY_S)
         return None
 
     def _carry_out(self, act: Callable[[], list[Command]]) -> list[pb.FromSession]:

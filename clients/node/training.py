@@ -1,56 +1,56 @@
 """Training at a node: tasks and scores, from files and into files, and the client's state between tasks.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
-import os
 import secrets
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import FederatedData
+from fed.clients.node.kept_states import KeptStates
+from fed.clients.node.pace import Pace
 from fed.clients.node.reference import KeptReference
 from fed.clients.setup import Preparation
-from fed.clients.training.batches import Batches, normalises_batches
+from fed.clients.training.client_states import ClientStates
+from fed.clients.training.devices import device_of
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
-from fed.errors import InvalidCheckpoint, InvalidInput, InvalidPayload, RunFailed, os_errors_as
-from fed.randomness import Streams
+from fed.errors import InvalidInput, InvalidPayload, RunFailed, os_errors_as
+from fed.processes.clock import Clock
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, model_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.storage.checkpoints import Checkpoints, Tree
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
+from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import TensorSpec, read, written
-from fed.wire.protocol import name_of
 
 __all__ = ["STATE_LOST", "Hidden", "NodeTraining"]
 
 STATE_LOST = (
-    "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
-    "tells the server"
+    "what this node kept between tasks is gone from its folder, or damaged; it resumes from its initial client state, "
+    "and tells the server"
 )
-"""What a node logs then."""
+"""Log line of a node whose state between tasks is lost."""
 
 _MODEL_LOST = "the model that the differences are added to is not in this node's folder"
 _REFERENCE = "reference"
-_SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
 
 
 class Hidden(NamedTuple):
     """The answer of a client under secure aggregation, before its message is masked: it is in memory alone.
 
     Args:
-        answer: all that is said beside the message.
+        answer: answer without its message.
         lanes: the message, signed integers of R bits.
         problem: the reason why the message adds nothing to the sum, for the node's log; empty where it does.
     """
@@ -65,16 +65,18 @@ class NodeTraining:
 
     Args:
         data: the data of this one client.
-        experiment: the parts that concern it.
+        experiment: the sections that concern it.
         plan: the server's plan.
         folder: the folder of all that the client keeps between tasks.
+        clock: time, by which tasks have deadlines.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
     """
 
-    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
+    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path, clock: Clock) -> None:
+        self._clock = clock
         (self._client,) = data.clients
         self._plan = plan
         self._folder = folder
@@ -85,15 +87,19 @@ class NodeTraining:
         own = self._prepared.message_format(1)
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
-        self._recipe = replace(self._prepared.recipe, format=self._message, secret_streams=secret_streams)
-        self._work = Work(self._recipe, 0)
+        way_out = self._prepared.way_out(self._message, secret_streams)
+        self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
+        self._work = Work(self._recipe, device_of())
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
-        self._step_s: float | None = None
+        self._pace = Pace(self._recipe, self._prepared.data.size_of(self._client), clock)
+        self._states = KeptStates(
+            folder, self._client, partial(self._prepared.client_states, self._message), beside=[_REFERENCE]
+        )
 
     @property
     def keeps_states(self) -> bool:
         """True if the client keeps something from task to task, for the algorithm or for codecs."""
-        return bool(self._prepared.client_states(self._message).names)
+        return self._states.is_needed
 
     @property
     def fixed(self) -> FixedPoint | None:
@@ -101,7 +107,7 @@ class NodeTraining:
         return self._message.fixed
 
     def forget(self) -> None:
-        """Remove what the client keeps between tasks."""
+        """Remove all that the client keeps between tasks."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def spec(self) -> TaskSpec:
@@ -110,7 +116,8 @@ class NodeTraining:
         most = max(MOST_CLIENTS, message.parameters)  # some broadcasts have a number for each client
 
         def lenient(parts: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-            model, broadcast = parts[:2], parts[2:]
+            model = parts[:2]
+            broadcast = parts[2:]
             return (*model, *(part._replace(numbers=most, may_be_shorter=True) for part in broadcast))
 
         return TaskSpec(lenient(message.downlink), message.difference, lenient(message.beside))
@@ -118,21 +125,20 @@ class NodeTraining:
     def train(
         self, assignment: pb.Assignment, path: Path, until_s: float | None = None
     ) -> pb.Answer | pb.Failed | Hidden:
-        """Do a task; the answer's tensors take the place of those that came with it.
+        """Do a task; the answer's tensors overwrite those of the task in its file.
 
         Under secure aggregation the message stays in memory: it is on no disk before it is masked.
 
         Args:
             assignment: the task, as the server told it.
             path: the file of its payload.
-            until_s: time by which it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no
-                limit.
+            until_s: time by which it must be done, if need be with fewer steps, by its clock; None: no limit.
         """
         own_sha256 = digests_of(self._plan, assignment).own.hex()
         if self.fixed is not None:
-            self._refuse_another(name_of(assignment.task), own_sha256)
+            self._states.refuse_another(assignment.task, own_sha256)
         if assignment.durable_after.start:
-            _forget_before(self._folder, name_of(assignment.durable_after))
+            self._states.forget_before(assignment.durable_after)
         found = self._reference.model(assignment, read(path, assignment.payload))
         if found is None:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
@@ -140,32 +146,32 @@ class NodeTraining:
             raise ClientRefusal(
                 "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL
             )
-        states, are_lost = self._states(assignment)
-        model = (found[0], found[1])  # of the tensors, the rest is broadcast
+        states, are_lost = self._states.resumed(assignment)
+        model = (found[0], found[1])  # the other tensors are broadcast
         given = [*found, *states.stacked([self._client], [model])]
-        train = self._work_item(assignment, states)
+        train = self._work_item(assignment, found, states)
         if until_s is not None:
-            train = self._in_time(train, given, until_s)
-        began_s = time.monotonic()
+            train = self._pace.in_time(train, until_s, lambda shorter: self._work(shorter, given))
+        began_s = self._clock.monotonic_s()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         before = states.of(self._client, model)
         if trained.diverged:
             rows = [before[name] for name in (*states.names, *states.codec_names)]
-            if self.fixed is not None:  # a state that is gone would tell of it with the next task
-                self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
+            if self.fixed is not None:  # a state that is gone would show in the next task that training has diverged
+                self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
             answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
             return self._diverged(answer, trained, path)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         rows = [part[0].clone() for part in tensors[count:]]
-        self._keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
-        self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
+        self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
+        self._pace.note(train, self._clock.monotonic_s() - began_s)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         return self._completed(answer, trained, tensors[:count], path=path)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
-        """Score a model, or the client's own, on what the client holds out.
+        """Score a model, or the client's own, on the client's held-out samples.
 
         Raises:
             RunFailed: if the client's own is lost.
@@ -173,7 +179,7 @@ class NodeTraining:
         if self._client not in (self._prepared.held_out or ()):
             return pb.Scores(id=examination.id)
         vector_V, integers_I = read(path, examination.payload)
-        states, are_lost = self._states(examination)
+        states, are_lost = self._states.resumed(examination)
         models = states.models((vector_V, integers_I))
         if models and are_lost:
             raise RunFailed("its own model is lost, or damaged: it has none to score until it has trained again")
@@ -186,25 +192,35 @@ class NodeTraining:
         loss, metrics = found.scores[0]
         return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metrics=metrics)
 
-    def _work_item(self, assignment: pb.Assignment, states: ClientStates) -> Train:
+    def _work_item(self, assignment: pb.Assignment, found: Sequence[Tensor], states: ClientStates) -> Train:
         """The local training that a task asks for."""
-        return Train(
-            (self._client,),
-            assignment.round,
-            "payload",
-            assignment.lr if assignment.HasField("lr") else None,
-            (assignment.steps if assignment.HasField("steps") else None,),
-            assignment.broadcast_count,
-            assignment.population,
-            (assignment.place,) if assignment.HasField("place") else (),
-            ((assignment.round, *filter(None, [assignment.repeats])),),
-            states.names,
+        params_V, integers_I, *broadcast = found
+        if len(broadcast) != assignment.broadcast_count:
+            raise InvalidPayload(
+                f"a task must come with the {assignment.broadcast_count} tensors beside the model that it names, got "
+                f"{len(broadcast)}"
+            )
+        task = Task(
+            id=assignment.task.number,
+            round=assignment.round,
+            client=self._client,
+            model=GlobalModel(version=0, params_V=params_V, integers_I=integers_I, broadcast=tuple(broadcast)),
+            lr=assignment.lr if assignment.HasField("lr") else None,
+            steps=assignment.steps if assignment.HasField("steps") else None,
+            repeats=assignment.repeats,
+        )
+        return Train.of(
+            [task],
+            wants="payload",
+            population=assignment.population,
+            places=(assignment.place,) if assignment.HasField("place") else (),
+            state_names=states.names,
         )
 
     def _completed(
         self, answer: pb.Answer, trained: Trained, message: Sequence[Tensor], *, path: Path
     ) -> pb.Answer | Hidden:
-        """The answer with its message, which takes the place of the model on the disk, or is on no disk."""
+        """The answer with its message, in the model's file, or under secure aggregation in memory alone."""
         if self.fixed is not None:
             path.unlink(missing_ok=True)  # the model, which is not needed any more
             return Hidden(answer, message[0][0].clone())
@@ -219,92 +235,9 @@ class NodeTraining:
         ((_, reason),) = trained.diverged
         if self.fixed is None:
             return pb.Failed(task=answer.task, reason=reason, diverged=True)
-        # a failure would answer what the server asks of the samples, one bit a task
+        # a failure would tell the server one bit of the samples with each task that it designs for that
         path.unlink(missing_ok=True)
         return Hidden(answer, self.fixed.nothing(), reason)
-
-    def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
-        """Training with as many steps as fit at the pace of the last task; before a first one a step is tried twice.
-
-        The first try has costs that come once, and tells nothing of the pace. Several phases go together, and are done
-        whatever time they take.
-        """
-        if len(self._recipe.phases) > 1:
-            return train
-        if self._step_s is None:
-            self._step_s = min(self._tried_step_s(train, tensors) for _ in range(2))
-        most, left_s = self._steps_of(train), until_s - time.monotonic()
-        steps = int(max(1, min(most, _SHARE_OF_TIME * left_s / self._step_s)))
-        return replace(train, steps=(steps,)) if steps < most else train
-
-    def _tried_step_s(self, train: Train, tensors: Sequence[Tensor]) -> float:
-        began_s = time.monotonic()
-        self._work(replace(train, steps=(1,)), tensors)
-        return time.monotonic() - began_s
-
-    def _steps_of(self, train: Train) -> int:
-        """Optimizer steps of the first phase; several phases are not counted."""
-        recipe, phase, samples = self._recipe, self._recipe.phases[0], self._prepared.data.size_of(self._client)
-        local, never_single = phase.local(recipe.local), normalises_batches(recipe.module)
-        return Batches(local, samples, never_single, phase.steps(train.steps[0])).steps
-
-    def _refuse_another(self, name: str, own_sha256: str) -> None:
-        """Refuse a task of whose name the client has done another one: the state that it left would be lost."""
-        found = self._record(name) if (self._folder / name).is_dir() else None
-        if found is not None and found.get("own_sha256", own_sha256) != own_sha256:
-            raise ClientRefusal(f"the server has told task {name} in two ways", Reason.TOLD_TWICE)
-
-    def _keep(
-        self,
-        task: pb.TaskId,
-        own_sha256: str,
-        before: ClientState,
-        *,
-        states: ClientStates,
-        rows: Sequence[Tensor],
-        are_lost: bool,
-    ) -> None:
-        """Store the client's state before and after a task, until it is known which part of the way counts.
-
-        Args:
-            task: the name of the task, by which the server will name the state.
-            own_sha256: the digest of all that the task carries.
-            before: the state before the task.
-            states: the client's states.
-            rows: the state after the task, and what codecs keep if the message is lost.
-            are_lost: True if the state before the task was lost. It stays lost if the message is.
-        """
-        if rows:
-            after = dict(zip(states.names, rows, strict=False))
-            before |= dict(zip(states.codec_names, rows[len(states.names) :], strict=True))
-            kept = {"before": before, "after": after, "are_lost": are_lost, "own_sha256": own_sha256}
-            Checkpoints(self._folder / name_of(task), 1).write(0, kept)
-            _make_newest(self._folder / name_of(task))
-
-    def _states(self, asked: pb.Assignment | pb.Examination) -> tuple[ClientStates, bool]:
-        """The state that the client resumes from, and true if it is lost: then the client begins with its first one."""
-        discount = asked.kept_discount if asked.HasField("kept_discount") else 1.0
-        if not 0 < discount <= 1:
-            raise InvalidPayload(f"the server's kept_discount must be in (0, 1], got {discount}")
-        states = self._prepared.client_states(self._message)
-        if isinstance(asked, pb.Assignment) and states.codec_names:
-            for lost in map(name_of, reversed(asked.lost_after)):
-                if found := self._record(lost):
-                    states.commit(self._client, found["before"])
-                    return states, found["are_lost"]
-        if not asked.kept_after.start:
-            return states, False
-        if found := self._record(name_of(asked.kept_after)):
-            states.commit(self._client, at_discount(found["before"], found["after"], discount))
-        return states, not found
-
-    def _record(self, name: str) -> Tree | None:
-        """The states that a task left, if they are there."""
-        try:
-            newest = Checkpoints(self._folder / name, 1).newest()
-        except InvalidCheckpoint:
-            return None
-        return None if newest is None else newest[1]
 
 
 def _secret_streams(settings: SecureAggregation | None) -> Streams | None:
@@ -312,19 +245,3 @@ def _secret_streams(settings: SecureAggregation | None) -> Streams | None:
     if settings is None or settings.randomness == "seed":
         return None
     return Streams(secrets.randbits(256))
-
-
-def _forget_before(folder: Path, name: str) -> None:
-    """Remove what a client kept in a folder after tasks before this one."""
-    oldest = folder / name
-    if oldest.is_dir():
-        for other in folder.iterdir():
-            if other.name != _REFERENCE and other.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
-                shutil.rmtree(other, ignore_errors=True)
-
-
-def _make_newest(folder: Path) -> None:
-    """Give a folder a later time than those beside it have, though the clock was set back."""
-    newest_ns = max([other.stat().st_mtime_ns for other in folder.parent.iterdir() if other != folder], default=0)
-    if folder.stat().st_mtime_ns <= newest_ns:
-        os.utime(folder, ns=(newest_ns + 1, newest_ns + 1))

@@ -1,4 +1,4 @@
-"""The process in which a node trains: it stays warm between tasks, and files are all that goes in and out."""
+"""The process in which a node trains: it stays warm between tasks, and tensors go in and out as files."""
 
 import contextlib
 import os
@@ -7,15 +7,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fed.child_processes import end_with_parent, spawned, stop
 from fed.clients.data import ClientId
 from fed.clients.node.own_data import described, samples_of
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
-from fed.tensors import torch
-from fed.wire import protocol_pb2 as pb
+from fed.processes.child_processes import end_with_parent, spawned, stop
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol import protocol_pb2 as pb
+from fed.vectors.tensors import torch
 from fed.wire.format import TaskSpec
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class TrainingProcessDied(RunFailed):
 class TrainingProcess:
     """The node's handle of its training process; if that dies, the next question starts another.
 
-    Whatever it asks raises :class:`TrainingProcessDied` if the process dies of it, else the process's own error.
+    Each question raises :class:`TrainingProcessDied` if the process dies of it, else the process's own error.
 
     Attributes:
         spec: types and lengths of a task's tensors; empty before the process is prepared.
@@ -39,9 +40,9 @@ class TrainingProcess:
         keeps_states: True if the client keeps something from task to task.
 
     Args:
-        client: the node's id.
-        description: of its data.
-        folder: for what it keeps.
+        client: id of the node's client.
+        description: description of the node's data.
+        folder: folder of all that the node keeps between tasks.
     """
 
     def __init__(self, client: ClientId, description: NodeData, folder: Path) -> None:
@@ -60,13 +61,13 @@ class TrainingProcess:
         return joining
 
     def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
-        """Make ready for an experiment; for the same one again nothing is done."""
+        """Get ready for an experiment; a second call for the same one does nothing."""
         own_plan = pb.Plan()
         own_plan.CopyFrom(plan)
         for name in ("identities", "heartbeat_s"):  # they may change, and training does not depend on them
             own_plan.ClearField(name)
         if self._prepared != (experiment, own_plan):
-            self._prepared = None  # what fails here is not prepared
+            self._prepared = None  # if this fails, nothing is prepared
             self.spec, self.fixed, self.keeps_states = self._ask("prepare", experiment, own_plan)
             self._prepared = (experiment, own_plan)
 
@@ -76,9 +77,9 @@ class TrainingProcess:
         """Do a task.
 
         Args:
-            assignment: as the server made it.
-            path: of the file with its payload.
-            until_s: when it must be done, by :func:`time.monotonic`; None: no matter.
+            assignment: the task, as the server told it.
+            path: file of its payload.
+            until_s: time by which it must be done, by the machine's clock, which both processes share; None: no limit.
         """
         done: Any = self._ask("train", assignment, path, until_s)
         if not isinstance(done, tuple):
@@ -88,17 +89,17 @@ class TrainingProcess:
         return Hidden(answer, torch.from_numpy(lanes), problem)
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
-        """Score a model on what the node holds out."""
+        """Score a model on the node's held-out samples."""
         scores: pb.Scores = self._ask("score", examination, path)
         return scores
 
     def forget(self) -> None:
-        """Remove what the node keeps between tasks."""
+        """Remove all that the node keeps between tasks."""
         if self._prepared is not None:
             self._ask("forget")
 
     def close(self) -> None:
-        """End it for good."""
+        """End the process for good."""
         self._is_closed = True
         if self._process is not None:
             self._process.kill()
@@ -129,7 +130,7 @@ class TrainingProcess:
 
 
 def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
-    """Answer what the node's other process asks, one thing after another, until it is gone."""
+    """Answer the questions of the node's other process, one after another, until it is gone."""
     os.umask(0o077)  # states are files of this user alone
     end_with_parent()  # no task goes on after the node, which may have been started again and have the same folder
     # one thread gives the bits of a simulation
@@ -146,7 +147,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 answer: Any = described(own())
             elif what == "prepare":
                 experiment, plan = arguments
-                training = NodeTraining(own(), experiment, plan, folder)
+                training = NodeTraining(own(), experiment, plan, folder, SYSTEM_CLOCK)
                 answer = training.spec(), training.fixed, training.keeps_states
             else:
                 answer = getattr(training, what)(*arguments)

@@ -1,6 +1,6 @@
 """Batched trainer: local training of a group of clients as one computation, each with its own parameters and samples.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -14,17 +14,17 @@ from torch import Tensor, fx
 from torch.func import functional_call, vmap
 
 from fed.clients.data import Pair
+from fed.clients.scoring.losses import of_each_sample
 from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.local_trainer import LocalTrainer
-from fed.clients.training.losses import of_each_sample
+from fed.clients.training.local_trainer import TorchTrainer
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["BatchedTrainer", "TrainedGroup"]
 
@@ -33,7 +33,7 @@ _EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach
 
 
 class TrainedGroup(NamedTuple):
-    """Result of training a group: each client's state, mean loss, and number of samples seen.
+    """Result of training a group: each client's state and mean loss.
 
     Args:
         params_KV: the trained states.
@@ -46,20 +46,21 @@ class TrainedGroup(NamedTuple):
     train_losses: list[float]
 
 
-class BatchedTrainer(LocalTrainer):
+class BatchedTrainer(TorchTrainer):
     r"""Trains many clients with one module at once, as :class:`fed.clients.training.trainer.Trainer` trains one.
 
     Parameters are stacked, one operation serves all clients, and the gradient is that of
 
     .. math:: \sum_k \sum_b w_{kb} \, ℓ(f(x_k; a_{kb}), y_{kb}), \qquad w_{kb} = 1 / B_k
 
-    whose part for :math:`x_k` is client k's own. Where a client has fewer samples in a step than another, one of them
-    fills its places, with weight 0; clients with fewer steps than others drop out as they finish.
+    whose part for :math:`x_k` is client k's own. Where a client has fewer samples in a step than another, one of its
+    samples fills its empty places, with weight 0. Clients with fewer steps than others drop out as they finish.
 
     The model's operations are recorded on a first step of each shape and replayed, so its forward pass must be the same
     sequence of operations every time: it draws no random numbers, does not look at numbers, and changes neither
     parameters nor buffers. It must treat each sample of a batch as if it were alone, and the loss must be the mean of
-    its samples' losses. What is not so raises an error when a step is recorded, as far as its samples show it.
+    its samples' losses. A model or loss that breaks these rules raises an error when a step is recorded, as far as the
+    step's samples show it.
 
     The model is only read. The phase's rule adds no term to the loss.
 
@@ -71,7 +72,8 @@ class BatchedTrainer(LocalTrainer):
         super().__post_init__()
         if self.half is torch.float16:
             raise _unfit("local.precision must be float32 or bfloat16, got float16")
-        rule, local = self.phase.rule, self.local
+        rule = self.phase.rule
+        local = self.local
         assert rule is None or not rule.contrasts
         self.module.train()
         self._lr = local.lr
@@ -94,14 +96,14 @@ class BatchedTrainer(LocalTrainer):
         """Train a group.
 
         Args:
-            start_V: where all clients start; or [K, V], each from its own.
+            start_V: the state from which all clients start; or [K, V], each client's own.
             integers_I: the integer buffers to start with; or [K, I].
             samples: each client's (inputs, targets).
             orders: each client's stream that shuffles them, made when something is drawn.
-            context: what comes with the tasks beside the model.
+            context: contents of the tasks beside the model.
 
         Returns:
-            What training leaves, on the CPU.
+            The trained states, on the CPU.
 
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
@@ -114,18 +116,22 @@ class BatchedTrainer(LocalTrainer):
         # so that clients with steps left are always the first rows
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
+        if back is not None:
+            start_V = start_V if start_V.ndim == 1 else start_V[rows]
+            integers_I = integers_I if integers_I.ndim == 1 else integers_I[rows]
+            context = context.of(rows)
         stack = self._stack(len(rows))
-        stack.load(*(part if back is None or part.ndim == 1 else part[rows] for part in (start_V, integers_I)))
+        stack.load(start_V, integers_I)
         inputs_E, targets_E = (torch.cat(parts).to(self.device) for parts in zip(*samples, strict=True))
         blocks = self._steps.blocks(plans, orders, rows)
-        if back is not None:
-            context = context.of(rows)
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
             sums_K = self._run(stack, (inputs_E, targets_E), blocks, context).cpu()
         vectors_KV, integers_KI = (part.cpu() for part in stack.states())
         if back is not None:
-            sums_K, vectors_KV, integers_KI = sums_K[back], vectors_KV[back], integers_KI[back]
+            sums_K = sums_K[back]
+            vectors_KV = vectors_KV[back]
+            integers_KI = integers_KI[back]
         losses = [loss_sum / plan.seen for loss_sum, plan in zip(sums_K.tolist(), plans, strict=True)]
         return TrainedGroup(vectors_KV, integers_KI, losses)
 
@@ -142,7 +148,7 @@ class BatchedTrainer(LocalTrainer):
             context = context.spread(stack.spread, stack.x_KQ[:, : stack.shared])
         moves = self.phase.moves(stack.shared)
         optimizer = None if self._moves_in_place else optimizer_for(self.local, self._lr)
-        running = stack.rows
+        running = stack.rows  # number of rows that are not finished
         for block in blocks:
             step = 0
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
@@ -156,16 +162,19 @@ class BatchedTrainer(LocalTrainer):
                         (losses_K,) = self._replay(tensors, group, *batches[0])
                     else:
                         gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
-                        x_KQ, gradient_KQ = stack.x_KQ[:active], gradient_KQ[:active]
+                        x_KQ = stack.x_KQ[:active]
+                        gradient_KQ = gradient_KQ[:active]
                         if self.phase.rule is not None:
                             of_active = context.of(slice(active))
                             gradient_KQ = of_active.corrected(self.phase.rule, gradient_KQ, x_KQ, stack.shared)
                         optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
                     losses.append(losses_K)
                     running = active
-                sizes_LK = block.sizes_LK[step : (step := step + len(losses)), :rows]
+                end = step + len(losses)
+                sizes_LK = block.sizes_LK[step:end, :rows]
+                step = end
                 losses_LK = torch.stack(losses) * sizes_LK
-                # 0 × NaN is NaN: what a finished row computes must not count
+                # 0 × NaN is NaN: the losses of a finished row must not count
                 sums_K[:rows].add_((losses_LK if running == rows else losses_LK.where(sizes_LK > 0, 0)).sum(0))
         return sums_K
 
@@ -192,7 +201,7 @@ class BatchedTrainer(LocalTrainer):
     def _record(self, examples: list[Tensor]) -> fx.GraphModule:
         *state, inputs, targets, _ = examples
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # of what vmap takes one by one
+            warnings.filterwarnings("ignore", "There is a performance drop")  # vmap takes some operations one by one
             with torch.enable_grad():  # training runs under no_grad
                 program = record(self._gradients_and_losses, examples)
             if not keeps(program, len(state)):
@@ -210,7 +219,8 @@ class BatchedTrainer(LocalTrainer):
         half = -(-inputs.shape[1] // 2)
         with self.precision:
             # copies, for a model may change its inputs in place
-            outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
+            outputs = self._outputs(state, inputs.clone())
+            of_half = self._outputs(state, inputs[:, :half].clone())
             if not self._agree(outputs[:, :half], of_half):
                 raise _unfit("a model's output for a sample must not depend on others of its batch")
             pairs = zip(outputs.clone(), targets.clone(), strict=True)  # vmap would import PyTorch's compiler
@@ -247,14 +257,15 @@ class BatchedTrainer(LocalTrainer):
     def _forward(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         given = self._constants | dict(zip(self._names, state, strict=True))
         after = dict(given)
-        output: Tensor = functional_call(self.module, after, (inputs,))  # which notes there what the module has set
+        # functional_call writes into ``after`` whatever the module has set
+        output: Tensor = functional_call(self.module, after, (inputs,))
         if any(after[name] is not part for name, part in given.items()):
             raise _unfit("a model's forward pass must not set its parameters or buffers")
         return output
 
 
 def _bucket(active: int, rows: int) -> int:
-    """The fewest rows, of all, half, a quarter and so on, that hold all active ones: few shapes."""
+    """The fewest rows that hold all active ones, among all, half, a quarter and so on: few shapes to record."""
     while active <= (half := -(-rows // 2)) < rows:
         rows = half
     return rows

@@ -1,6 +1,6 @@
 """Batches: a client's samples cut into optimizer steps, and a group's samples into steps that all clients take at once.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -13,32 +13,34 @@ from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.config.experiment import Local
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
 
 _STEPS_AT_ONCE = 512  # steps for which the indices of samples are made at a time
-_KEPT_GROUPS = 64  # whose blocks may be used again
-_KEPT_SAMPLES = 1 << 16  # of all steps of a group whose blocks are kept: about a megabyte
+_KEPT_GROUPS = 64  # number of groups whose blocks may be used again
+_KEPT_SAMPLES = 1 << 16  # largest number of samples, over all steps, of a group whose blocks are kept: a megabyte
 
 _Order: TypeAlias = Callable[[], np.random.Generator]
 
 
 class Batches:
-    """Epochs in a fresh order each, cut into steps of one size, the last of an epoch shorter, until all are taken.
+    """Batches of a task: each epoch has a fresh order, and is cut into steps of one size, of which the last is shorter.
 
     Args:
         local: the experiment's section of that name.
-        samples: the client's, at least 1.
-        never_single: no step has a single sample, as BatchNorm needs it: a last one joins the step before it.
-        steps: of a task, if it is not as the section says.
+        samples: number of the client's samples, at least 1.
+        never_single: True if no step may have a single sample, as BatchNorm needs it: a last single sample joins the
+            step before it.
+        steps: number of optimizer steps of a task; None: the section's.
 
     Attributes:
-        samples: the client's.
-        steps: optimizer steps of a task.
-        sizes: the samples of each step of one epoch.
-        seen: the samples of all steps of a task, each as often as it is seen.
-        keeps_order: every batch has all samples; their order means nothing, so they keep it and nothing is drawn.
+        samples: number of the client's samples.
+        steps: number of optimizer steps of a task.
+        sizes: number of samples of each step of one epoch.
+        seen: number of samples of all steps of a task, each counted as often as it is seen.
+        keeps_order: True if every batch has all samples. Their order then means nothing: they keep it, and nothing is
+            drawn.
 
     Example:
         >>> batches = Batches(Local(batch_size=4, epochs=2), 10)
@@ -49,7 +51,9 @@ class Batches:
     """
 
     def __init__(self, local: Local, samples: int, never_single: bool = False, steps: int | None = None) -> None:
-        self.samples, self._size, self._never_single = samples, local.batch_size, never_single
+        self.samples = samples
+        self._size = local.batch_size
+        self._never_single = never_single
         self.sizes = _cut(samples, local.batch_size * local.accumulate, never_single)
         steps = local.steps if steps is None else steps
         self.steps = (local.epochs or 1) * len(self.sizes) if steps is None else steps
@@ -58,7 +62,7 @@ class Batches:
         self.keeps_order = len(self.sizes) == 1 and (local.accumulate == 1 or samples <= local.batch_size)
 
     def orders(self, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """Order [E] in which each epoch takes the samples; in the last epoch, for as many steps as are left.
+        """Order [E] in which each epoch takes the samples; of the last epoch a task may take the first steps alone.
 
         Args:
             generator: the stream that shuffles them; one permutation an epoch, drawn when its order is asked for.
@@ -95,10 +99,11 @@ class Block(NamedTuple):
     """Consecutive steps of a group, clients in descending order of their steps.
 
     Args:
-        index_E: for each batch, which of all samples stands in each place, K · B of them.
-        weights_KB: for each batch, what its losses count in their client's mean; 0 where a place is filled up.
-        sizes_LK: the samples that each client has in each step, in float64; 0 once it has finished.
-        active: the number of clients that take part in each step.
+        index_E: index of the sample in each of a batch's K · B places, among all samples; a tensor a batch.
+        weights_KB: weight of each loss in its client's mean, in [0, 1], 0 where a place is filled up; a tensor a
+            batch.
+        sizes_LK: number of samples of each client in each step, in float64; 0 once it has finished.
+        active: number of clients that take part in each step.
     """
 
     index_E: tuple[Tensor, ...]
@@ -120,7 +125,7 @@ class Block(NamedTuple):
 class _Client(NamedTuple):
     plan: Batches
     order: _Order | None  # None: its samples keep theirs
-    begin: int  # of its samples among those of all
+    begin: int  # place of its first sample among the samples of the group
 
 
 class GroupSteps:
@@ -129,13 +134,13 @@ class GroupSteps:
     Where a client has fewer samples in a step than another, its last one fills its places, with weight 0.
 
     Attributes:
-        plan: the :class:`Batches` of a number of samples, and of a task's own number of steps, if it says one; the
-            same object for the same numbers.
+        plan: (number of samples, the task's own number of steps or None) → :class:`Batches`; the same object for the
+            same numbers.
 
     Args:
         local: the experiment's section of that name.
-        device: where the indices and weights are wanted.
-        dtype: of the weights.
+        device: device of the indices and weights.
+        dtype: type of the weights.
 
     Example:
         >>> steps = GroupSteps(Local(batch_size=4, epochs=1), torch.device("cpu"), torch.float32)
@@ -191,22 +196,23 @@ class GroupSteps:
                 for part in (index_LKW, weights_LKW)
             )
             yield Block(
-                torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
-                torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
-                torch.from_numpy(sizes_LK).to(self._device, torch.float64),
-                (sizes_LK > 0).sum(1).tolist(),
+                index_E=torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
+                weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
+                sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64),
+                active=(sizes_LK > 0).sum(1).tolist(),
             )
 
 
 def _places(client: _Client, places_W: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Samples in a client's places [L, W], a block at a time; places left over hold the step's last sample."""
+    """Samples in a client's places [L, W], a block at a time; empty places hold the step's last sample."""
     plan = client.plan
     orders = itertools.repeat(np.arange(plan.samples)) if client.order is None else plan.orders(client.order())
     taken: list[NDArray[np.int64]] = []
     for first in range(0, plan.steps, _STEPS_AT_ONCE):
         epochs_L, steps_L = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
         epochs_L -= epochs_L[0]
-        taken = taken[-1:] if steps_L[0] else []
+        taken = taken[-1:] if steps_L[0] else []  # the last block may have ended within an epoch
         taken += itertools.islice(orders, int(epochs_L[-1]) + 1 - len(taken))
-        places_LW = np.minimum(places_W, np.take(plan.sizes, steps_L)[:, None] - 1) + plan.sizes[0] * steps_L[:, None]
+        last_L1 = np.take(plan.sizes, steps_L)[:, None] - 1
+        places_LW = np.minimum(places_W, last_L1) + plan.sizes[0] * steps_L[:, None]
         yield client.begin + np.stack(taken)[epochs_L[:, None], places_LW]

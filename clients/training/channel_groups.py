@@ -1,6 +1,6 @@
 """Convolutions, pools and group norms of many clients as one: each client's channels are a group of them.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ChannelGroups"]
 
@@ -18,13 +18,13 @@ _Dims: TypeAlias = tuple[int | None, ...]
 
 
 class ChannelGroups(TorchFunctionMode):
-    r"""Mode in which ``vmap`` computes what keeps channels apart on all clients' channels side by side.
+    r"""Mode in which ``vmap`` computes operations that keep channels apart on all clients' channels side by side.
 
     .. math:: x_{k,b,c,\dots} → x_{b,\,(k,c),\dots}
 
     PyTorch's own rules want clients before samples for some of these operations and after them for others, and copy in
-    between. Here all results have the clients second; what acts on numbers one by one keeps that order, so that nothing
-    is copied. On a CPU images have their channels last in memory, as its convolutions are fastest. A maximum is taken
+    between. Here all results have the clients second. Elementwise operations keep that order, so that nothing is
+    copied. On a CPU images have their channels last in memory, as its convolutions are fastest. A maximum is taken
     before a ReLU rather than after it, which is the same, and so is its gradient.
     """
 
@@ -35,7 +35,8 @@ class ChannelGroups(TorchFunctionMode):
     ) -> Any:
         """Compute an operation, in groups of channels if it is one of those."""
         kwargs = kwargs or {}
-        (output, before), self._relu = self._relu, (None, None)
+        output, before = self._relu
+        self._relu = (None, None)
         dims, rule = _RULES.get(function, ((), function))
         if args and isinstance(args[0], Tensor) and args[0].ndim in dims:
             if function in _MAXIMA and args[0] is output:
@@ -52,12 +53,12 @@ class _OfGroup(torch.autograd.Function):
 
     @staticmethod
     def forward(rule: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        """Compute it for tensors that are of no client."""
+        """Compute it for tensors that belong to no client."""
         return rule(1, (None,) * len(tensors), *tensors)
 
     @staticmethod
     def setup_context(*_: Any) -> None:
-        """Keep nothing: what is of no client needs no gradient."""
+        """Keep nothing: tensors that belong to no client need no gradient."""
 
     @staticmethod
     def vmap(info: Any, dims: _Dims, rule: Callable[..., Tensor], *tensors: Any) -> tuple[Tensor, int]:
@@ -81,8 +82,10 @@ def _convolution(
     def rule(clients: int, dims: _Dims, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         is_common = dims[0] is None and groups == 1  # all clients read the same channels
         x = x if is_common else _channels(x, dims[0], clients)
-        parts = _rows(weight, dims[1], clients), _rows(bias, dims[2], clients)
-        return function(x, *parts, stride, padding, dilation, 1 if is_common else groups * clients)
+        weights = _rows(weight, dims[1], clients)
+        biases = _rows(bias, dims[2], clients)
+        all_groups = 1 if is_common else groups * clients
+        return function(x, weights, biases, stride, padding, dilation, all_groups)
 
     return _of_group(rule, x, weight, bias)
 
@@ -108,8 +111,9 @@ def _group_norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
     def rule(clients: int, dims: _Dims, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        parts = _rows(weight, dims[1], clients), _rows(bias, dims[2], clients)
-        return torch.group_norm(_channels(x, dims[0], clients), num_groups * clients, *parts, eps)
+        weights = _rows(weight, dims[1], clients)
+        biases = _rows(bias, dims[2], clients)
+        return torch.group_norm(_channels(x, dims[0], clients), num_groups * clients, weights, biases, eps)
 
     return _of_group(rule, x, weight, bias)
 
@@ -119,6 +123,7 @@ def _channels(x: Tensor, dim: int | None, clients: int) -> Tensor:
     x_BKC = x.unsqueeze(1).expand(-1, clients, *x.shape[1:]) if dim is None else x.movedim(dim, 1)
     if x_BKC.ndim != 5 or x.device.type != "cpu":
         return x_BKC.flatten(1, 2)
+    # channels last in memory: with them a CPU's convolutions are fastest
     return x_BKC.permute(0, 3, 4, 1, 2).flatten(3).contiguous().permute(0, 3, 1, 2)
 
 

@@ -1,6 +1,6 @@
 """Contrast: the representations of three models on one batch, for rules that compare them.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 from fed.aggregators.base import LocalRule
 from fed.errors import InvalidModel
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Contrast"]
 
@@ -19,7 +19,7 @@ class Contrast:
 
     Args:
         module: the model that is trained.
-        rule: compares.
+        rule: the rule that compares representations.
 
     Raises:
         InvalidModel: if there is no such layer.
@@ -29,8 +29,8 @@ class Contrast:
         layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
         if not layers:
             raise InvalidModel(
-                f"a model must have a torch.nn.Linear for {type(rule).__name__}, which compares what the last gets, "
-                "got none"
+                f"a model must have a torch.nn.Linear for {type(rule).__name__}, which compares the inputs of the last "
+                "one, got none: add one, or choose another algorithm"
             )
         self._module = module
         self._rule = rule
@@ -46,8 +46,9 @@ class Contrast:
 
     def penalty(self, inputs_B: Tensor) -> Tensor:
         """Term of the rule for the batch that the module was last called with."""
-        features_BF, self._seen = self._seen[-1].flatten(1), []
-        self._module.eval()  # what normalises batches keeps its statistics
+        features_BF = self._seen[-1].flatten(1)
+        self._seen = []
+        self._module.eval()  # so that batch normalisation keeps its statistics
         with torch.no_grad():
             for parameters in self._others:
                 functional_call(self._module, parameters, (inputs_B.clone(),))  # a model may change its inputs in place

@@ -1,7 +1,7 @@
-"""Executors of pure work: items are done here or in other processes, with the same bits.
+"""Executors of pure work: items are done here or elsewhere, with the same bits.
 
-An item is a small picklable content with tensors. Here this process does it; in :mod:`fed.simulations.executors.pool`
-others do.
+An item is a small picklable content with tensors. Kinds of executors are a family of the registry: that of this module
+does items in this process, that of :mod:`fed.simulations.executors.pool` in others of this machine.
 """
 
 from abc import ABC, abstractmethod
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Executor", "InProcess", "Item", "Make", "Result", "Work"]
 
 Work: TypeAlias = Callable[[Any, Sequence[Tensor]], tuple[Any, Sequence[Tensor]]]
-"""(content, tensors) → (content, tensors): a pure function, which changes neither what it gets nor what it gave before.
+"""(content, tensors) → (content, tensors): a pure function, which changes neither its arguments nor earlier results.
 
 The tensors that it gets are its own for as long as it runs."""
 
-Make: TypeAlias = Callable[[int], Work]
-"""Called once in each process, with the worker's number from 0."""
+Make: TypeAlias = Callable[["torch.device"], Work]
+"""Factory of the work: called once by each worker, with the device that its work is to compute on."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class Item:
 
     Args:
         content: small and picklable; a copy of it reaches another process.
-        tensors: not to be changed until the result is there.
-        label: what people call it: "clients 3, 7 and 9 in round 5".
-        cost: how long it takes compared with others, in any unit.
-        priority: items with a low number come first; then those of the largest cost, then the first come.
+        tensors: tensors that the caller leaves unchanged until the result is there.
+        label: name for people, such as "clients 3, 7 and 9 in round 5".
+        cost: duration relative to other items, in any unit.
+        priority: rank in the queue: the lowest number comes first, then the largest cost, then the first that was
+            submitted.
     """
 
     content: Any
@@ -54,20 +55,34 @@ class Result(NamedTuple):
 
 
 class Executor(ABC):
-    """Does items; one thread may use it, as a context that ends what it began.
+    """Does items. One thread may use it, as a context whose end closes it.
+
+    A kind of executor is a class of this base. A simulation calls it with those of these arguments that its constructor
+    names:
+
+    - ``make``, a :data:`Make`;
+    - ``devices``, the device of each worker, so that their number is the number of workers;
+    - ``capacity_bytes``, the largest size of an item's tensors, and of those of its result, in bytes;
+    - ``small_bytes``, the size below which an item takes less time than its way to another process, in bytes;
+    - ``awaits``, True if the constructor is to wait until a worker has begun, so that failing to start fails there.
 
     Attributes:
-        is_parallel: whether items are at work while the caller does something else.
+        is_parallel: True if items are at work while the caller does something else.
+        pickles_work: True if ``make`` goes to other processes, and must be picklable for it.
+        shares_memory: True if these processes are spawned by this one, and may map its memory: training data then lie
+            in it once for all, as :class:`fed.simulations.executors.shared_memory.SharedTensor`.
     """
 
-    is_parallel: ClassVar[bool]
+    is_parallel: ClassVar[bool] = False
+    pickles_work: ClassVar[bool] = False
+    shares_memory: ClassVar[bool] = False
 
     @abstractmethod
     def submit(self, item: Item) -> int:
         """Ask for an item to be done.
 
         Returns:
-            Its ticket.
+            The item's ticket.
 
         Raises:
             InvalidInput: if the item is too large, or cannot go to another process.
@@ -78,14 +93,14 @@ class Executor(ABC):
         """The results of these tickets as they finish, each once; those of other tickets are kept for later calls.
 
         Raises:
-            FedError: what the work raised of this kind, as soon as it did.
+            FedError: the error of this kind that the work raised, as soon as it did.
             RunFailed: if an item ended several workers, or workers cannot be started.
             KeyError: if there is no result to come for a ticket.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Drop whatever is not done. Afterwards no process is left."""
+        """Drop all items that are not done. Afterwards no process is left."""
 
     def __enter__(self) -> Self:
         return self
@@ -95,14 +110,17 @@ class Executor(ABC):
 
 
 class InProcess(Executor):
-    """Does items in this process, when their results are asked for; what the work raises is raised as it is.
+    """Executor in this process: does items when their results are asked for, and raises what the work raises as it is.
 
     Args:
-        make: makes what does the work, at once.
+        make: factory of the work, called at once.
+        devices: the device of the one worker.
 
     Example:
         >>> import torch
-        >>> executor = InProcess(lambda worker: lambda content, tensors: (content.upper(), [tensors[0] + 1]))
+        >>> def make(device):
+        ...     return lambda content, tensors: (content.upper(), [tensors[0] + 1])
+        >>> executor = InProcess(make, [torch.device("cpu")])
         >>> small = executor.submit(Item("a", [torch.zeros(1)], "small", cost=1))
         >>> large = executor.submit(Item("b", [torch.ones(1)], "large", cost=9))
         >>> for ticket, content, tensors in executor.results([small, large]):
@@ -111,10 +129,9 @@ class InProcess(Executor):
         A 1.0
     """
 
-    is_parallel = False
-
-    def __init__(self, make: Make) -> None:
-        self._work = make(0)
+    def __init__(self, make: Make, devices: "Sequence[torch.device]") -> None:
+        (device,) = devices
+        self._work = make(device)
         self._items: dict[int, Item] = {}
         self._submitted = 0
 

@@ -1,14 +1,14 @@
 """Flat parameters: trainable parameters as one vector to compute with, of one client or stacked of a group.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from fed.layout import Layout, Part
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.layout import Layout, Part
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["FlatParameters", "StackedStates"]
 
@@ -22,17 +22,17 @@ class FlatParameters:
     """Makes a module's trainable parameters views of one flat vector, ``x_Q``.
 
     Each parameter begins at a multiple of 64 bytes, as if it had been allocated by itself: kernels may round otherwise
-    where memory is not aligned, and training is to be a plain loop's, to the bit. The gaps hold zeros, which
-    elementwise rules leave zero.
+    where memory is not aligned, and training must have the bits of a plain loop. The gaps hold zeros, which elementwise
+    rules leave zero.
 
     Args:
-        module: whose parameters' data are replaced.
-        layout: the module's.
+        module: model; its parameters' data are replaced.
+        layout: layout of the module.
 
     Attributes:
         x_Q: the vector.
-        shared: how many of its numbers, the first, are those of parameters that clients share.
-        has_convolutions: whether there are weights of 2-D convolutions.
+        shared: length of the part of ``x_Q`` that clients share; it comes first.
+        has_convolutions: True if there are weights of 2-D convolutions.
 
     Example:
         >>> module = nn.Linear(3, 1)
@@ -100,7 +100,7 @@ class FlatParameters:
                 view.add_(part, alpha=-lr)
 
     def spread(self, vector_P: Tensor) -> Tensor:
-        """Vector of the shared parameters with alignment gaps; any other tensor as it is."""
+        """Vector of the shared parameters with alignment gaps; other tensors stay as they are."""
         vector_P = vector_P.to(self.x_Q.device, self.x_Q.dtype)
         if vector_P.shape != (self._shared_size,):
             return vector_P
@@ -113,7 +113,7 @@ class FlatParameters:
         return torch.cat([view.reshape(-1) for view in self.named(vector_Q).values()])
 
     def named(self, vector_Q: Tensor) -> dict[str, Tensor]:
-        """Trainable parameters, by name, that another vector [Q] holds, or its first numbers."""
+        """Trainable parameters by name, as views of another vector [Q]; of a shorter vector the first parameters."""
         places = zip(self._parts, self._channels_last, strict=True)
         held = [(part, channels_last) for part, channels_last in places if part.offset < len(vector_Q)]
         return {part.name: _view(part, vector_Q, channels_last) for part, channels_last in held}
@@ -122,6 +122,7 @@ class FlatParameters:
         if loss.ndim or not loss.is_cpu:
             parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
         else:
+            # in this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable
             parts = _run_backward(
                 (loss,), (torch.ones_like(loss),), keep_graph, False, self._parameters, True, accumulate_grad=False
             )
@@ -131,7 +132,8 @@ class FlatParameters:
     def _joined(self, parts: list[Tensor]) -> Tensor:
         """Tensors in the parameters' shapes as one vector [Q]."""
         pieces = []
-        for gap, channels_last, part in zip(self._gaps, self._channels_last, parts, strict=False):  # or the first ones
+        # not strict: the tensors may be of the first parameters alone
+        for gap, channels_last, part in zip(self._gaps, self._channels_last, parts, strict=False):
             if gap is not None:
                 pieces.append(gap.to(part.dtype))
             pieces.append((part.permute(0, 2, 3, 1) if channels_last else part).reshape(-1))
@@ -148,16 +150,17 @@ class StackedStates:
     """States of a group of clients: each of the model's tensors is one tensor with a row for every client.
 
     Args:
-        layout: of one client's state.
-        rows: how many clients.
-        device: where they lie.
-        in_rows: a client's trainable tensors stand side by side, for rules and optimizers that see them as one vector;
-            each is as aligned as if it stood alone. Else each tensor lies by itself, which products prefer.
+        layout: layout of one client's state.
+        rows: number of clients.
+        device: device of the states.
+        in_rows: True if a client's trainable tensors are to stand side by side, for rules and optimizers that see them
+            as one vector; each is as aligned as if it stood alone. Otherwise each tensor has memory of its own, with
+            which matrix products are faster.
 
     Attributes:
-        rows: how many clients.
-        shared: how many numbers of a row of ``x_KQ``, the first, are those of parameters that clients share.
-        x_KQ: those vectors where ``in_rows``, else of no width.
+        rows: number of clients.
+        shared: length of the part of a row of ``x_KQ`` that clients share; it comes first.
+        x_KQ: trainable tensors of each client as one vector where ``in_rows``, else of width 0.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)
@@ -214,17 +217,17 @@ class StackedStates:
         return self._tensors[rows]
 
     def finish(self, rows: slice) -> None:
-        """Freeze these rows: later steps leave them as they are, even where what is added is NaN."""
+        """Freeze these rows: later steps leave them as they are, even where they would add NaN."""
         self._finished.append((rows, [flat[rows].clone() for flat in self._flat]))
 
     def joined(self, gradients: Sequence[Tensor]) -> Tensor:
         """Gradients of the trainable tensors as they stand ``in_rows``: [K, Q]."""
         rows = len(gradients[0])
-        pairs = zip(gradients, self._gaps, strict=False)  # or of the first ones
+        pairs = zip(gradients, self._gaps, strict=False)  # gradients may be of the first tensors alone
         return torch.cat([part for gradient, gap in pairs for part in (gradient.reshape(rows, -1), gap[:rows])], 1)
 
     def spread(self, vectors: Tensor) -> Tensor:
-        """Vectors of the shared parameters, one or one a client, with a row's gaps; any other tensor as it is."""
+        """Vectors of the shared parameters, one or one a client, with a row's gaps; other tensors stay as they are."""
         vectors = vectors.to(self.x_KQ.device, self.x_KQ.dtype)
         shared = self._layout.shared
         if vectors.shape[-1:] != (shared.parameters,):
@@ -242,6 +245,6 @@ def _view(part: Part, x_Q: Tensor, channels_last: bool) -> Tensor:
 
 
 def _aligned_widths(parts: tuple[Part, ...]) -> list[int]:
-    """Numbers from the beginning of each part to that of the next, as kernels want them aligned."""
+    """Distances from the beginning of each part to the next, counted in numbers: multiples of 64 bytes."""
     unit = _ALIGNMENT_BYTES // parts[0].dtype.itemsize
     return [-(-part.size // unit) * unit for part in parts]

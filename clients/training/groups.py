@@ -16,9 +16,9 @@ class Groups:
 
     Args:
         local: the experiment's section of that name.
-        size: the most clients of a group.
-        never_single: no step has a single sample, as BatchNorm needs it.
-        phases: what a task consists of.
+        size: largest number of clients of a group, at least 1.
+        never_single: True if no step may have a single sample, as BatchNorm needs it.
+        phases: phases of a task, one after another.
 
     Example:
         >>> groups = Groups(Local(batch_size=10), size=2)
@@ -47,9 +47,9 @@ class Groups:
         """Number of a task's steps that see at most ``seen`` samples; 0 with several phases, which go together.
 
         Args:
-            seen: the limit.
-            samples: the client's.
-            steps: the task's own number, or None.
+            seen: largest number of samples seen.
+            samples: number of the client's samples.
+            steps: the task's own number of steps, or None.
         """
         if len(self._phases) > 1:
             return 0
@@ -63,18 +63,20 @@ class Groups:
         return sum(phase.steps for phase in phases), sum(phase.seen for phase in phases)
 
     def _batches_of(self, samples: int, steps: int | None) -> list[Batches]:
-        locals_ = [(phase.local(self._local), phase.steps(steps)) for phase in self._phases]
-        return [Batches(local, samples, self._never_single, its_steps) for local, its_steps in locals_]
+        return [
+            Batches(phase.local(self._local), samples, never_single=self._never_single, steps=phase.steps(steps))
+            for phase in self._phases
+        ]
 
     def of(self, samples: Sequence[int], steps: Sequence[int | None] = ()) -> list[list[int]]:
-        """Groups of as many tasks, give or take one, as few as there can be.
+        """Groups of tasks, as few as possible, whose sizes differ by one at most.
 
         Args:
-            samples: how many each task's client holds.
-            steps: how many each task says; as the section unless given.
+            samples: number of samples of each task's client.
+            steps: number of steps of each task; None, or no entries: the section's.
 
         Returns:
-            Places in ``samples``, group by group; of equal steps those in order.
+            Places in ``samples``, group by group; tasks of equal steps stay in order.
         """
         said = steps or [None] * len(samples)
         order = sorted(range(len(samples)), key=lambda place: -self.steps(samples[place], said[place]))

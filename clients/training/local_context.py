@@ -1,6 +1,6 @@
-"""Context of a client's local training: what a task brings beside the model, and its use by a rule.
+"""Context of a client's local training: contents of a task beside the model, and their use by a rule.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fed.aggregators.base import Broadcast, LocalRule
 from fed.aggregators.client_side import each_part
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["LocalContext"]
 
@@ -18,11 +18,11 @@ class LocalContext(NamedTuple):
     """Context of local training, of one client or of a group.
 
     Args:
-        client_state: what the client keeps for the rule: a named tuple of tensors, of a group [K, ·] each; or None.
-        broadcast: what the rule sent along.
-        anchor_P: the model that the rule calls x, of a group one or [K, P], if it is not where training starts.
-        lr: the step size, if it is not the section's.
-        steps: number of steps of each client, None where it is as the section or the phase says; all are where empty.
+        client_state: state of the client for the rule, a named tuple of tensors, of a group [K, ·] each; or None.
+        broadcast: tensors that the rule sent beside the model.
+        anchor_P: the model that the rule calls x, of a group one or [K, P]; None: the model where training starts.
+        lr: step size, > 0; None: the section's.
+        steps: number of steps of each client, None where the section or the phase decides; empty: it decides for all.
     """
 
     client_state: Any = None
@@ -40,10 +40,11 @@ class LocalContext(NamedTuple):
         """Context in the form in which a trainer holds parameters.
 
         Args:
-            spread: puts a vector into that form.
-            began_Q: where training starts, in that form: the anchor, unless there is another.
+            spread: vector → the vector in that form.
+            began_Q: parameters from which training starts, in that form: the anchor, unless there is another.
         """
-        state, broadcast = each_part(self.client_state, spread), tuple(map(spread, self.broadcast))
+        state = each_part(self.client_state, spread)
+        broadcast = tuple(map(spread, self.broadcast))
         anchor_Q = began_Q.clone() if self.anchor_P is None else spread(self.anchor_P)  # training moves in place
         return self._replace(client_state=state, broadcast=broadcast, anchor_P=anchor_Q)
 
@@ -51,14 +52,15 @@ class LocalContext(NamedTuple):
         """Gradient [Q] or [K, Q] as the rule corrects it; its last numbers, of parameters that are not shared, stay.
 
         Args:
-            rule: the algorithm's.
-            gradient_Q: of the loss.
+            rule: local rule of the algorithm.
+            gradient_Q: gradient of the loss.
             x_Q: the parameters.
             shared: the number of first parameters that the rule corrects.
         """
         assert self.anchor_P is not None
-        beside = self.anchor_P, self.client_state, self.broadcast
         if gradient_Q.shape[-1] == shared:
-            return rule.correct(gradient_Q, x_Q, *beside)
-        corrected = rule.correct(gradient_Q[..., :shared], x_Q[..., :shared], *beside)
+            return rule.correct(gradient_Q, x_Q, self.anchor_P, self.client_state, self.broadcast)
+        gradient_P = gradient_Q[..., :shared]
+        x_P = x_Q[..., :shared]
+        corrected = rule.correct(gradient_P, x_P, self.anchor_P, self.client_state, self.broadcast)
         return torch.cat([corrected, gradient_Q[..., shared:]], -1)

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["keeps", "move_in_place", "record"]
 
@@ -37,13 +37,13 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
     """Record a function of tensors as a graph without operations that do nothing.
 
     Args:
-        function: it may take gradients; what it does must not depend on the tensors' numbers. Tensors that it does not
-            make itself are constants.
+        function: function of tensors. It may take gradients. Its operations must not depend on the tensors' numbers.
+            Tensors that it does not make itself are constants.
         examples: tensors of the shapes, types and strides that it will be given, which share memory as those will; they
             are only read.
 
     Returns:
-        The graph, whose ``forward`` runs it. What that returns may share memory with inputs and constants.
+        The graph, whose ``forward`` runs it. Its results may share memory with inputs and constants.
 
     Raises:
         RuntimeError: if the function reads a number of a tensor, or changes a tensor's shape in place.
@@ -69,11 +69,12 @@ def move_in_place(program: fx.GraphModule, tensors: int, step: float) -> fx.Grap
     Where an output is a batched matrix product, product and sum are one operation, and the product is never stored.
 
     Args:
-        program: of :func:`record`; its first outputs have the shapes of its first inputs.
-        tensors: how many of them.
-        step: a number; the program's attribute of that name, which may be set to another.
+        program: program of :func:`record`, whose first outputs have the shapes of its first inputs.
+        tensors: number of these inputs, ≥ 1.
+        step: factor of the sums; the program's attribute of that name, which may be set anew.
     """
-    graph, written = program.graph, program.meta["written"]
+    graph = program.graph
+    written = program.meta["written"]
     output = graph.output_node()
     results: list[fx.Node] = list(cast(Any, output.args[0]))
     moved = _inputs(program)[:tensors]
@@ -105,18 +106,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         self._graph = fx.Graph()
         self._nodes: dict[Hashable, fx.Node] = {}
         self._constants: dict[str, Tensor] = {}
-        self._held: dict[int, torch.UntypedStorage] = {}  # all memory, so that none is used twice
+        self._held: dict[int, torch.UntypedStorage] = {}  # all memory, so that no address is used twice
         self._written: set[int] = set()
 
     def inputs(self, examples: Sequence[Tensor]) -> list[Tensor]:
         """Copies of the examples, each an input of the graph."""
+        # one copy for all examples that share memory
         copies: dict[int, Any] = {_place(example): example.untyped_storage() for example in examples}
         copies = {place: storage.clone() for place, storage in copies.items()}
         inputs = []
         for number, example in enumerate(examples):
-            form = example.storage_offset(), example.shape, example.stride()
+            storage = copies[_place(example)]
             # with the example's offset and strides, which clone() would drop
-            inputs.append(example.new_empty(0).set_(copies[_place(example)], *form))
+            copy = example.new_empty(0).set_(storage, example.storage_offset(), example.shape, example.stride())
+            inputs.append(copy)
             self._note(self._graph.placeholder(f"input_{number}"), inputs[-1])
         return inputs
 
@@ -142,10 +145,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
     ) -> Any:
         kwargs = kwargs or {}
         if func is _ATEN._local_scalar_dense.default:
-            raise RuntimeError("what reads a tensor's numbers cannot be recorded: it is data-dependent control flow")
+            raise RuntimeError("reading a tensor's numbers cannot be recorded: it is data-dependent control flow")
         if torch.Tag.inplace_view in func.tags:
-            raise RuntimeError(f"what changes a tensor's shape in place cannot be recorded, got {func}")
-        if func is _ATEN.lift_fresh.default:  # of a constant, which is to stay as it is
+            raise RuntimeError(f"changing a tensor's shape in place cannot be recorded, got {func}")
+        if func is _ATEN.lift_fresh.default:  # a copy, so that the constant stays as it is
             func = _ATEN.lift_fresh_copy.default
         node = self._graph.call_function(func, *tree_map_only(Tensor, self._node_of, (args, kwargs)))
         self._written |= _memory(*_written_by(node))
@@ -157,7 +160,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         key = _key(tensor)
         if key not in self._nodes:
             if _place(tensor) in self._held.keys() - {_place(constant) for constant in self._constants.values()}:
-                raise RuntimeError("what looks at a tensor's memory past PyTorch's operations cannot be recorded")
+                raise RuntimeError("reading a tensor's memory past PyTorch's operations cannot be recorded")
             name = f"constant_{len(self._constants)}"
             self._constants[name] = tensor.detach()
             self._note(self._graph.get_attr(name), tensor)
@@ -222,7 +225,8 @@ def _drop_renamings(graph: fx.Graph, written: set[int]) -> None:
         if source is not None and not _memory(node, *node.all_input_nodes) & written:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-            old, new = node.meta["memory"], source.meta["memory"]
+            old = node.meta["memory"]
+            new = source.meta["memory"]
             if old != new:
                 for other in sharing.pop(old):
                     other.meta["memory"] = new
@@ -233,7 +237,8 @@ def _same_tensor(node: fx.Node) -> fx.Node | None:
     """Node whose result is the same tensor as this node's, in everything but identity."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
-    source, rest = node.args[0], node.args[1:]
+    source = node.args[0]
+    rest = node.args[1:]
     match node.target:
         case _ATEN.detach.default | _ATEN.alias.default | _ATEN.lift_fresh_copy.default:
             return source

@@ -3,7 +3,7 @@
 Each step equals ``torch.optim``'s of the same name. A state lasts for one task. Of many clients the last may drop out
 from one step to the next.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fed.config.experiment import Local
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["SGD", "AdamOptimizer", "Optimizer", "optimizer_for"]
 
@@ -23,10 +23,10 @@ class SGD:
     .. math:: g ← g + λ x, \qquad m ← ρ m + g, \qquad x ← x - η m \quad (\text{Nesterov: } x ← x - η (g + ρ m))
 
     Args:
-        lr: η.
-        momentum: ρ.
-        nesterov: look one momentum step ahead.
-        weight_decay: λ.
+        lr: η > 0.
+        momentum: ρ ≥ 0.
+        nesterov: True to step by g + ρ m, the gradient one momentum step ahead.
+        weight_decay: λ ≥ 0.
     """
 
     lr: float
@@ -59,11 +59,11 @@ class AdamOptimizer:
         x ← x - η \frac{m / (1 - β_1^t)}{\sqrt{v / (1 - β_2^t)} + ε}
 
     Args:
-        lr: η.
-        betas: β₁ and β₂.
-        eps: ε.
-        weight_decay: λ: g ← g + λ x before the moments, or ``decoupled``, x ← (1 − η λ) x.
-        decoupled: AdamW.
+        lr: η > 0.
+        betas: β₁ and β₂, in [0, 1).
+        eps: ε > 0.
+        weight_decay: λ ≥ 0: g ← g + λ x before the moments, or ``decoupled``, x ← (1 − η λ) x.
+        decoupled: True for AdamW.
     """
 
     lr: float
@@ -82,7 +82,9 @@ class AdamOptimizer:
             gradient_P = gradient_P.add(x_P, alpha=self.weight_decay)
         if self._moments is None:
             self._moments = torch.zeros_like(x_P), torch.zeros_like(x_P)
-        first_P, second_P = self._moments = self._moments[0][: len(x_P)], self._moments[1][: len(x_P)]
+        first_P = self._moments[0][: len(x_P)]  # clients that are done have dropped out
+        second_P = self._moments[1][: len(x_P)]
+        self._moments = (first_P, second_P)
         self._steps += 1
         beta1, beta2 = self.betas
         first_P.lerp_(gradient_P, 1 - beta1)
@@ -99,5 +101,11 @@ Optimizer: TypeAlias = SGD | AdamOptimizer
 def optimizer_for(local: Local, lr: float) -> Optimizer:
     """New optimizer for one task, with the task's step size."""
     if local.optimizer == "sgd":
-        return SGD(lr, local.momentum, local.nesterov, local.weight_decay)
-    return AdamOptimizer(lr, local.betas, local.eps, local.weight_decay, decoupled=local.optimizer == "adamw")
+        return SGD(lr, momentum=local.momentum, nesterov=local.nesterov, weight_decay=local.weight_decay)
+    return AdamOptimizer(
+        lr,
+        betas=local.betas,
+        eps=local.eps,
+        weight_decay=local.weight_decay,
+        decoupled=local.optimizer == "adamw",
+    )

@@ -1,6 +1,6 @@
 """Recurrent layers step by step, as ``vmap`` can compute them for many clients at once.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,27 +10,27 @@ from typing import Any, TypeAlias
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["RecurrentLayers"]
 
 _MOST_STEPS = 256
 _State: TypeAlias = tuple[Tensor, ...]
 _Cell: TypeAlias = Callable[[Tensor, _State, Tensor, Tensor | None], _State]
-"""(what a step reads, the state before it, W, b) → the state after it, whose first part is the output."""
+"""(input of a step, the state before it, W, b) → the state after it, whose first part is the output."""
 
 
 class RecurrentLayers(TorchFunctionMode):
     """Mode in which LSTM, GRU and plain recurrent layers are computed step by step, with operations of their own.
 
-    PyTorch's are one operation for all steps, of which ``vmap`` knows no rule. Packed sequences, projections of the
+    PyTorch computes all steps in one operation, for which ``vmap`` has no rule. Packed sequences, projections of the
     state and sequences of more than 256 steps, which take seconds to record, stay as they are.
     """
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute an operation, step by step if it is one of those."""
+        """Compute an operation, step by step if it is a recurrent layer."""
         cell = _CELLS.get(function)
         if cell is None or kwargs or isinstance(args[2], Tensor) or not _is_plain(*args):
             return function(*args, **(kwargs or {}))
@@ -52,7 +52,8 @@ def _stacked(
     """All layers; returns the last one's outputs, and each part of all layers' last states."""
     starts = [begin] if isinstance(begin, Tensor) else begin
     outputs_TBH = x.transpose(0, 1) if batch_first else x
-    directions, each = 1 + is_bidirectional, 4 if has_bias else 2
+    directions = 1 + is_bidirectional
+    each = 4 if has_bias else 2  # tensors of one layer and direction
     ends: list[_State] = []
     for layer in range(layers):
         if layer and dropout and training:

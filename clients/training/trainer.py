@@ -1,6 +1,6 @@
 """Trainer: one client's local training, optimizer steps on its samples and the model as a flat vector.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -8,7 +8,6 @@ import operator
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,37 +16,29 @@ from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.local_trainer import LocalTrainer
+from fed.clients.training.local_trainer import LocalResult, TorchTrainer
 from fed.clients.training.optimizers import optimizer_for
-from fed.randomness import seeded_torch
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["LocalResult", "Trainer"]
+__all__ = ["Trainer"]
 
 _LOSSES_AT_ONCE = 1024  # bounds the memory of losses that wait
-_SAMPLES_AT_ONCE = 128  # where no step is taken
+_SAMPLES_AT_ONCE = 128  # in one forward pass of a measurement
 _NOTHING = LocalContext()
 
 
-class LocalResult(NamedTuple):
-    """Result of local training: the state, and the mean loss over the samples seen."""
-
-    vector_V: Tensor
-    integers_I: Tensor
-    train_loss: float
-
-
-class Trainer(LocalTrainer):
+class Trainer(TorchTrainer):
     """Trains one client after another with one module, whose parameters are views of one flat vector.
 
-    A parameter that the loss does not reach has a gradient of zero: weight decay and momentum move it all the same,
-    where ``torch.optim`` passes it over.
+    A parameter that the loss does not reach has a gradient of zero. Weight decay and momentum still move it, whereas
+    ``torch.optim`` passes it over.
 
     On the CPU, modules with 2-D convolutions are trained with channels last, which takes a tenth to a fifth off their
     time, unless they view tensors in ways that need the usual order.
 
     Attributes:
-        plan: the :class:`Batches` of a number of samples, and of a task's own number of steps, if it says one.
+        plan: (number of samples, the task's own number of steps or None) → :class:`Batches`.
 
     Raises:
         InvalidModel: if a term of the loss compares representations, and the model has no linear layer.
@@ -73,7 +64,16 @@ class Trainer(LocalTrainer):
             and self._flat.has_convolutions
             and not _normalises_channels(self.module)
         )
-        self._in_usual_order: set[torch.Size] = set()  # the shapes of clients' inputs with which it has failed
+        self._in_usual_order: set[torch.Size] = set()  # shapes of clients' inputs with which channels last has failed
+
+    def steps(self, samples: int, steps: int | None) -> int:
+        """Number of optimizer steps of a task.
+
+        Args:
+            samples: number of samples of the client.
+            steps: the task's own number of steps; None: as many as the experiment says.
+        """
+        return self.plan(samples, steps).steps
 
     def load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool = False) -> "nn.Module":
         """Module in a given state; buffers that are not saved are reset to their first values.
@@ -104,15 +104,15 @@ class Trainer(LocalTrainer):
         """Train from a state on a client's samples.
 
         Args:
-            vector_V: where to start.
+            vector_V: the floating-point state to start with.
             integers_I: the integer buffers to start with.
             samples: the client's (inputs, targets).
             order: the stream that shuffles them.
-            seed: for what the module itself draws, as dropout does.
-            context: what comes with the task beside the model.
+            seed: seed of the module's own draws, such as those of dropout.
+            context: contents of the task beside the model.
 
         Returns:
-            What training leaves, on the CPU.
+            The trained state, on the CPU.
         """
         shape = samples[0].shape  # with the number of samples: whether a view fails depends on it
         if self._tries_channels_last and shape not in self._in_usual_order:
@@ -132,14 +132,17 @@ class Trainer(LocalTrainer):
     def _train(self, samples: Pair, order: np.random.Generator, seed: int, context: LocalContext) -> LocalResult:
         """Train from the state that is loaded."""
         self.module.train()
-        x_Q, shared = self._flat.x_Q, self._flat.shared
+        x_Q = self._flat.x_Q
+        shared = self._flat.shared
         if self.phase.rule is not None:
             context = context.spread(self._flat.spread, x_Q[:shared])
         if self._contrast is not None:
             assert context.anchor_P is not None
             self._contrast.hold(self._flat.named(context.anchor_P), self._flat.named(context.client_state.previous_P))
         lr = self.local.lr if context.lr is None else context.lr
-        optimizer, scaler, losses = optimizer_for(self.local, lr), _LossScale(), _MeanLoss()
+        optimizer = optimizer_for(self.local, lr)
+        scaler = _LossScale()
+        losses = _MeanLoss()
         batches = self.plan(len(samples[0]), context.steps[0] if context.steps else None)
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order):
@@ -163,12 +166,13 @@ class Trainer(LocalTrainer):
         Args:
             vector_V: the floating-point state.
             integers_I: the integers.
-            samples: the client's.
-            seed: of the stream for a model that draws random numbers.
-            gradient: whether the gradient is wanted.
+            samples: (inputs, targets) of the client.
+            seed: seed of the module's own draws.
+            gradient: True if the gradient is wanted; otherwise zeros stand in its place.
         """
         self.load(vector_V, integers_I).train()
-        gradient_Q, losses = torch.zeros_like(self._flat.x_Q), _MeanLoss()
+        gradient_Q = torch.zeros_like(self._flat.x_Q)
+        losses = _MeanLoss()
         chunks = max(len(samples[1]) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
         parts = (part.to(self.device).tensor_split(chunks) for part in samples)
         # copies, for a model may change its inputs in place
@@ -186,12 +190,13 @@ class Trainer(LocalTrainer):
         """The batches of each optimizer step."""
         inputs_E, targets_E = (part.to(self.device, non_blocking=True) for part in samples)
         within = [batches.within(size) for size in batches.sizes]
-        sizes, left = list(chain.from_iterable(within)), batches.steps
+        sizes = list(chain.from_iterable(within))
+        left = batches.steps
         for order_E in batches.orders(order):
             if batches.keeps_order:  # copies, for a model may change its inputs in place
                 yield [(inputs_E.clone(), targets_E.clone())]
                 continue
-            # Batch by batch, for a slice of all would begin anywhere, and what MKL computes depends on the alignment.
+            # Batch by batch: a slice of all samples would begin anywhere, and MKL's results depend on the alignment.
             parts = iter(torch.from_numpy(order_E).to(self.device).split_with_sizes(sizes))
             for step in islice(within, left):
                 yield [(_take(inputs_E, of_B), _take(targets_E, of_B)) for of_B in islice(parts, len(step))]
@@ -201,7 +206,8 @@ class Trainer(LocalTrainer):
         """The gradient [Q] of the mean loss over a step's samples, batch by batch."""
         if len(step) == 1:
             return self._gradient_of_batch(*step[0], losses, scaler)
-        gradient_Q, samples = torch.zeros_like(self._flat.x_Q), sum(len(inputs_B) for inputs_B, _ in step)
+        gradient_Q = torch.zeros_like(self._flat.x_Q)
+        samples = sum(len(inputs_B) for inputs_B, _ in step)
         for inputs_B, targets_B in step:
             part_Q = self._gradient_of_batch(inputs_B, targets_B, losses, scaler)
             gradient_Q.add_(part_Q, alpha=len(inputs_B) / samples)
@@ -239,7 +245,8 @@ class _MeanLoss:
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
         self._sizes: list[int] = []
-        self._sum, self._samples = 0.0, 0
+        self._sum = 0.0
+        self._samples = 0
 
     def add(self, loss: Tensor, samples: int) -> None:
         self._losses.append(loss)
@@ -255,7 +262,8 @@ class _MeanLoss:
         losses = torch.stack(self._losses).tolist() if self._losses else []  # one wait for a GPU instead of one a step
         self._sum += sum(map(operator.mul, losses, self._sizes))
         self._samples += sum(self._sizes)
-        self._losses, self._sizes = [], []
+        self._losses = []
+        self._sizes = []
 
 
 class _LossScale:

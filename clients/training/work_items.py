@@ -1,23 +1,43 @@
-"""Work items of processes that work for clients, and their results."""
+"""Work items of processes that work for clients, and their results.
 
-from collections.abc import Callable, Iterable
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Score
-from fed.clients.measures import Metrics, is_mean_over_samples
-from fed.clients.training.losses import Loss
-from fed.compression.codec import Draw
+from fed.clients.scoring.measures import Loss, Metrics, is_mean_over_samples
+from fed.clients.training.evaluation import Score
+from fed.clients.training.local_trainer import MakeTrainer
+from fed.compression.codec import CodecState
 from fed.config.experiment import Local
-from fed.randomness import Streams
-from fed.tensors import Tensor, nn
-from fed.wire.format import Format
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, nn
+from fed.wire.messages import Task
 
-__all__ = ["CountClasses", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
+__all__ = [
+    "CountClasses",
+    "Evaluate",
+    "EvaluateByClients",
+    "Evaluated",
+    "Leaving",
+    "Left",
+    "Recipe",
+    "Train",
+    "Trained",
+    "TrainedClients",
+    "Wants",
+    "label_of",
+]
 
 _Reader: TypeAlias = Callable[[ClientId], Pair]
+
+Wants: TypeAlias = Literal["models", "reported", "updates", "mean", "payload"]
+"""Kinds of results of a group's training, as :class:`Train` describes them."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +47,7 @@ class Train:
     With it come the model or models to start from (vector [V] or [K, V], integers [I] or [K, I]), the broadcast's
     tensors, and the clients' states, [K, ·] each.
 
-    The result is a :class:`Trained`, what is wanted, and the clients' new states. There are wanted
+    The result is a :class:`Trained`, the wanted tensors, and the clients' new states. ``wants`` is one of
 
     - "models": the trained vectors [K, V], in the model's type, and integers [K, I];
     - "reported": the updates that clients report [K, M], in float64, before they are encoded, and integers [K, I];
@@ -35,24 +55,24 @@ class Train:
     - "mean": their weighted mean [M], in float64, and the largest of the integers [I];
     - "payload": the tensors of one client's message, [1, ·] each, as they travel, integers last.
 
-    Where codecs keep something, the states that they have if the messages are lost come after the new ones.
+    Where codecs keep states, their states in case the messages are lost come after the new ones.
 
     Args:
         clients: the group.
-        round: with the client it names the random streams, unless ``keys`` do.
-        wants: what is to be sent back.
-        lr: the step size; None: the experiment's.
-        steps: how many optimizer steps each client takes, None: as many as the experiment says; so do all where empty.
-        broadcast_count: how many tensors the algorithm sends beside the model.
-        population: how many clients there are.
-        places: each client's number among them, where the algorithm asks for it.
-        keys: what names each client's random streams beside it; the round where empty.
-        state_names: the names of the tensors of the clients' states, in their order.
+        round: round of the task, from 1; with the client it names the random streams, unless ``keys`` do.
+        wants: kind of result that is sent back.
+        lr: step size, > 0; None: the experiment's.
+        steps: number of optimizer steps of each client, None for the experiment's; empty: the experiment's for all.
+        broadcast_count: number of tensors that the algorithm sends beside the model.
+        population: number of all clients.
+        places: each client's number among all clients, where the algorithm asks for it.
+        keys: numbers that name each client's random streams, together with the client; empty: the round alone.
+        state_names: names of the tensors of the clients' states, in their order.
     """
 
     clients: tuple[ClientId, ...]
     round: int
-    wants: Literal["models", "reported", "updates", "mean", "payload"]
+    wants: Wants
     lr: float | None = None
     steps: tuple[int | None, ...] = ()
     broadcast_count: int = 0
@@ -61,15 +81,46 @@ class Train:
     keys: tuple[tuple[int, ...], ...] = ()
     state_names: tuple[str, ...] = ()
 
-    def draw(self, streams: Streams, own_streams: Streams | None = None) -> Draw:
-        """The random streams with which the clients encode.
+    @classmethod
+    def of(
+        cls,
+        tasks: Sequence[Task],
+        *,
+        wants: Wants,
+        population: int,
+        places: tuple[int, ...] = (),
+        state_names: tuple[str, ...] = (),
+        cuts: Mapping[int, int] | None = None,
+    ) -> "Train":
+        """The local training of tasks that share a step size and a broadcast.
 
         Args:
-            streams: the run's streams.
-            own_streams: the streams of the clients' own draws; None: the run's.
+            tasks: a coordinator's tasks, one for each client of the group.
+            wants: kind of result that is sent back.
+            population: number of all clients.
+            places: each client's number among all clients, where the algorithm asks for it.
+            state_names: names of the tensors of the clients' states, in their order.
+            cuts: id of a task → number of optimizer steps, where that is not the task's own.
         """
-        rounds = [key[0] for key in self.keys] or [self.round] * len(self.clients)
-        return Draw(streams, rounds, self.clients, own_streams=own_streams)
+        cuts = cuts or {}
+        first = tasks[0]
+        return cls(
+            clients=tuple(task.client for task in tasks),
+            round=first.round,
+            wants=wants,
+            lr=first.lr,
+            steps=tuple(cuts.get(task.id, task.steps) for task in tasks),
+            broadcast_count=len(first.model.broadcast),
+            population=population,
+            places=places,
+            keys=tuple((task.round, task.repeats) if task.repeats else (task.round,) for task in tasks),
+            state_names=state_names,
+        )
+
+    @property
+    def rounds(self) -> Sequence[int]:
+        """The round of each client, which names the random streams with which it encodes."""
+        return [key[0] for key in self.keys] or [self.round] * len(self.clients)
 
     def key_of(self, row: int) -> tuple[ClientId, ...]:
         """Key of a client's random streams."""
@@ -81,12 +132,12 @@ class Trained:
     """Result of training a group.
 
     Args:
-        samples: how many each client holds.
-        train_losses: of each client, the mean over those.
-        weights: of each client in the mean.
+        samples: number of samples of each client.
+        train_losses: mean loss of each client over the samples trained on.
+        weights: weight of each client in the mean.
         sizes: bytes of each client's message, where codecs decide on them; else empty.
-        diverged: the clients whose loss or model is no longer finite, each with a sentence that says so; where there
-            are any, no tensors come with the result.
+        diverged: clients whose loss or model is no longer finite, each with a sentence that says so. If there is one,
+            no tensors come with the result.
     """
 
     samples: tuple[int, ...]
@@ -96,14 +147,74 @@ class Trained:
     diverged: tuple[tuple[ClientId, str], ...] = ()
 
 
+class TrainedClients(NamedTuple):
+    """K clients after local training in which none has diverged, before anything leaves them.
+
+    Args:
+        task: task of the group.
+        start: the model that came with the task, [V], or each client's own, [K, V].
+        integers_I: integer buffers that came with the model.
+        begin: model from which local steps began, [V], or each client's own, [K, V].
+        params_KV: trained models, in the model's type.
+        integers_KI: trained integer buffers.
+        samples: number of samples of each client.
+        train_losses: each client's mean loss over the samples trained on.
+        client_state: the algorithm's state of the clients, a named tuple of [K, ·], or None.
+        kept: states of the clients' codecs, [K, ·] each.
+        facts: () → all else that :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their
+            own.
+    """
+
+    task: Train
+    start: Tensor
+    integers_I: Tensor
+    begin: Tensor
+    params_KV: Tensor
+    integers_KI: Tensor
+    samples: tuple[int, ...]
+    train_losses: tuple[float, ...]
+    client_state: Any
+    kept: CodecState
+    facts: Callable[[], Mapping[str, Any]]
+
+
+class Left(NamedTuple):
+    """Tensors that have left K clients, with the states that the clients keep.
+
+    Args:
+        tensors: tensors that the task wants, integers last.
+        weights: weight of each client in the mean.
+        client_state: the algorithm's new state of the clients.
+        counted: states of the clients' codecs once their messages count, [K, ·] each.
+        lost: states of the clients' codecs if the messages are lost, [K, ·] each.
+        sizes: bytes of each client's message, where codecs decide on them; else empty.
+        overflown: row → reason why its client's message cannot be sent. If there is one, ``tensors`` is empty.
+    """
+
+    tensors: tuple[Tensor, ...]
+    weights: tuple[float, ...]
+    client_state: Any
+    counted: CodecState
+    lost: CodecState
+    sizes: tuple[int, ...] = ()
+    overflown: Mapping[int, str] = MappingProxyType({})
+
+
+class Leaving(Protocol):
+    """The way out of clients that report to a coordinator: :class:`fed.clients.way_out.WayOut`."""
+
+    def __call__(self, trained: TrainedClients) -> Left:
+        """Make the results that a task wants of its trained clients."""
+
+
 @dataclass(frozen=True)
 class Evaluate:
     """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1.
 
     Args:
-        first: the first sample.
-        last: the end.
-        places: of the test set, those samples; where it is empty, ``first`` … ``last`` − 1 themselves.
+        first: place of the first sample in the test set.
+        last: place behind the last sample.
+        places: places of the samples in the test set; empty: ``first`` … ``last`` − 1 themselves.
     """
 
     first: int
@@ -116,7 +227,7 @@ class CountClasses:
     """Count the test samples ``first`` … ``last`` − 1 by true class and by the class that a model takes them for.
 
     The model is a vector [V] with integers [I]. The result has no content but the counts [C, C], or no tensor where
-    :func:`fed.clients.evaluation.confusion_counts` gives none.
+    :func:`fed.clients.training.evaluation.confusion_counts` gives none.
     """
 
     first: int
@@ -125,16 +236,16 @@ class CountClasses:
 
 @dataclass(frozen=True)
 class EvaluateByClients:
-    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on what these hold out."""
+    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on their held-out samples."""
 
     clients: tuple[ClientId, ...]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Each model's loss and metrics, with the number of samples that they are of.
+    """Each model's loss and metrics, with the number of samples that were scored.
 
-    By clients there is a score for each that holds samples out, in their order, and those ``clients`` are named.
+    An :class:`EvaluateByClients` has a score for each client that holds samples out; ``clients`` names these clients.
     """
 
     scores: tuple[Score, ...]
@@ -151,17 +262,18 @@ class Recipe:
         loss: (output, target) → scalar.
         metrics: name → (output, target) → number.
         local: the experiment's section of that name.
-        aggregator: what clients report to; None where there is no coordinator.
-        phases: what local training consists of.
-        private: the names of what the model does not share.
-        read: a client's samples.
+        aggregator: algorithm that clients report to; None where there is no coordinator.
+        phases: phases of local training, one after another.
+        private: names of the tensors that the model does not share.
+        read: client → its samples.
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
-        secret_streams: the streams of what clients draw for themselves, where nobody else may follow it; None: the
-            run's.
-        held_out: the samples that a client scores models on, where clients do.
-        format: of the clients' messages; None where there is no coordinator, or nobody trains.
-        is_batched: whether groups train as one computation.
+        secret_streams: streams of the clients' own draws, where nobody else may follow them; None: the run's.
+        held_out: client → samples on which it scores models, where clients do.
+        way_out: way out of the clients' messages; None where there is no coordinator, or nobody trains.
+        is_batched: True if groups train as one computation.
+        make_trainer: function that makes the trainer of single clients, where that is not PyTorch's own; clients then
+            train one by one.
     """
 
     module: "nn.Module"
@@ -176,12 +288,13 @@ class Recipe:
     streams: Streams
     secret_streams: Streams | None = None
     held_out: _Reader | None = None
-    format: Format | None = None
+    way_out: Leaving | None = None
     is_batched: bool = False
+    make_trainer: MakeTrainer | None = None
 
     @property
     def own_streams(self) -> Streams:
-        """The streams of what clients draw for themselves."""
+        """The streams of the clients' own draws."""
         return self.secret_streams or self.streams
 
     @property
@@ -193,6 +306,9 @@ class Recipe:
 def label_of(task: Train) -> str:
     """Name of a group in a round, for people."""
     names = [repr(client) for client in task.clients[:8]]
-    names += [f"{len(task.clients) - 8} others"] if len(task.clients) > 8 else []
-    who = f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names[:-1])} and {names[-1]}"
+    if len(task.clients) > 8:
+        names.append(f"{len(task.clients) - 8} others")
+    who = f"client {names[0]}"
+    if len(names) > 1:
+        who = f"clients {', '.join(names[:-1])} and {names[-1]}"
     return f"{who} of round {task.round}"

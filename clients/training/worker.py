@@ -1,6 +1,6 @@
-"""Worker: what a process does for clients, simulated or real: trains groups of them, and evaluates models.
+"""Worker: a process's work for clients, simulated or real: it trains groups of them, and evaluates models.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import copy
@@ -10,48 +10,47 @@ from typing import Any
 
 from fed.clients.data import Pair
 from fed.clients.data.samples import dense
-from fed.clients.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
+from fed.clients.training.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.work_items import CountClasses, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
-from fed.machine import keep_freed_memory
-from fed.randomness import seeded_torch
-from fed.tensors import Tensor, nn, torch
+from fed.processes.machine import keep_freed_memory
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["Work", "device_of", "on_device"]
-
-
-def device_of(worker: int) -> "torch.device":
-    """Device of a worker: GPUs are dealt to workers in turn."""
-    return (
-        torch.device("cuda", worker % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
-    )
+__all__ = ["Work", "on_device"]
 
 
 def on_device(measure: Any, device: "torch.device") -> Any:
-    """A loss or metric that is a module, such as one with weights of classes, where the model's output will be."""
+    """A loss or metric, moved to the device if it is a module, such as one with weights of classes."""
     # to() would move the user's own module
     return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure
 
 
 class Work:
-    """Work of a process: one item after another, on its share of the GPUs.
+    """Work of a process: one item after another, on one device.
 
     Args:
-        recipe: what there is to work with.
-        worker: which of the processes this is, from 0.
+        recipe: parts of the run that the work needs.
+        device: device that computes.
     """
 
-    def __init__(self, recipe: Recipe, worker: int) -> None:
-        if multiprocessing.parent_process() is not None:  # in the first process fed.simulate has done so
+    def __init__(self, recipe: Recipe, device: "torch.device") -> None:
+        if multiprocessing.parent_process() is not None:  # fed.simulate has done so in the first process
             keep_freed_memory()
-        device = device_of(worker)
         self._loss = on_device(recipe.loss, device)
         self._metrics = {name: on_device(metric, device) for name, metric in recipe.metrics.items()}
         self._recipe = recipe
         self._device = device
         self._training = GroupTraining(recipe, self._loss, device)
-        parts = recipe.module, self._loss, self._metrics, device, recipe.private
-        self._evaluator = BatchedEvaluator(*parts) if recipe.is_batched else None
+        self._evaluator: BatchedEvaluator | None = None
+        if recipe.is_batched:
+            self._evaluator = BatchedEvaluator(
+                module=recipe.module,
+                loss=self._loss,
+                metrics=self._metrics,
+                device=device,
+                private=recipe.private,
+            )
 
     def __call__(
         self, task: Train | Evaluate | EvaluateByClients | CountClasses, tensors: Sequence[Tensor]
@@ -76,7 +75,7 @@ class Work:
 
     def _confusion_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
         samples = self._test_samples(slice(task.first, task.last))
-        # the draws of the evaluation, so that a model that draws gives what was scored
+        # the draws of the evaluation, so that a model that draws gives the scored outputs
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             module = self._training.trainer.load(vector_V, integers_I)
             counts_CC = confusion_counts(module, samples, self._device)
@@ -90,7 +89,9 @@ class Work:
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
         assert self._recipe.held_out is not None
         rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
-        scores, samples, clients = [], [], []
+        scores = []
+        samples = []
+        clients = []
         for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
             pair = dense(self._recipe.held_out(client))
             if count := len(pair[1]):

@@ -1,6 +1,6 @@
 """``fed algorithms``: the list of algorithms, and all about one of them, taken from its docstring and its code.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import re
@@ -9,13 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fed.cli.kinds import cited, tell
-from fed.cli.tables import console, listed
+from fed.cli.kinds import WHAT, show_all, tell
 from fed.config.docstrings import summary
 
 __all__ = ["algorithms"]
 
-_PARAMETERS, _POPULATION = 1009, 13  # two primes: the sizes of what is sent show what they are made of
+# two primes: the size of a message shows what it is made of
+_PARAMETERS = 1009
+_POPULATION = 13
 
 
 def algorithms(
@@ -27,12 +28,11 @@ def algorithms(
     if name is not None:
         tell(ALGORITHMS, name, _facts)
         return
-    rows = []
-    for kind in ALGORITHMS.builtin:
-        what, paper = cited(summary(ALGORITHMS.section(kind).target))
-        rows.append((kind, ALGORITHMS.make(kind).make().primitive or "–", what, paper or "–"))
-    console().print(listed(("kind", "over", "what it does", "paper"), rows))
-    console().print("fed algorithms NAME tells all about one of them", markup=False)
+
+    def cells(kind: str, what: str, paper: str) -> tuple[str, ...]:
+        return ALGORITHMS.make(kind).make().primitive or "–", what, paper or "–"
+
+    show_all(ALGORITHMS, ("over", WHAT, "paper"), cells, ["fed algorithms NAME tells all about one of them"])
 
 
 def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
@@ -41,7 +41,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
 
     from fed.aggregators.base import Aggregator
     from fed.aggregators.client_side import format_of
-    from fed.layout import Layout
+    from fed.vectors.layout import Layout
 
     if not isinstance(algorithm, Aggregator):
         yield "peers keep", f"{_fields(algorithm.init(torch.zeros(1, _PARAMETERS, dtype=torch.float64)))} each"
@@ -68,7 +68,8 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         return
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"
-    message = format_of(algorithm, Layout(_PARAMETERS, _PARAMETERS, torch.float32, (), (), ()), _POPULATION)
+    layout = Layout(parameters=_PARAMETERS, size=_PARAMETERS, dtype=torch.float32, trained=(), averaged=(), integers=())
+    message = format_of(algorithm, layout, _POPULATION)
     encoded = f", encoded by {' and '.join(algorithm.uplink)}" if algorithm.uplink else ""
     yield "moves up", f"{_sizes(message.parts, model)} from each client{encoded}"
     asks = {"loss": "the loss", "gradient": "the full gradient", "place": "its number"}
@@ -115,5 +116,6 @@ def _sizes(sizes: Sequence[int], model: str) -> str:
     numbers = sum(size for size in sizes if size not in (_PARAMETERS, _POPULATION))
     parts = [f"{models} × {model}"] if models != 1 else [model]
     parts += [f"{populations} × one number for each client of the population"] if populations else []
-    parts += [f"{numbers} number{'s' if numbers > 1 else ''}"] if numbers else []
+    if numbers:
+        parts.append(f"{numbers} number{'s' if numbers > 1 else ''}")
     return " and ".join(parts)

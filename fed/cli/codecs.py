@@ -1,6 +1,6 @@
 """``fed codecs``: the list of codecs, and all about one of them, taken from its docstring and its code.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator
@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed.cli.kinds import cited, tell
-from fed.cli.tables import console, listed
-from fed.config.docstrings import summary
+from fed.cli.kinds import WHAT, show_all, tell
 from fed.errors import InvalidExperiment, InvalidInput
 
 if TYPE_CHECKING:
@@ -34,21 +32,19 @@ def codecs(
     if name is not None:
         tell(CODECS, name, partial(_facts, name))
         return
-    rows = []
-    for kind in CODECS.builtin:
-        what, paper = cited(summary(CODECS.section(kind).target))
-        made = CODECS.make(kind).make()
-        rows.append((_bits(made), kind, what, _properties(made), made.bound, paper or "–"))
-    rows.sort(key=lambda row: row[0], reverse=True)
-    headings = ("kind", "bits", "what it does", "properties", "bound", "paper")
-    shown = listed(headings, ((kind, f"{bits:.3g}", *texts) for bits, kind, *texts in rows))
-    shown.columns[0].no_wrap = True
-    shown.columns[1].justify = "right"
-    out = console()
-    out.print(shown)
-    out.print(f"bits: a parameter's, at the defaults, {_MEASURED}", markup=False)
-    out.print("bound: ω of unbiased codecs and 1 − δ of contractions are the mean of ‖C(x) − x‖²/‖x‖²", markup=False)
-    out.print("fed codecs NAME tells all about one of them", markup=False)
+    made = {kind: CODECS.make(kind).make() for kind in CODECS.builtin}
+    bits = {kind: _bits(codec) for kind, codec in made.items()}
+
+    def cells(kind: str, what: str, paper: str) -> tuple[str, ...]:
+        return f"{bits[kind]:>6.3g}", what, _properties(made[kind]), made[kind].bound, paper or "–"
+
+    notes = (
+        f"bits: a parameter's, at the defaults, {_MEASURED}",
+        "bound: ω of unbiased codecs and 1 − δ of contractions are the mean of ‖C(x) − x‖²/‖x‖²",
+        "fed codecs NAME tells all about one of them",
+    )
+    headings = ("bits", WHAT, "properties", "bound", "paper")
+    show_all(CODECS, headings, cells, notes, order=lambda kind: -bits[kind])
 
 
 def _facts(kind: str, codec: Any) -> Iterator[tuple[str, str]]:
@@ -101,7 +97,7 @@ def _bits(codec: Any) -> float:
 
     from fed.compression.chain import CodecChain
     from fed.compression.codec import Codec, Draw
-    from fed.randomness import Streams
+    from fed.vectors.randomness import Streams
 
     chain = CodecChain((codec,), _values())
     size_bytes = chain.size_bytes

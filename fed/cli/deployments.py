@@ -15,9 +15,11 @@ from fed.errors import InvalidInput
 __all__ = ["Credentials", "Insecure", "Name", "hold_to_certificates", "name_of", "running"]
 
 _LAST_PORT = 65535
-Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
+Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys that fed keys made.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
-Name = Annotated[str | None, typer.Option(metavar="NAME", help="Its own name, where it has no certificate.")]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Name of this node or peer, where it has no certificate.")
+]
 
 
 def hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
@@ -25,9 +27,9 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
 
     Args:
         address: HOST:PORT to listen at or to dial.
-        credentials: the folder of keys.
-        insecure: True to go without.
-        option: the option that gave the address.
+        credentials: folder of keys.
+        insecure: True to go without certificates.
+        option: option that gave the address, for the error.
 
     Raises:
         InvalidInput: if the address is none, or must not be used so.
@@ -41,7 +43,8 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
         raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
     if credentials is None and not insecure:
         raise InvalidInput(
-            "both sides know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
+            "both sides know each other by certificates, got no credentials: give --credentials DIR, which fed keys "
+            "makes"
         )
     if insecure:
         hold_to_loopback(address)
@@ -52,12 +55,12 @@ def name_of(who: str, name: str | None, credentials: Path | None, certified: str
 
     Args:
         who: ``node`` or ``peer``.
-        name: of the option.
-        credentials: the folder of keys.
-        certified: what the certificate in it says.
+        name: name from the option, or None.
+        credentials: folder of keys.
+        certified: name in the certificate of that folder, or None.
 
     Raises:
-        InvalidInput: if both say another one, or neither says any.
+        InvalidInput: if option and certificate differ, or there is neither.
     """
     if certified is not None and name not in {None, certified}:
         raise InvalidInput(f"{credentials} holds the certificate of {certified}, got --name {name}: leave it out")
@@ -73,11 +76,11 @@ def running(
     """Place where a run says what it does, and its folder, until it ends or is broken off.
 
     Args:
-        command: which runs it.
-        name: the experiment's.
-        output: the folder that the user named.
-        overwrite: what is in the folder may be replaced.
-        resume: the folder of a run to resume.
+        command: command that runs it.
+        name: name of the experiment.
+        output: folder that the user named, or None.
+        overwrite: True if a run in the folder may be replaced.
+        resume: folder of a run to resume, or None.
     """
     shown = display()
     say_all(shown)

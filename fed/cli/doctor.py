@@ -12,7 +12,7 @@ from rich.table import Table
 
 import fed
 from fed.cli.tables import console
-from fed.machine import usable_cores
+from fed.processes.machine import usable_cores
 from fed.quantities import bytes_text
 from fed.wire.engines import FLOWER
 
@@ -25,7 +25,9 @@ def examine() -> int:
     Returns:
         The exit code: 1 if experiments cannot run, else 0.
     """
-    shown, machine, packages = console(), Table(show_header=False, box=None), Table("package", "version", "needed")
+    shown = console()
+    machine = Table(show_header=False, box=None)
+    packages = Table("package", "version", "needed")
     devices, notes = _devices()
     for row in (
         ("fed", f"{fed.__version__} in {Path(fed.__file__).parent}"),
@@ -36,7 +38,8 @@ def examine() -> int:
         *devices,
     ):
         machine.add_row(*row)
-    required, flower = _required(), Requirement(FLOWER)
+    required = _required()
+    flower = Requirement(FLOWER)
     for package in (*required, flower):
         packages.add_row(package.name, _version(package.name) or "none", f"{package.specifier or 'any'}")
     shown.print(machine)

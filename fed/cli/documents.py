@@ -25,9 +25,9 @@ def show(
     """Print every value in force, of an experiment or of a comparison, as YAML.
 
     Args:
-        file: of the experiment or the comparison.
+        file: file of the experiment or the comparison.
         settings: values in place of the file's.
-        batching: say how clients will train, and why.
+        batching: True to say how clients will train, and why.
     """
     from fed.config import yaml
 
@@ -39,7 +39,7 @@ def show(
 
 def schema(
     document: Annotated[
-        Literal["experiment", "comparison"], typer.Argument(help="Of what the schema is wanted.")
+        Literal["experiment", "comparison"], typer.Argument(help="Document to print the schema of.")
     ] = "experiment",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a reference of both documents instead.")] = False,
 ) -> None:
@@ -59,8 +59,8 @@ def flower_app(
     """Write an experiment as a Flower app, which flwr run starts on any Flower federation.
 
     Args:
-        file: of the experiment.
-        output: the app's folder.
+        file: file of the experiment.
+        output: folder of the app.
         settings: values in place of the file's.
     """
     from fed.server.flower.app import write_app

@@ -1,4 +1,4 @@
-"""``fed export``: what a run or a comparison has left, as one table for other programs."""
+"""``fed export``: the results of a run or of a comparison, as one table for other programs."""
 
 import csv
 import io
@@ -38,10 +38,10 @@ def export(
     """Write a table of a run as CSV or Parquet; of a comparison with the columns variant, seed and, of folds, fold.
 
     Args:
-        folder: of a run, or of a comparison.
-        to: the file.
-        what: the table.
-        overwrite: replace a file that is there.
+        folder: folder of a run, or of a comparison.
+        to: path of the file to write.
+        what: name of the table.
+        overwrite: True to replace a file that is there.
     """
     formats = {".csv": _csv, ".parquet": _parquet}
     if to.suffix not in formats:
@@ -69,8 +69,10 @@ def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
         raise InvalidInput(f"{folder} must hold a run or a comparison that has ended, got none: see fed runs")
     columns: dict[str, list[Any]] = {"variant": [], "seed": []}
     for name, text, place in run_folders(folder, contents_of(folder)):
-        own, repetition = columns_of(place, what), repetition_of(text)
-        before, rows = len(columns["seed"]), len(next(iter(own.values()), []))
+        own = columns_of(place, what)
+        repetition = repetition_of(text)
+        before = len(columns["seed"])
+        rows = len(next(iter(own.values()), []))
         seed_and_fold = repetition if isinstance(repetition, tuple) else (repetition,)
         own |= {"variant": [name] * rows}
         own |= {key: [number] * rows for key, number in zip(("seed", "fold"), seed_and_fold, strict=False)}
@@ -100,7 +102,8 @@ def _parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     from importlib import import_module
 
     try:
-        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # an extra
+        pyarrow = import_module("pyarrow")  # an extra
+        parquet = import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise InvalidInput('Parquet needs pyarrow, which is not installed: pip install "fed[parquet]"') from None
 

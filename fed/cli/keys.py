@@ -22,7 +22,7 @@ _Hosts = Annotated[
     list[str] | None,
     typer.Option("--host", metavar="H", help="A name or an address under which nodes reach the server. Repeatable."),
 ]
-_Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="N", help="How long the certificate is valid.")]
+_Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="N", help="Days for which the certificate is valid.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -54,7 +54,8 @@ def _issue(
     """Give a node, or a peer, a key and a certificate, and a place on the roster."""
     authority = _load(folder)
     place = authority.issue(name, days=days, is_peer=peer)
-    kind, expires = "peer" if peer else "node", authority.roster.entries()[name].expires
+    kind = "peer" if peer else "node"
+    expires = authority.roster.entries()[name].expires
     typer.echo(f"{place}: for the {kind} {name} alone, valid until {expires:%Y-%m-%d}")
 
 

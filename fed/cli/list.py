@@ -9,7 +9,7 @@ import typer
 from fed.cli.tables import console, listed
 from fed.errors import InvalidInput, os_errors_as
 from fed.quantities import score_text
-from fed.scores import words_of
+from fed.storage.scores import words_of
 
 if TYPE_CHECKING:
     from fed.storage.run_reader import KeptRun

@@ -77,14 +77,14 @@ for _name, _command in _COMMANDS.items():
 
 
 _NEW_OBJECTS = 50_000
-"""After so many the command looks for garbage, rather than after 700: modules make many objects and leave none."""
+"""Number of new objects after which a command looks for garbage, in place of 700: modules make many, and leave none."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: what follows ``fed`` on the command line; that of this process unless given.
+        arguments: arguments that follow ``fed`` on the command line; those of this process unless given.
 
     Returns:
         The exit code.

@@ -12,28 +12,32 @@ import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
-from fed.cli.progress import Lines, display, say_all, score_in_words
+from fed.cli.progress import RoundLines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
-from fed.machine import pool_freed_memory
+from fed.processes.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
     from fed.clients.node.sessions import Limits, SecureNode
     from fed.identity.credentials import NodeCredentials
-    from fed.wire.protocol_pb2 import Signature
+    from fed.protocol.protocol_pb2 import Signature
 
 __all__ = ["client", "server"]
 
 
 def server(
     file: FileUnlessResumed = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes dial in.")] = "127.0.0.1:8443",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address at which nodes dial in.")
+    ] = "127.0.0.1:8443",
     credentials: Credentials = None,
     insecure: Insecure = False,
     min_nodes: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="How many nodes must be there before the first round; the cohort's."),
+        typer.Option(
+            min=1, metavar="N", help="Number of nodes to wait for before the first round; the cohort unless given."
+        ),
     ] = None,
     settings: Settings = None,
     output: Output = None,
@@ -45,34 +49,43 @@ def server(
     """Coordinate an experiment over real nodes, which dial in with fed client.
 
     Args:
-        file: of the experiment; None: that of the run to resume.
-        listen: HOST:PORT to serve at.
-        credentials: the server's folder of keys; None only with ``insecure``.
-        insecure: serve without certificates, on this machine alone.
-        min_nodes: nodes to wait for before the first round; None: the cohort's number, 1 where it is all or in a
-            resumed run.
+        file: file of the experiment; None: that of the run to resume.
+        listen: address to serve at, HOST:PORT.
+        credentials: folder of the server's keys; None only with ``insecure``.
+        insecure: True to serve without certificates, on this machine alone.
+        min_nodes: number of nodes to wait for before the first round; None: the cohort's number, or 1 where the cohort
+            is all and in a resumed run.
         settings: values in place of the file's.
-        output: the run's folder; None: a new one below ``runs``.
-        overwrite: replace a run that is there.
-        resume: the folder of a run to resume; the outcome of a finished one is printed.
-        report: draw the run at its end.
-        json: print the summary as JSON.
+        output: folder of the run; None: a new one below ``runs``.
+        overwrite: True to replace a run that is there.
+        resume: folder of a run to resume; the outcome of a finished one is printed.
+        report: True to draw the run at its end.
+        json: True to print the summary as JSON.
     """
-    experiment = to_run("server", file, settings, output, overwrite, resume, json)
+    experiment = to_run(
+        "server",
+        file=file,
+        settings=settings,
+        output=output,
+        overwrite=overwrite,
+        resume=resume,
+        as_json=json,
+    )
     if experiment is None:
         if resume is not None:
-            _dismiss_nodes(resume, listen, credentials, insecure)
+            _dismiss_nodes(resume, listen=listen, credentials=credentials, insecure=insecure)
         return 0
     pool_freed_memory()  # before threads start, which it concerns
     from fed.identity.credentials import ServerCredentials
-    from fed.server.deploy import serve
+    from fed.server.grpc.deploy import serve
 
-    hold_to_certificates(listen, credentials, insecure, "--listen")
+    hold_to_certificates(listen, credentials=credentials, insecure=insecure, option="--listen")
     cohort = getattr(experiment.rounds.make(), "cohort", None)
     least = cohort if isinstance(cohort, int) and resume is None else 1
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     host = listen.rpartition(":")[0]
-    with running("server", experiment.name, output, overwrite, resume) as (shown, directory):
+    place = running("server", name=experiment.name, output=output, overwrite=overwrite, resume=resume)
+    with place as (shown, directory):
         run = serve(
             experiment,
             listen=listen,
@@ -82,9 +95,9 @@ def server(
             overwrite=overwrite,
             resume=resume is not None,
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
-            after_round=partial(_say_round, shown, experiment.rounds.make().count),
+            observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
-    tell(directory, run.summary, json, report)
+    tell(directory, run.summary, as_json=json, draws=report)
     return 0
 
 
@@ -92,35 +105,35 @@ def _dismiss_nodes(folder: Path, listen: str, credentials: Path | None, insecure
     """Tell nodes that a run is over, if its server was killed before it had told them.
 
     Args:
-        folder: of the finished run.
-        listen: HOST:PORT to serve at.
-        credentials: the server's folder of keys.
-        insecure: True to go without.
+        folder: folder of the finished run.
+        listen: address to serve at, HOST:PORT.
+        credentials: folder of the server's keys.
+        insecure: True to go without certificates.
     """
     from fed.storage.run_folder import RunFolder
 
     if not RunFolder.existing(folder).spool.exists():  # which a server removes when it has told them
         return
-    hold_to_certificates(listen, credentials, insecure, "--listen")
+    hold_to_certificates(listen, credentials=credentials, insecure=insecure, option="--listen")
     from fed.identity.credentials import ServerCredentials
-    from fed.server.deploy import dismiss_nodes
+    from fed.server.grpc.deploy import dismiss_nodes
 
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     display().say("the run is over, and nodes may not know it yet: telling those that dial")
     dismiss_nodes(folder, listen=listen, credentials=loaded)
 
 
-def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
+def _round_text(rounds: int, line: Mapping[str, Any]) -> str:
     score = score_in_words(line)
     parts = [f"round {line['round']}/{rounds}", f"{line['replied']} of {line['selected']} answered"]
     parts += [score] if score else []
     parts += [f"{bytes_text(line['bytes_up'])} up", f"{bytes_text(line['bytes_down'])} down"]
-    shown.say(", ".join(parts))
+    return ", ".join(parts)
 
 
 def client(
-    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this node trains on; it stays here.")],
-    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = None,
+    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="File on the data of this node, which stay here.")],
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the server.")] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
     name: Name = None,
@@ -131,7 +144,7 @@ def client(
         ),
     ] = None,
     state: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where it keeps its state; beside DATA.yaml unless given.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the node's state; beside DATA.yaml unless given.")
     ] = None,
     secure: Annotated[
         bool, typer.Option("--secure", help="Take part under secure aggregation alone; tell no number of samples.")
@@ -169,20 +182,20 @@ def client(
     """Train on this node what a server asks for; its data never leave it.
 
     Args:
-        data: the file that describes the node's own data.
-        server: HOST:PORT of the server; None only with ``dry_run``.
-        credentials: the node's folder of keys; None only with ``insecure``.
-        insecure: connect without certificates, to this machine alone.
-        name: the node's name where there is no certificate to give it.
+        data: file that describes the node's own data.
+        server: address of the server, HOST:PORT; None only with ``dry_run``.
+        credentials: folder of the node's keys; None only with ``insecure``.
+        insecure: True to connect without certificates, to this machine alone.
+        name: name of the node, where no certificate gives it one.
         allow: modules whose ``python:`` kinds the server may name.
-        state: the folder in which the client's state is kept.
-        secure: refuse runs without secure aggregation.
-        minimum_cohort: refuse runs whose sums may be of fewer clients.
-        corrupt: refuse runs in which a smaller share of the clients may collude with the server.
-        threshold: refuse sessions in which fewer shares recover a secret.
-        allow_state: take part in runs whose clients keep something between tasks.
-        new_record: begin a record of revealed rounds where there is none.
-        dry_run: check the data, and do not connect.
+        state: folder in which the client's state is kept.
+        secure: True to refuse runs without secure aggregation.
+        minimum_cohort: smallest number of clients in a sum; runs that allow fewer are refused.
+        corrupt: smallest share of clients that may collude with the server; runs that allow for fewer are refused.
+        threshold: smallest number of shares that recover a secret; sessions that need fewer are refused.
+        allow_state: True to take part in runs whose clients keep something between tasks.
+        new_record: True to begin a record of revealed rounds where there is none.
+        dry_run: True to check the data, and not to connect.
     """
     from fed.clients.node.edge_node import EdgeNode
     from fed.clients.node.training_process import TrainingProcess
@@ -200,9 +213,9 @@ def client(
         )
     os.umask(0o077)  # what it keeps is for its user alone
     if server is not None:
-        hold_to_certificates(server, credentials, insecure, "--server")
+        hold_to_certificates(server, credentials=credentials, insecure=insecure, option="--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
-    name = name_of("node", name, credentials, loaded.name if loaded else None)
+    name = name_of("node", name=name, credentials=credentials, certified=loaded.name if loaded else None)
     place = state or data.parent / f".fed-{name}"
     training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
     if dry_run:

@@ -10,10 +10,10 @@ import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
-from fed.cli.progress import Lines, score_in_words
+from fed.cli.progress import Lines, RoundLines, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
-from fed.machine import pool_freed_memory
+from fed.processes.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # are compared with, and nothing 
 
 
 def peer(
-    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this peer trains on; it stays here.")],
+    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="File on the data of this peer, which stay here.")],
     file: FileUnlessResumed = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where other peers dial in; without it this one only dials.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address at which other peers dial in; without it this one only dials."),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where others reach it, if that is not where it listens.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address at which others reach it, if that is not where it listens."),
     ] = None,
     join: Annotated[
         list[str] | None,
@@ -42,15 +44,15 @@ def peer(
     insecure: Insecure = False,
     name: Name = None,
     min_peers: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many peers must be there before the first round.")
+        int, typer.Option(min=1, metavar="N", help="Number of peers to wait for before the first round, this one too.")
     ] = 2,
     patience: Annotated[
         float,
-        typer.Option(min=1.0, metavar="SECONDS", help="How long it waits for others without whom it cannot go on."),
+        typer.Option(min=1.0, metavar="SECONDS", help="Seconds to wait for others without whom it cannot go on."),
     ] = 3600.0,
     serve_end: Annotated[
         float,
-        typer.Option(min=0.0, metavar="SECONDS", help="How long it stays at its end for members that are still away."),
+        typer.Option(min=0.0, metavar="SECONDS", help="Seconds to stay at the end for members that are still away."),
     ] = 60.0,
     settings: Settings = None,
     output: Output = None,
@@ -62,25 +64,33 @@ def peer(
     """Train with other peers, each of which runs the same experiment on data of its own, without a coordinator.
 
     Args:
-        data: the file that describes this peer's own data.
-        file: of the experiment, the same at all peers; None: that of the run to resume.
-        listen: HOST:PORT to listen at; None: only dial.
-        advertise: HOST:PORT at which others reach it; as it listens unless given.
+        data: file that describes this peer's own data.
+        file: file of the experiment, the same at all peers; None: that of the run to resume.
+        listen: address to listen at, HOST:PORT; None: only dial.
+        advertise: address at which others reach it, HOST:PORT; as it listens unless given.
         join: addresses of other peers; one that answers is enough.
-        credentials: the peer's folder of keys; None only with ``insecure``.
-        insecure: go without certificates, on this machine alone.
-        name: the peer's name where there is no certificate to give it.
-        min_peers: peers to wait for before the first round, this one among them.
+        credentials: folder of the peer's keys; None only with ``insecure``.
+        insecure: True to go without certificates, on this machine alone.
+        name: name of the peer, where no certificate gives it one.
+        min_peers: number of peers to wait for before the first round, this one among them.
         patience: seconds to wait for others without whom it cannot go on, > 0.
-        serve_end: seconds to stay at the end for members that have not come to it, >= 0.
+        serve_end: seconds to stay at the end for members that have not come to it, ≥ 0.
         settings: values in place of the file's.
-        output: the run's folder; None: a new one below ``runs``.
-        overwrite: replace a run that is there.
-        resume: the folder of a run to resume; the outcome of a finished one is printed.
-        report: draw the run at its end.
-        json: print the summary as JSON.
+        output: folder of the run; None: a new one below ``runs``.
+        overwrite: True to replace a run that is there.
+        resume: folder of a run to resume; the outcome of a finished one is printed.
+        report: True to draw the run at its end.
+        json: True to print the summary as JSON.
     """
-    experiment = to_run("peer", file, settings, output, overwrite, resume, json)
+    experiment = to_run(
+        "peer",
+        file=file,
+        settings=settings,
+        output=output,
+        overwrite=overwrite,
+        resume=resume,
+        as_json=json,
+    )
     serves_end = experiment is None and resume is not None and _end_is_kept(resume)
     if experiment is None and not serves_end:
         return 0
@@ -89,13 +99,22 @@ def peer(
     from fed.server.peer.deploy import take_part
 
     own = NodeData.load(data)
-    setup = _setup(listen, advertise, join or [], credentials, insecure, name, min_peers)
+    setup = _setup(
+        listen=listen,
+        advertise=advertise,
+        join=join or [],
+        credentials=credentials,
+        insecure=insecure,
+        name=name,
+        min_peers=min_peers,
+    )
     setup = replace(setup, patience_s=patience, serves_end_s=serve_end)
     if experiment is None:
         assert resume is not None
         _serve_end(resume, own, setup)
         return 0
-    with running("peer", experiment.name, output, overwrite, resume) as (shown, directory):
+    place = running("peer", name=experiment.name, output=output, overwrite=overwrite, resume=resume)
+    with place as (shown, directory):
         run = take_part(
             experiment,
             own,
@@ -104,9 +123,9 @@ def peer(
             overwrite=overwrite,
             resume=resume is not None,
             on_listen=partial(_say_port, shown, listen),
-            after_round=partial(_say_round, shown, experiment.rounds.make().count),
+            observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
-    tell(directory, run.summary, json, report)
+    tell(directory, run.summary, as_json=json, draws=report)
     return 0
 
 
@@ -134,11 +153,11 @@ def _setup(
     addresses = [("--join", address) for address in join] + [("--listen", listen), ("--advertise", advertise)]
     for option, address in addresses:
         if address is not None:
-            hold_to_certificates(address, credentials, insecure, option)
+            hold_to_certificates(address, credentials=credentials, insecure=insecure, option=option)
     if listen and not advertise and listen.rpartition(":")[0].strip("[]") in _EVERYWHERE:
         raise InvalidInput(f"--listen {listen} is an address that others cannot dial: give --advertise HOST:PORT, too")
     loaded = PeerCredentials.load(credentials) if credentials is not None else None
-    name = name_of("peer", name, credentials, loaded.name if loaded else None)
+    name = name_of("peer", name=name, credentials=credentials, certified=loaded.name if loaded else None)
     return PeerSetup(name=name, listen=listen, join=join, credentials=loaded, advertise=advertise, min_peers=min_peers)
 
 
@@ -153,15 +172,16 @@ def _serve_end(folder: Path, own: "NodeData", setup: "PeerSetup") -> None:
     """Serve the end of a finished run to members that had not come to it.
 
     Args:
-        folder: the run's folder.
-        own: the data that this peer trained on.
+        folder: folder of the run.
+        own: data that this peer trained on.
         setup: addresses, credentials and waits of this peer.
     """
     from fed.server.peer.deploy import serve_end
     from fed.storage.run_folder import RunFolder
 
     experiment = RunFolder.existing(folder).experiment()
-    with running("peer", experiment.name, None, False, folder) as (shown, _):
+    place = running("peer", name=experiment.name, output=None, overwrite=False, resume=folder)
+    with place as (shown, _):
         shown.say(f"the run is over, and others may not know it yet: serving its end for {setup.serves_end_s:g} s")
         serve_end(experiment, own, setup, output=folder, on_listen=partial(_say_port, shown, setup.listen))
 
@@ -171,10 +191,10 @@ def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:
         shown.say(f"listening on {listen.rpartition(':')[0]}:{port}")
 
 
-def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
+def _round_text(rounds: int, line: Mapping[str, Any]) -> str:
     score = score_in_words(line)
     parts = [f"round {line['round']}/{rounds}"]
     parts += [] if line["replied"] else ["not taken part in"]
     parts += [score] if score else []
     parts += [f"{bytes_text(line['bytes_up'])} sent, {bytes_text(line['bytes_down'])} received"]
-    shown.say(", ".join(parts))
+    return ", ".join(parts)

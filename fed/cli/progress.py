@@ -4,23 +4,32 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from fed.quantities import bytes_text, duration_text, mean_text
-from fed.scores import metrics_of, score_of, words_of
+from fed.storage.scores import metrics_of, score_of, words_of
 
 if TYPE_CHECKING:
     from fed.config.comparison import Repetition
-    from fed.simulations.estimate import Expectation
+    from fed.server.observer import Event, Expectation, Kinds
 
-__all__ = ["Bar", "ComparisonProgress", "Lines", "SimulationProgress", "display", "say_all", "score_in_words"]
+__all__ = [
+    "Bar",
+    "ComparisonProgress",
+    "Lines",
+    "RoundLines",
+    "SimulationProgress",
+    "display",
+    "say_all",
+    "score_in_words",
+]
 
 _LONG_S = 10.0
-"""A run expected to take longer is announced."""
+"""Seconds; a run that is expected to take longer is announced."""
 
 
 class Lines:
@@ -43,9 +52,9 @@ class Lines:
         """Print a line if a tenth of the way has passed since the last one.
 
         Args:
-            done: the amount done.
-            total: the whole amount.
-            text: what to write beside it.
+            done: amount done.
+            total: whole amount, > 0.
+            text: text to write beside it.
         """
         tenths = int(10 * done / total + 1e-6)  # a sum of floats may end just short of a tenth
         if tenths > self._tenths:
@@ -60,11 +69,14 @@ class Bar(Lines):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
-        console = Console(stderr=True)
-        # What a user's own code prints goes above the bar, but stays in the file that standard output may be.
-        redirect = sys.stdout.isatty()
-        self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=redirect)
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            console=Console(stderr=True),
+            transient=True,
+            # a user's own prints go above the bar, but stay in the file that standard output may be
+            redirect_stdout=sys.stdout.isatty(),
+        )
         self._task = self._progress.add_task("", total=None)
 
     def running(self) -> contextlib.AbstractContextManager[object]:
@@ -126,8 +138,8 @@ class SimulationProgress:
     """Progress of one simulation: its rounds, first metric, bytes and the time left.
 
     Args:
-        display: where progress is shown.
-        folder: the run's, whose metrics say which rounds were done before it was resumed.
+        display: place where progress is shown.
+        folder: folder of the run, whose metrics tell the rounds that were done before it was resumed.
     """
 
     def __init__(self, display: Lines, folder: Path | None = None) -> None:
@@ -139,19 +151,45 @@ class SimulationProgress:
         self._clock = _Clock()
         self.has_begun = False
         self.rounds_done = 0
+        self._expectation: Expectation | None = None
 
-    def begin(self, expectation: "Expectation") -> None:
-        """Announce the run, if it is long."""
+    @property
+    def kinds(self) -> "Kinds":
+        """The expectation, the run's beginning, and the ends of rounds."""
+        from fed.server.observer import Expectation, RoundEnded, RunBegan
+
+        return Expectation, RunBegan, RoundEnded
+
+    def observe(self, event: "Event") -> None:
+        """Announce the run, or show a finished round."""
+        from fed.server.observer import Expectation, RoundEnded, RunBegan
+
+        if isinstance(event, Expectation):
+            self._expectation = event
+        elif isinstance(event, RunBegan) and self._expectation is not None:
+            self.begin(self._expectation, event.rounds_done)
+        elif isinstance(event, RoundEnded):
+            self.round(event.line)
+
+    def begin(self, expectation: "Expectation", earlier: int) -> None:
+        """Announce the run, if it is long.
+
+        Args:
+            expectation: expectation of the whole run.
+            earlier: number of rounds that were done before a resume; the folder may have later ones by now.
+        """
         from fed.storage.run_reader import metrics_lines
 
         self._rounds = expectation.rounds
-        for line, _ in metrics_lines(self._folder) if self._folder else ():
-            self._count(line)
+        for line, _ in metrics_lines(self._folder) if self._folder and earlier else ():
+            if line["round"] <= earlier:
+                self._count(line)
         self._clock = _Clock(self.rounds_done)
         self.has_begun = True
         to_do = expectation.after(self.rounds_done)
         if to_do.wall_s > _LONG_S:
-            up, down = bytes_text(to_do.bytes_up), bytes_text(to_do.bytes_down)
+            up = bytes_text(to_do.bytes_up)
+            down = bytes_text(to_do.bytes_down)
             rounds = f"{to_do.rounds} {'more ' if self.rounds_done else ''}round{'' if to_do.rounds == 1 else 's'}"
             proviso = f", {to_do.proviso}" if to_do.proviso else ""
             self._display.say(f"about {duration_text(to_do.wall_s)}, {up} up and {down} down for {rounds}{proviso}")
@@ -174,14 +212,41 @@ class SimulationProgress:
         return f"{self.rounds_done} round{'' if self.rounds_done == 1 else 's'}"
 
 
+class RoundLines:
+    """Line on standard error for each round of a server, or of a peer.
+
+    Args:
+        display: display that shows it.
+        text_of: a round's line of the metrics → the text.
+    """
+
+    def __init__(self, display: Lines, text_of: Callable[[Mapping[str, Any]], str]) -> None:
+        self._display = display
+        self._text_of = text_of
+
+    @property
+    def kinds(self) -> "Kinds":
+        """The ends of rounds."""
+        from fed.server.observer import RoundEnded
+
+        return (RoundEnded,)
+
+    def observe(self, event: "Event") -> None:
+        """Show a finished round."""
+        from fed.server.observer import RoundEnded
+
+        if isinstance(event, RoundEnded):
+            self._display.say(self._text_of(event.line))
+
+
 class ComparisonProgress:
     """Progress of a comparison, whose runs may overlap; a round counts by the time that it is expected to take.
 
     Args:
-        display: where progress is shown.
-        expected: what one run of each variant is expected to take.
-        repetitions: how many runs each variant has.
-        jobs: how many run side by side.
+        display: place where progress is shown.
+        expected: expected time and bytes of one run of each variant.
+        repetitions: number of runs of each variant.
+        jobs: number of runs side by side.
     """
 
     def __init__(self, display: Lines, expected: "Mapping[str, Expectation]", repetitions: int, jobs: int) -> None:
@@ -214,9 +279,9 @@ class ComparisonProgress:
         """Show a finished round of one run.
 
         Args:
-            name: the variant's.
-            repetition: the run's seed, with folds (seed, fold).
-            line: the round's metrics.
+            name: name of the variant.
+            repetition: seed of the run; with folds (seed, fold).
+            line: metrics of the round.
         """
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
         expected = self._expected[name]
@@ -227,9 +292,9 @@ class ComparisonProgress:
         """Show a finished run, or one that failed before its end.
 
         Args:
-            name: the variant's.
-            repetition: the run's seed, with folds (seed, fold).
-            summary: the run's.
+            name: name of the variant.
+            repetition: seed of the run; with folds (seed, fold).
+            summary: summary of the run.
         """
         from fed.config.comparison import repetition_text
 

@@ -17,12 +17,12 @@ from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Re
 from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
 from fed.cli.tables import console
 from fed.errors import InvalidInput, located, os_errors_as
-from fed.machine import usable_cores
+from fed.processes.machine import usable_cores
 from fed.quantities import bytes_text, duration_text, score_text
-from fed.scores import LOSS, metrics_of
+from fed.storage.scores import LOSS, metrics_of
 
 if TYPE_CHECKING:
-    from fed.simulations.estimate import Expectation
+    from fed.server.observer import Expectation
 
 __all__ = ["compare", "folder", "report", "simulate", "tell", "to_run"]
 
@@ -45,16 +45,24 @@ def simulate(
     """Run an experiment on simulated clients, on this machine; or resume a run that was interrupted.
 
     Args:
-        file: of the experiment; None: that of the run to resume.
+        file: file of the experiment; None: that of the run to resume.
         settings: values in place of the file's.
-        output: the run's folder; None: a new one below ``runs``.
-        overwrite: replace a run that is there.
-        resume: the folder of a run to resume; the outcome of a finished one is printed.
-        verbose: show all that is logged.
-        report: draw the run at its end.
-        json: print the summary as JSON.
+        output: folder of the run; None: a new one below ``runs``.
+        overwrite: True to replace a run that is there.
+        resume: folder of a run to resume; the outcome of a finished one is printed.
+        verbose: True to show all that is logged.
+        report: True to draw the run at its end.
+        json: True to print the summary as JSON.
     """
-    experiment = to_run("simulate", file, settings, output, overwrite, resume, json)
+    experiment = to_run(
+        "simulate",
+        file=file,
+        settings=settings,
+        output=output,
+        overwrite=overwrite,
+        resume=resume,
+        as_json=json,
+    )
     if experiment is None:
         return 0
     shown = display()
@@ -64,9 +72,9 @@ def simulate(
         watch = SimulationProgress(shown, directory)
         with _watched(watch, shown, directory, json):
             run = fed.simulate(
-                experiment, output=directory, overwrite=overwrite, resume=resume is not None, observer=watch
+                experiment, output=directory, overwrite=overwrite, resume=resume is not None, observers=[watch]
             )
-        tell(directory, run.summary, json, report)
+        tell(directory, run.summary, as_json=json, draws=report)
     return 0
 
 
@@ -91,13 +99,13 @@ def to_run(
     """Experiment to run or to resume; None where the run to resume has finished, whose outcome is then printed.
 
     Args:
-        command: which asks.
-        file: of the experiment.
+        command: command that asks, for the error.
+        file: file of the experiment, or None.
         settings: values in place of the file's.
-        output: the run's folder.
-        overwrite: replace a run that is there.
-        resume: the folder of a run to resume; nothing else may be given then.
-        as_json: print the summary as JSON.
+        output: folder of the run, or None.
+        overwrite: True to replace a run that is there.
+        resume: folder of a run to resume, or None; nothing else may be given then.
+        as_json: True to print the summary as JSON.
     """
     if resume is None:
         if file is None:
@@ -111,7 +119,7 @@ def to_run(
     kept = RunFolder.existing(resume)
     if state_of(resume) is not RunState.FINISHED:
         return kept.experiment()
-    tell(resume, summary_of(resume) or {}, as_json)
+    tell(resume, summary_of(resume) or {}, as_json=as_json)
     return None
 
 
@@ -119,10 +127,10 @@ def tell(directory: Path, summary: Mapping[str, Any], as_json: bool, draws: bool
     """Print the outcome of a run and its folder.
 
     Args:
-        directory: the run's folder.
-        summary: the run's.
-        as_json: print the summary as JSON.
-        draws: draw its report.
+        directory: folder of the run.
+        summary: summary of the run.
+        as_json: True to print the summary as JSON.
+        draws: True to draw its report.
     """
     if draws:
         from fed.reports.html import write_run_report
@@ -148,12 +156,12 @@ def compare(
     """Run the variants of an experiment with several seeds, and write a report.
 
     Args:
-        file: of the comparison.
+        file: file of the comparison.
         settings: values in place of the file's.
-        output: the comparison's folder; None: a new one below ``runs``.
-        overwrite: replace a comparison that is there.
-        jobs: runs side by side; None: as many as cores.
-        json: print the result as JSON.
+        output: folder of the comparison; None: a new one below ``runs``.
+        overwrite: True to replace a comparison that is there.
+        jobs: number of runs side by side; None: one for each core.
+        json: True to print the result as JSON.
 
     Returns:
         The exit code, 1 if a run failed.
@@ -162,11 +170,12 @@ def compare(
     from fed.reports.difference_texts import difference_notes
     from fed.reports.tables import columns, difference_columns, table
 
-    comparison, jobs = read_comparison(file, settings), jobs or usable_cores()
+    comparison = read_comparison(file, settings)
+    jobs = jobs or usable_cores()
     shown = display()
     with _all_to_standard_error(json):
         expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
-    watch = ComparisonProgress(shown, expected, len(comparison.repetitions()), jobs)
+    watch = ComparisonProgress(shown, expected=expected, repetitions=len(comparison.repetitions()), jobs=jobs)
     with folder(comparison.name, output, overwrite) as directory, _watched(watch, shown, directory, json):
         result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
     if json:
@@ -193,9 +202,9 @@ def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
     A new folder is made at once, so that no other run takes it, and is removed if it stays empty.
 
     Args:
-        name: the experiment's.
-        output: the folder that the user named.
-        overwrite: what is in the folder may be replaced.
+        name: name of the experiment.
+        output: folder that the user named, or None.
+        overwrite: True if a run in the folder may be replaced.
     """
     if output is not None or overwrite:
         yield output or _RUNS / _as_file_name(name)

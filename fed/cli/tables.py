@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["console", "data", "listed"]
 
 _WIDE = 160
-"""Columns where standard output is no terminal: a line of a table stays a line."""
+"""Width in columns where standard output is no terminal: a line of a table stays a line."""
 
 
 def console() -> "Console":
@@ -31,8 +31,14 @@ def console() -> "Console":
     return Console(highlight=False, width=_WIDE if is_file else None)
 
 
-def listed(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
-    """Table of texts as they stand: a name may look like markup."""
+def listed(headings: Iterable[str], rows: Iterable[Iterable[str]], whole: int = 0) -> "Table":
+    """Table of texts as they stand: a name may look like markup.
+
+    Args:
+        headings: headings of the columns.
+        rows: texts of each row.
+        whole: number of columns, from the first, whose texts are never broken.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -40,6 +46,8 @@ def listed(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
     shown = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         shown.add_row(*map(Text, row))
+    for column in shown.columns[:whole]:
+        column.no_wrap = True
     return shown
 
 
@@ -53,9 +61,9 @@ def data(
     """Print and draw who holds what, class by client.
 
     Args:
-        file: of an experiment, or of a comparison, whose base is meant.
+        file: file of an experiment, or of a comparison, of which the base is taken.
         settings: values in place of the file's.
-        picture: the file to draw into.
+        picture: file to draw into, or None.
     """
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map

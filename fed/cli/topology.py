@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fed.cli.documents import changes
-from fed.cli.kinds import cited
-from fed.cli.tables import console, listed
+from fed.cli.kinds import WHAT, cited, section_of, show_all, show_facts
+from fed.cli.tables import console
 from fed.config.docstrings import summary
-from fed.errors import FedError, InvalidInput, located, os_errors_as
+from fed.errors import FedError, InvalidInput, os_errors_as
 
 if TYPE_CHECKING:
     from fed.config.registry import TopologySection
@@ -26,7 +26,7 @@ _PICTURES = (".svg", ".png", ".pdf")
 
 def topology(
     kind: Annotated[str | None, typer.Argument(help="The kind to draw; without it all kinds are listed.")] = None,
-    peers: Annotated[int | None, typer.Argument(help="How many peers.", min=1)] = None,
+    peers: Annotated[int | None, typer.Argument(help="Number of peers.", min=1)] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(
@@ -41,10 +41,10 @@ def topology(
     """List the graphs of peers, or draw one, with degree, diameter, spectral gap and rounds to consensus.
 
     Args:
-        kind: of the topology.
-        peers: N.
-        settings: its keys, and the seed.
-        picture: the file to draw into.
+        kind: kind of the topology.
+        peers: N, the number of peers.
+        settings: keys of that kind, and the seed.
+        picture: file to draw into, or None.
     """
     if kind is None:
         return _list()
@@ -60,8 +60,7 @@ def topology(
         for line in _sketch(made, peers):
             out.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
     out.print()
-    for name, text in _told(_facts_of(made), made):
-        out.print(f"[bold]{name:<20}[/] {text}")
+    show_facts(_told(_facts_of(made), made))
     if picture is not None:
         from fed.reports.graphs import write
 
@@ -73,22 +72,19 @@ def topology(
 def _list() -> None:
     from fed.config.registry import TOPOLOGIES
 
-    rows = []
-    for kind in TOPOLOGIES.builtin:
-        what, _ = cited(summary(TOPOLOGIES.section(kind).target))
+    def cells(kind: str, what: str, paper: str) -> list[str]:
         try:
             figures = _figures(_facts_of(_made(kind, _LISTED, [])[1]))
         except InvalidInput:  # it needs keys
             figures = ["–"] * 4
-        rows.append((kind, *figures, what))
-    shown = listed(("kind", "degree", "diameter", "ρ", "rounds", "what it is"), rows)
-    for column in shown.columns[:5]:
-        column.no_wrap = True
-    out = console()
-    out.print(shown)
-    out.print(f"degree to rounds: of {_LISTED} peers, at the defaults", markup=False)
-    out.print("rounds: until the disagreement is a thousandth of what it was", markup=False)
-    out.print("fed topology KIND PEERS draws one of them", markup=False)
+        return [*figures, what]
+
+    notes = (
+        f"degree to rounds: of {_LISTED} peers, at the defaults",
+        "rounds: until the disagreement is a thousandth of what it was",
+        "fed topology KIND PEERS draws one of them",
+    )
+    show_all(TOPOLOGIES, ("degree", "diameter", "ρ", "rounds", WHAT), cells, notes)
 
 
 def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection, Topology]":
@@ -97,25 +93,24 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
     Raises:
         InvalidInput: if there is no such kind, a key is wrong, or it makes no graph for these peers.
     """
-    from pydantic import ValidationError
-
     from fed.config.registry import TOPOLOGIES
-    from fed.config.validation import sentences
-    from fed.randomness import Streams
     from fed.topology import Topology
+    from fed.vectors.randomness import Streams
 
     keys = changes(settings, "KEY=VALUE")
     seed = keys.pop("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InvalidInput(f"seed must be a whole number from 0, got {seed!r}")
+    section = section_of(TOPOLOGIES, {**keys, "kind": kind})
     try:
-        with located(kind):
-            TOPOLOGIES.section(kind)
-        section = TOPOLOGIES.validate({**keys, "kind": kind})
-    except ValidationError as error:
-        raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
-    try:
-        made = Topology(section.make, section.target, peers, Streams(seed), section.weights, section.lazy)
+        made = Topology(
+            make=section.make,
+            kind=section.target,
+            peers=peers,
+            streams=Streams(seed),
+            weights=section.weights,
+            lazy=section.lazy,
+        )
     except FedError:
         raise
     except Exception as error:  # whatever a user's function raises
@@ -143,7 +138,9 @@ def _sketch(made: "Topology", peers: int) -> Iterator[str]:
 
 
 def _mark(first: int | None, changes: bool) -> str:
-    return "·" if first is None else str(first) if changes else "●"
+    if first is None:
+        return "·"
+    return str(first) if changes else "●"
 
 
 def _facts_of(made: "Topology") -> "Facts":
@@ -153,7 +150,8 @@ def _facts_of(made: "Topology") -> "Facts":
 
 
 def _figures(found: "Facts") -> list[str]:
-    least, most = found.least_degree, found.most_degree
+    least = found.least_degree
+    most = found.most_degree
     rounds = found.rounds_to_consensus
     return [
         str(least) if least == most else f"{least} to {most}",

@@ -1,6 +1,6 @@
 """Numbers of few bits packed into bytes, and Golomb–Rice codes of positions.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -39,8 +39,8 @@ def pack(codes_KM: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     """Pack numbers below 2^bits: all their lowest bits, then all the next ones, each plane in whole bytes.
 
     Args:
-        codes_KM: [..., M]; booleans where they have one bit.
-        bits: of a number, 1 to 16.
+        codes_KM: numbers, [..., M]; booleans where they have one bit.
+        bits: bits of a number, 1 to 16.
 
     Returns:
         Bytes, [..., ``packed_bytes(M, bits)``].
@@ -50,21 +50,22 @@ def pack(codes_KM: NDArray[Any], bits: int) -> NDArray[np.uint8]:
         [160, 96]
     """
     packed_KO = np.empty((*codes_KM.shape[:-1], packed_bytes(codes_KM.shape[-1], bits)), np.uint8)
-    pack_into(packed_KO, codes_KM, bits, 0)
+    pack_into(packed_KO, codes_KM, bits=bits, begin=0)
     return packed_KO
 
 
 def pack_into(packed_KO: NDArray[np.uint8], codes_KM: NDArray[Any], bits: int, begin: int) -> None:
-    """Write a part of what :func:`pack` returns.
+    """Write a part of the bytes that :func:`pack` returns.
 
     Args:
         packed_KO: the bytes of all numbers.
         codes_KM: some of the numbers.
-        bits: of a number.
+        bits: bits of a number.
         begin: place of the first of them, a multiple of 8.
     """
-    width, begin = packed_KO.shape[-1] // bits, begin // 8
-    place = slice(begin, begin + -(-codes_KM.shape[-1] // 8))
+    width = packed_KO.shape[-1] // bits
+    first = begin // 8
+    place = slice(first, first + -(-codes_KM.shape[-1] // 8))
     for bit in range(bits):
         # packbits reads bytes, and takes any but 0 for a one
         byte_KM = codes_KM if bits <= 8 else (codes_KM >> (bit & 8)).astype(np.uint8)
@@ -77,12 +78,13 @@ def unpack(packed_KO: NDArray[np.uint8], bits: int, numbers: int, begin: int = 0
 
     Args:
         packed_KO: bytes of all numbers, [..., ``packed_bytes(M, bits)``].
-        bits: of a number.
-        numbers: how many are wanted.
+        bits: bits of a number.
+        numbers: number of values that are wanted.
         begin: place of the first of them, a multiple of 8.
     """
-    width, begin = packed_KO.shape[-1] // bits, begin // 8
-    place = slice(begin, begin + -(-numbers // 8))
+    width = packed_KO.shape[-1] // bits
+    first = begin // 8
+    place = slice(first, first + -(-numbers // 8))
     codes_KM = np.zeros((*packed_KO.shape[:-1], numbers), np.uint8 if bits <= 8 else np.uint16)
     for bit in reversed(range(bits)):
         plane_KO = packed_KO[..., bit * width : (bit + 1) * width][..., place]
@@ -99,8 +101,8 @@ def rice_bits(count: int, numbers: int) -> int:
     with the share p of the numbers that are at such positions.
 
     Args:
-        count: how many positions.
-        numbers: among how many.
+        count: number of positions.
+        numbers: number of places that they are chosen from.
 
     Example:
         >>> rice_bits(1, 64), rice_bits(1, 1000), rice_bits(2, 2)
@@ -124,8 +126,8 @@ def write_positions(positions: NDArray[np.int64], numbers: int) -> NDArray[np.ui
     the rests of all follow the zeros and ones of all.
 
     Args:
-        positions: each at least 0 and below ``numbers``.
-        numbers: among how many.
+        positions: positions, each in [0, ``numbers``).
+        numbers: number of places that they are chosen from.
 
     Example:
         >>> positions = np.array([3, 70, 90])
@@ -146,15 +148,16 @@ def read_positions(code: NDArray[np.uint8], count: int, numbers: int) -> NDArray
     """Reverse :func:`write_positions`, of untrusted bytes.
 
     Args:
-        code: its bytes.
-        count: how many positions.
-        numbers: among how many.
+        code: bytes of the code.
+        count: number of positions.
+        numbers: number of places that they are chosen from.
 
     Raises:
-        InvalidPayload: if they are no such code.
+        InvalidPayload: if the bytes are no such code.
     """
     bits = rice_bits(count, numbers)
-    rest_bytes, most_bytes = packed_bytes(count, bits), positions_bytes(count, numbers)
+    rest_bytes = packed_bytes(count, bits)
+    most_bytes = positions_bytes(count, numbers)
     if not rest_bytes <= len(code) <= most_bytes:
         raise InvalidPayload(
             f"the code of {count} positions must take {rest_bytes} to {most_bytes} bytes, got {len(code)}"

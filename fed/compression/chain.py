@@ -1,8 +1,8 @@
-"""Chain of codecs: each encodes the values that the one before it left, and one message holds what all of them wrote.
+"""Chain of codecs: each encodes the values that the one before it left, and one message holds the contents of all.
 
 A message is a byte with the version, for each codec but the last the length of its content (uint32, little-endian), and
-the contents. Values that no codec encodes are the last content. With :class:`fed.compression.lossless.Zstd` what
-follows the version is one frame. Shapes: see :mod:`fed.layout`.
+the contents. Values that no codec encodes are the last content. With :class:`fed.compression.lossless.Zstd` all bytes
+behind the version are one frame. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -17,7 +17,7 @@ from fed.compression.lossless import Zstd
 from fed.compression.pieces import stacked
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["CodecChain", "check_order"]
 
@@ -30,8 +30,8 @@ class CodecChain:
     """Codecs, first to last, for vectors of one kind.
 
     Args:
-        codecs: the codecs; a lossless one is the last.
-        values: the vectors that the first one encodes.
+        codecs: the codecs, first to last; a lossless one is the last.
+        values: description of the vectors that the first codec encodes.
     """
 
     codecs: tuple[Codec | Zstd, ...]
@@ -69,18 +69,18 @@ class CodecChain:
 
     @property
     def is_contraction(self) -> bool:
-        """True if feedback can add what a message lacks without a scale."""
+        """True if feedback can add a message's error to the next one without a scale."""
         are_contractions = all(codec.is_contraction for codec in self.lossy)
         return are_contractions and all(codec.keeps_contractions for codec in self.lossy[:-1])
 
     @property
     def is_common(self) -> bool:
-        """True where all clients of a round encode by one linear map, so that sums of encoded values are decoded."""
+        """True if all clients of a round encode by one linear map, so that sums of encoded values are decoded."""
         return self.lossless is None and all(codec.is_common for codec in self.lossy)
 
     @property
     def reads_sums(self) -> bool:
-        """True where the coordinator adds what was decoded before it reads it."""
+        """True if the coordinator adds the decoded values of all clients, and reads the vectors from the sum."""
         return any(codec.reads_sums for codec in self.lossy[:1])
 
     @property
@@ -89,10 +89,10 @@ class CodecChain:
         return self.stages[1] if self.reads_sums else self.values
 
     def read(self, sums_KM: Tensor, draw: Draw) -> Tensor:
-        """Read sums, or means, of what was decoded.
+        """Read sums, or means, of decoded values.
 
         Args:
-            sums_KM: vectors as ``summed`` says, [K, ·].
+            sums_KM: sums of vectors as ``summed`` describes them, [K, ·].
             draw: the random streams, of which only those of the whole run are used.
 
         Returns:
@@ -140,7 +140,7 @@ class CodecChain:
 
     @cached_property
     def state_names(self) -> frozenset[str]:
-        """The names of what a client keeps for the codecs."""
+        """Names of the tensors that a client keeps for the codecs."""
         return frozenset(self.init())
 
     def encode(self, rows_KM: Tensor, state: CodecState, draw: Draw) -> Encoded:
@@ -148,11 +148,11 @@ class CodecChain:
 
         Args:
             rows_KM: finite values, [K, M].
-            state: the clients', [K, ·] each; what no codec keeps is nobody's here.
+            state: states of the clients, [K, ·] each; names that no codec keeps are ignored.
             draw: the random streams.
 
         Returns:
-            A message for each, K tensors of uint8.
+            A message for each client, K tensors of uint8.
 
         Raises:
             InvalidInput: if a value is not finite.
@@ -160,12 +160,12 @@ class CodecChain:
         """
         if rows_KM.numel() and not all(map(math.isfinite, map(float, torch.aminmax(rows_KM)))):
             raise InvalidInput("codecs encode finite values, got NaN or infinity: lower local.lr")
-        rows_KM = rows_KM.cpu()
+        rows_KM = rows_KM.cpu()  # codecs compute with NumPy
         made = self._first_encoded(rows_KM, state, draw) if self.lossy else Encoded([], rows_KM)
         contents = [made.content] if self.lossy else []
         contents += self._encode(len(contents), made.values, self.stages[len(contents)], draw)
         messages = [self._message([*parts]) for parts in zip(*contents, strict=True)]
-        return Encoded(messages, None, made.counted, made.lost)
+        return Encoded(messages, values=None, counted=made.counted, lost=made.lost)
 
     def decode(self, messages: Rows, draw: Draw) -> Tensor:
         """Decode untrusted messages.
@@ -175,7 +175,7 @@ class CodecChain:
             draw: the random streams with which they were encoded.
 
         Returns:
-            The vectors, [K, M], or what is to be added before it is read.
+            The vectors, [K, M], or values that are added before they are read.
 
         Raises:
             InvalidPayload: if one is no such message.
@@ -244,7 +244,7 @@ class CodecChain:
         return [*body[begin:].split_with_sizes([*lengths, left])]
 
     def _decode(self, index: int, contents: Sequence[Rows], values: Values, draw: Draw) -> Tensor:
-        """Decode what a codec and those behind it wrote."""
+        """Decode the contents of a codec and of those behind it."""
         content = contents[index]
         if index == len(self.lossy):
             _check_length(content, values.size_bytes)
@@ -271,14 +271,15 @@ def check_order(key: str, codecs: Sequence[object]) -> None:
     """Refuse chains that make no sense.
 
     Args:
-        key: of the experiment.
-        codecs: first to last.
+        key: key of the experiment that holds the chain, for the error.
+        codecs: the chain, first to last.
 
     Raises:
-        InvalidExperiment: with the reason.
+        InvalidExperiment: if the chain makes no sense, with the reason.
     """
     for place, codec in enumerate(codecs):
-        before, name = [*codecs[:place]], type(codec).__name__
+        before = [*codecs[:place]]
+        name = type(codec).__name__
         if isinstance(codec, Zstd) and place < len(codecs) - 1:
             reason = f"{name} leaves nothing to encode: put it last"
         elif not isinstance(codec, Codec) or not before:

@@ -1,6 +1,6 @@
 """The contract of codecs, and the random streams that they draw from.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -13,8 +13,8 @@ import numpy as np
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
-from fed.randomness import Streams
-from fed.tensors import Tensor, torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["NOT_COMMON", "SUMS_ALONE", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
 
@@ -30,13 +30,13 @@ NOT_COMMON = Term(
     "choose randomk, rotation or sketch for {section}",
     "whose scale, positions or bytes are each client's own",
 )
-"""What codecs lack whose messages cannot be added before they are decoded."""
+"""Term that a codec lacks if its messages cannot be added before they are decoded."""
 
 SUMS_ALONE = tuple(
     Term(feature, "choose another codec", "whose sum alone is read")
     for feature in (Feature.SINGLE_ANSWERS, Feature.LEGIBLE_MESSAGES, Feature.DECODED_MESSAGES)
 )
-"""What codecs lack whose messages are read once they have been added."""
+"""Terms that a codec lacks if its messages are decoded only after they have been added."""
 
 _LARGE = 64  # numbers of a layer that is coded alone
 
@@ -45,9 +45,9 @@ class Values(NamedTuple):
     """The vectors that a codec encodes.
 
     Args:
-        numbers: M, the length of each.
-        dtype: their type.
-        layers: the shapes of the tensors that follow one another in a vector; empty where it has no such parts.
+        numbers: M, the length of each vector.
+        dtype: type of the numbers.
+        layers: shapes of the tensors that follow one another in a vector; empty where it has no such parts.
     """
 
     numbers: int
@@ -65,7 +65,8 @@ class Values(NamedTuple):
         small: list[slice] = []
         end = 0
         for shape in self.layers or (torch.Size([self.numbers]),):
-            place, end = slice(end, end + shape.numel()), end + shape.numel()
+            place = slice(end, end + shape.numel())
+            end = place.stop
             if shape.numel() >= _LARGE:
                 groups.append([place])
             elif shape.numel():
@@ -77,11 +78,11 @@ class Draw(NamedTuple):
     """The random streams of an encoding.
 
     Args:
-        streams: the run's.
-        rounds: the round of each row, from 1.
-        clients: the client of each row.
-        purpose: of the streams.
-        own_streams: the streams of the clients' own draws; None: the run's.
+        streams: random streams of the run.
+        rounds: round of each row, from 1.
+        clients: client of each row.
+        purpose: first part of the streams' names.
+        own_streams: streams of the clients' own draws; None: those of the run.
     """
 
     streams: Streams
@@ -108,10 +109,10 @@ class Encoded(NamedTuple):
     """Encoded vectors.
 
     Args:
-        content: the bytes of each, of uint8, on the CPU.
-        values: what the next codec of a chain encodes; None where nothing is left.
-        counted: the states of the clients once their messages count, under the names of :meth:`Codec.init`.
-        lost: their states if the messages are lost, under the same names.
+        content: bytes of each vector, uint8, on the CPU.
+        values: numbers that the next codec of a chain encodes; None where nothing is left.
+        counted: states of the clients once their messages count, under the names of :meth:`Codec.init`.
+        lost: states of the clients if the messages are lost, under the same names.
     """
 
     content: Rows
@@ -129,18 +130,19 @@ class Codec(Hyperparameters, ABC):
 
     Attributes:
         gives: "values" where the next codec of a chain finds numbers to encode, "bytes" where it finds none.
-        is_linear: decoding a weighted sum of encoded values gives the weighted sum of the decoded vectors.
-        is_unbiased: the mean of the decoded vector over all draws is the vector.
-        is_contraction: the squared error is at most 1 − δ of the squared norm, with δ > 0, in the mean over all draws.
-        keeps_contractions: a chain of it and a contraction is a contraction.
-        bound: on the error, where values are in the normal range of their type; for an unbiased codec on ω, the mean
-            squared error as a share of the squared norm, for a contraction on δ. Empty where it says none.
-        keeps_residual: it sends later what it did not send, by itself.
-        has_fixed_size: all its contents of vectors of one length have as many bytes.
-        selects: it chooses the values of largest magnitude.
-        comes_first: the reason why no codec may come before it, as a clause; empty where one may.
-        reads_sums: the coordinator adds the encoded values of all clients before they are decoded, once.
-        is_common: it writes values alone, by a linear map that is the same for all clients of a round.
+        is_linear: True if decoding a weighted sum of encoded values gives the weighted sum of the decoded vectors.
+        is_unbiased: True if the mean of the decoded vector over all draws is the vector.
+        is_contraction: True if the squared error is at most 1 − δ of the squared norm, with δ > 0, in the mean over all
+            draws.
+        keeps_contractions: True if a chain of this codec and a contraction is a contraction.
+        bound: bound on the error, where values are in the normal range of their type; for an unbiased codec on ω, the
+            mean squared error as a share of the squared norm, for a contraction on δ. Empty where none is known.
+        keeps_residual: True if the codec itself sends later the values that it leaves out.
+        has_fixed_size: True if the contents of all vectors of one length have the same number of bytes.
+        selects: True if the codec chooses the values of largest magnitude.
+        comes_first: reason why no codec may come before this one, as a clause; empty where one may.
+        reads_sums: True if the coordinator adds the encoded values of all clients, and decodes the sum once.
+        is_common: True if the codec writes values only, by a linear map that all clients of a round share.
     """
 
     gives: ClassVar[Literal["values", "bytes"]] = "bytes"
@@ -184,11 +186,11 @@ class Codec(Hyperparameters, ABC):
         """The vector that the next codec of a chain encodes.
 
         Args:
-            values: the vector that this one encodes.
-            content: its content, untrusted; None for the longest that there can be.
+            values: the vector that this codec encodes.
+            content: untrusted content of the vector; None for the longest that there can be.
 
         Raises:
-            InvalidPayload: if the content does not tell.
+            InvalidPayload: if the content does not tell the vector's length.
         """
         return values._replace(numbers=0, layers=())
 
@@ -198,9 +200,9 @@ class Codec(Hyperparameters, ABC):
 
         Args:
             rows_KM: finite values, [K, M].
-            values: what they are.
-            state: the clients', under the names of :meth:`init`, [K, ·] each.
-            draw: the random streams; row k is ``draw.clients[k]``'s.
+            values: description of the vectors.
+            state: states of the clients, under the names of :meth:`init`, [K, ·] each.
+            draw: the random streams; row k belongs to ``draw.clients[k]``.
         """
 
     @abstractmethod
@@ -208,9 +210,9 @@ class Codec(Hyperparameters, ABC):
         """Decode untrusted bytes.
 
         Args:
-            content: the bytes of each vector, at most ``size_bytes``; one tensor [K, ·] where all have as many.
-            inner: the decoded values of the next codec, [K, ·]; of no numbers where this one gives bytes.
-            values: the vectors to be found.
+            content: bytes of each vector, at most ``size_bytes``; one tensor [K, ·] where all have as many.
+            inner: decoded values of the next codec, [K, ·]; without numbers where this codec gives bytes.
+            values: description of the vectors to be found.
             draw: the random streams with which they were encoded.
 
         Returns:

@@ -1,7 +1,7 @@
-"""EDEN: a random rotation, and a few bits for each coordinate of what looks Gaussian after it.
+"""EDEN: a random rotation, after which coordinates look Gaussian, and a few bits for each coordinate.
 
 Vargaftik et al., "EDEN: communication-efficient and robust distributed mean estimation for federated learning", ICML
-2022, 2108.08842. Shapes: see :mod:`fed.layout`.
+2022, 2108.08842. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, stacked
 from fed.compression.quantisers import as_bytes, from_bytes, nearest
 from fed.compression.rotation import block_pieces, block_sizes, flips, hadamard, padded
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Eden"]
 
@@ -43,7 +43,7 @@ class Eden(Codec):
     smallest, which error feedback finds. Use that where updates may be sparse.
 
     Args:
-        bits: b, of a coordinate, 1 to 4.
+        bits: b, bits of a coordinate, 1 to 4.
     """
 
     bound: ClassVar[str] = "dense: π/2 − 1 at 1 bit; 0.133, 0.0358, 0.00959 at 2, 3, 4"
@@ -57,9 +57,11 @@ class Eden(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Rotate and round."""
-        total, sizes = sum(block_sizes(values.numbers)), block_sizes(values.numbers)
+        sizes = block_sizes(values.numbers)
+        total = sum(sizes)
         levels = torch.tensor(_LEVELS[self.bits]).to(rows_KM.dtype)
-        middles, signs = [float(low + high) / 2 for low, high in pairwise(levels)], _signs(len(rows_KM), total, draw)
+        middles = [float(low + high) / 2 for low, high in pairwise(levels)]
+        signs = _signs(len(rows_KM), total, draw)
         codes_KM = np.empty((len(rows_KM), total), np.uint8)
         scales_KB = torch.empty(len(rows_KM), len(sizes), dtype=rows_KM.dtype)
         for rows, columns, blocks in block_pieces(len(rows_KM), sizes):
@@ -69,25 +71,35 @@ class Eden(Codec):
             norms = torch.linalg.vector_norm(block, dim=2, keepdim=True, dtype=torch.float64)
             block /= norms.clamp_min(torch.finfo(block.dtype).tiny).to(block.dtype)
             unit = hadamard(block)  # of norm √d
-            magnitudes, root = unit.abs(), block.shape[2] ** 0.5
+            magnitudes = unit.abs()
+            root = block.shape[2] ** 0.5
             code = nearest(magnitudes.numpy(), middles)
             product = magnitudes.mul_(torch.from_numpy(levels.numpy().take(code))).double().sum(2)
             scales_KB[rows, blocks] = (norms[:, :, 0] * root / product.where(product > 0, 1)).to(rows_KM.dtype)
             code += np.signbit(unit.numpy()) * np.uint8(1 << (self.bits - 1))
             codes_KM[rows, columns] = code.reshape(len(flat), -1)
-        return packed(as_bytes(scales_KB), torch.from_numpy(codes_KM), self.bits, lambda *place: codes_KM[place])
+        return packed(
+            as_bytes(scales_KB),
+            torch.from_numpy(codes_KM),
+            bits=self.bits,
+            code=lambda *place: codes_KM[place],
+        )
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Rotate back."""
-        content_KO, sizes = stacked(content), block_sizes(values.numbers)
-        total, levels = sum(sizes), torch.tensor(_LEVELS[self.bits], dtype=values.dtype)
-        signs, numbers = _signs(len(content_KO), total, draw), torch.cat([levels, -levels]).numpy()
+        content_KO = stacked(content)
+        sizes = block_sizes(values.numbers)
+        total = sum(sizes)
+        levels = torch.tensor(_LEVELS[self.bits], dtype=values.dtype)
+        numbers = torch.cat([levels, -levels]).numpy()
+        signs = _signs(len(content_KO), total, draw)
         packed_KO = content_KO[:, -packed_bytes(total, self.bits) :].numpy()
         scales_KB = from_bytes(content_KO[:, : -packed_KO.shape[1]], values.dtype)
         rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         for rows, columns, blocks in block_pieces(len(content_KO), sizes):
             first = columns.start // 8 * 8
-            codes = unpack(packed_KO[rows], self.bits, columns.stop - first, first)[:, columns.start - first :]
+            codes = unpack(packed_KO[rows], self.bits, numbers=columns.stop - first, begin=first)
+            codes = codes[:, columns.start - first :]
             flat = torch.from_numpy(numbers.take(codes))
             block = flat.view(len(flat), blocks.stop - blocks.start, -1)
             block *= scales_KB[rows, blocks, None] * block.shape[2] ** -0.5

@@ -1,12 +1,12 @@
 """Error feedback: a message lacks something of its update, which its client sends with later ones.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -14,13 +14,10 @@ from fed.compression.chain import CodecChain, check_order
 from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
 from fed.compression.pieces import empty
 from fed.compression.quantisers import as_bytes, from_bytes
-from fed.config.compatibility import Feature, Term
+from fed.config.compatibility import Feature, Sections, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload
-from fed.tensors import Tensor, torch
-
-if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["EF", "EF21", "Encoder", "ErrorFeedback", "NoFeedback", "ScaleAlone", "Sent", "error_unknown"]
 
@@ -30,22 +27,22 @@ class ErrorFeedback(Hyperparameters):
     """Kinds of dealing with the difference between an update and its message.
 
     Attributes:
-        scales: a chain that is no contraction is scaled, message by message, so that it becomes one.
-        adds_up: the coordinator keeps the sum of all that clients have sent, and moves the model by that.
+        scales: True if a chain that is no contraction is scaled, message by message, so that it becomes one.
+        adds_up: True if the coordinator keeps the sum of all messages of all rounds, and moves the model by it.
     """
 
     scales: ClassVar[bool] = True
     adds_up: ClassVar[bool] = False
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse chains that make no sense, and feedback around a chain that has its own or none that helps."""
         for key, sections in (("uplink", experiment.uplink), ("downlink", experiment.downlink)):
             check_order(key, [section.make() for section in sections])
         for section in experiment.downlink:
             if reason := error_unknown(section.make()):
                 raise InvalidExperiment(
-                    f"downlink cannot hold {section.kind}, {reason}: the next difference holds what one lacks; choose "
-                    "another codec"
+                    f"downlink cannot hold {section.kind}, {reason}: each difference makes up for the error of the "
+                    "last one; choose another codec"
                 )
 
     def init(self, values: Values) -> CodecState:
@@ -63,7 +60,7 @@ class ErrorFeedback(Hyperparameters):
         Args:
             wanted_KM: the vectors that were encoded.
             decoded_KM: the vectors as the coordinator finds them.
-            state: before.
+            state: the clients' states before.
         """
 
 
@@ -78,7 +75,7 @@ class NoFeedback(ErrorFeedback):
         return update_KM
 
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
-        """None."""
+        """No states: errors are lost."""
         return {}, {}
 
 
@@ -97,7 +94,7 @@ class _Feedback(ErrorFeedback):
         """Clients that report."""
         return (Term(Feature.REPORTS, "set error_feedback to none"),)
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse a chain that has a residual of its own, or whose error no client knows."""
         super().check_experiment(experiment)
         if not experiment.uplink:
@@ -125,7 +122,8 @@ class EF(_Feedback):
     .. math:: C(p) ← \frac{C(p)}{1 + ω}, \qquad 1 + ω = \frac{‖C(p)‖²}{⟨p, C(p)⟩}
 
     Args:
-        decay: γ in (0, 1]. Below 1 where clients attend so rarely that the model has moved on when a residual is sent.
+        decay: γ in (0, 1], the share of the residual that is sent. Below 1 where clients take part so rarely that the
+            model has moved on when a residual is sent.
     """
 
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -169,7 +167,7 @@ class EF21(_Feedback):
         )
 
     def lacks(self) -> Sequence[Term]:
-        """Single answers, and messages that say what an update is."""
+        """Single answers, and messages from which an update can be read."""
         way_out = "set error_feedback to ef"
         why = "whose messages say how an update differs from the one before"
         return (
@@ -177,7 +175,7 @@ class EF21(_Feedback):
             Term(Feature.LEGIBLE_MESSAGES, way_out, why),
         )
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse rounds of some clients, too."""
         super().check_experiment(experiment)
         if (cohort := getattr(experiment.rounds, "cohort", "all")) != "all":
@@ -191,11 +189,11 @@ class EF21(_Feedback):
         return {"sent": torch.zeros(values.numbers, dtype=values.dtype)}
 
     def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
-        """The updates less what was sent."""
+        """The updates minus the sum that was sent."""
         return update_KM - state["sent"]
 
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
-        """Sum of what was sent, with the message and without it."""
+        """The sum that was sent, with the message and without it."""
         return {"sent": state["sent"] + decoded_KM}, {"sent": state["sent"]}
 
 
@@ -204,9 +202,9 @@ class Sent(NamedTuple):
 
     Args:
         messages: K tensors of uint8.
-        decoded_KM: the vectors as the coordinator finds them, [K, M].
-        counted: the clients' states once their messages count, [K, ·] each.
-        lost: their states if the messages are lost.
+        decoded_KM: vectors as the coordinator finds them, [K, M].
+        counted: states of the clients once their messages count, [K, ·] each.
+        lost: states of the clients if the messages are lost.
     """
 
     messages: list[Tensor]
@@ -217,11 +215,11 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A chain of codecs, and what keeps its errors.
+    """A chain of codecs with error feedback around it.
 
     Args:
-        chain: the codecs.
-        feedback: around them.
+        chain: chain of codecs.
+        feedback: kind of error feedback; none is a kind too.
     """
 
     chain: CodecChain
@@ -241,7 +239,7 @@ class Encoder:
         """A client's state before its first task, [·] each: the feedback's, and that of the codecs.
 
         Raises:
-            InvalidExperiment: if both keep something under one name.
+            InvalidExperiment: if both keep a tensor under one name.
         """
         kept = self.feedback.init(self.chain.values)
         coded = self.chain.init()
@@ -257,25 +255,31 @@ class Encoder:
 
         Args:
             update_KM: finite values, [K, M].
-            state: the clients', [K, ·] each.
+            state: states of the clients, [K, ·] each.
             draw: the random streams.
         """
         wanted_KM = self.feedback.wanted(update_KM.to(self.chain.values.dtype), state)
         made = self.chain.encode(wanted_KM, state, draw)
-        messages, decoded_KM = [*made.content], self.chain.decode(made.content, draw)
+        messages = [*made.content]
+        decoded_KM = self.chain.decode(made.content, draw)
         if self._is_scaled:
             scales_K1 = _shrinking(wanted_KM, decoded_KM)
             decoded_KM = decoded_KM * scales_K1
             messages = [torch.cat(parts) for parts in zip(as_bytes(scales_K1), messages, strict=True)]
         counted, lost = self.feedback.states(wanted_KM, decoded_KM, state)
         # no name is in both: init has checked that, and the chain that codecs write their own names alone
-        return Sent(messages, decoded_KM, {**counted, **made.counted}, {**lost, **made.lost})
+        return Sent(
+            messages=messages,
+            decoded_KM=decoded_KM,
+            counted={**counted, **made.counted},
+            lost={**lost, **made.lost},
+        )
 
     def linear(self, wanted_KM: Tensor, draw: Draw) -> Tensor:
         """Values [K, ·] of a common chain, by a scale that makes it a contraction where errors are fed back.
 
         Args:
-            wanted_KM: the vectors that are to be encoded.
+            wanted_KM: vectors to encode, [K, M].
             draw: the random streams.
         """
         return self.chain.linear(wanted_KM, draw) * (self.chain.shrinkage if self.feedback.scales else 1.0)

@@ -1,4 +1,4 @@
-"""Lossless compression of what the codecs before it wrote."""
+"""Lossless compression of the bytes that the codecs before it wrote."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Zstd(Hyperparameters):
     """Zstandard, last in a chain: the same values in fewer bytes (RFC 8878).
 
     Args:
-        level: 1, fastest, to 22, smallest.
+        level: compression level, from 1 (fastest) to 22 (fewest bytes).
     """
 
     bound: ClassVar[str] = "exact"
@@ -44,11 +44,11 @@ class Zstd(Hyperparameters):
         """Reverse :meth:`compress`.
 
         Args:
-            frame: untrusted.
-            most_bytes: of the content.
+            frame: untrusted bytes of a frame.
+            most_bytes: largest size of the content.
 
         Raises:
-            InvalidPayload: if it is no frame, or holds more.
+            InvalidPayload: if the bytes are no frame, or its content is larger.
         """
         import zstandard
 

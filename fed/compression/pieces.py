@@ -1,7 +1,7 @@
 """Work on long rows in pieces that stay in a core's cache, and memory that is cheap to touch.
 
 The system clears each page of fresh memory when it is touched first: a copy of 40 MB into memory of PyTorch's takes six
-times as long as one into memory that is kept. Shapes: see :mod:`fed.layout`.
+times as long as one into memory that is kept. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fed.compression.bits import pack_into, packed_bytes, unpack
 from fed.compression.codec import Encoded, Rows, Values
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["empty", "packed", "pieces", "stacked", "unpacked"]
 
@@ -25,8 +25,8 @@ def pieces(shape: Sequence[int], multiple: int = 1) -> Iterator[tuple[slice, sli
     The parts of a row do not depend on how many rows there are, so that neither does the order of a sum.
 
     Args:
-        shape: K rows of M numbers.
-        multiple: of columns in each part of a row but the last; they are a multiple of 8 as well.
+        shape: number K of rows, and M of numbers in each.
+        multiple: divisor of the number of columns in each part of a row but the last; 8 is another.
 
     Example:
         >>> [(rows.stop, columns.stop) for rows, columns in pieces((3, 30_000))]
@@ -34,8 +34,10 @@ def pieces(shape: Sequence[int], multiple: int = 1) -> Iterator[tuple[slice, sli
         >>> [columns.stop for _, columns in pieces((1, 150_000), 1000)]
         [65000, 130000, 150000]
     """
-    (rows, numbers), unit = shape, math.lcm(8, multiple)
-    group, step = max(1, _NUMBERS // max(numbers, 1)), max(1, _NUMBERS // unit) * unit
+    rows, numbers = shape
+    unit = math.lcm(8, multiple)
+    group = max(1, _NUMBERS // max(numbers, 1))
+    step = max(1, _NUMBERS // unit) * unit
     for row in range(0, rows, group):
         for begin in range(0, numbers, step):
             yield slice(row, min(row + group, rows)), slice(begin, min(begin + step, numbers))
@@ -61,18 +63,19 @@ def packed(
     """Bytes, and a few bits for each value, made piece by piece.
 
     Args:
-        head_KO: bytes that come first.
-        rows_KM: the values.
-        bits: of a value.
-        code: numbers below 2^bits for the values at such rows and columns.
-        multiple: of columns of a piece.
+        head_KO: bytes that come first, [K, ·].
+        rows_KM: values, [K, M].
+        bits: bits of a value.
+        code: function that returns numbers below 2^bits for the values at such rows and columns.
+        multiple: divisor of the number of columns of a piece, as for :func:`pieces`.
     """
-    taken, (count, numbers) = head_KO.shape[1], rows_KM.shape
+    count, numbers = rows_KM.shape
+    taken = head_KO.shape[1]
     content_KO = empty((count, taken + packed_bytes(numbers, bits)), torch.uint8)
     content_KO[:, :taken] = head_KO
     packed_KO = content_KO.numpy()[:, taken:]
     for rows, columns in pieces(rows_KM.shape, multiple):
-        pack_into(packed_KO[rows], code(rows, columns), bits, columns.start)
+        pack_into(packed_KO[rows], code(rows, columns), bits=bits, begin=columns.start)
     return Encoded(content_KO)
 
 
@@ -86,14 +89,15 @@ def unpacked(
     """Values that :func:`packed` wrote, [K, M].
 
     Args:
-        content_KO: the bytes that follow the first ones.
-        bits: of a value.
-        values: the vectors.
-        number: writes the values of such codes, at such rows and columns, to a tensor.
-        multiple: of columns of a piece.
+        content_KO: bytes that follow the first ones.
+        bits: bits of a value.
+        values: description of the vectors.
+        number: function that writes the values of such codes, at such rows and columns, to a tensor.
+        multiple: divisor of the number of columns of a piece, as for :func:`pieces`.
     """
-    rows_KM, packed_KO = empty((len(content_KO), values.numbers), values.dtype), content_KO.numpy()
+    rows_KM = empty((len(content_KO), values.numbers), values.dtype)
+    packed_KO = content_KO.numpy()
     for rows, columns in pieces(rows_KM.shape, multiple):
-        codes = unpack(packed_KO[rows], bits, columns.stop - columns.start, columns.start)
+        codes = unpack(packed_KO[rows], bits, numbers=columns.stop - columns.start, begin=columns.start)
         number(codes, rows, columns, rows_KM[rows, columns])
     return rows_KM

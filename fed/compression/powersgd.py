@@ -1,7 +1,7 @@
 """PowerSGD: each layer as the product of two thin matrices.
 
 Vogels, Karimireddy & Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS
-2019, 1905.13727, algorithm 1. Shapes: see :mod:`fed.layout`.
+2019, 1905.13727, algorithm 1. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pydantic import PositiveInt
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["PowerSGD"]
 
@@ -31,7 +31,7 @@ class PowerSGD(Codec):
     factors would not make smaller go as they are.
 
     Args:
-        rank: r, at least 1.
+        rank: r ≥ 1, columns of each of the two factors.
     """
 
     gives: ClassVar = "values"
@@ -44,11 +44,11 @@ class PowerSGD(Codec):
     def init(self, values: Values) -> CodecState:
         """A random Q for each layer, the same for all clients."""
         sizes = [columns * self.rank for _, _, columns in self._matrices(values)]
-        drawn = np.random.default_rng(0).standard_normal(sum(sizes))
+        drawn = np.random.default_rng(0).standard_normal(sum(sizes))  # a fixed seed: nobody has to send the first Q
         return {"factors": torch.from_numpy(drawn).to(values.dtype)} if sizes else {}
 
     def size_bytes(self, values: Values) -> int:
-        """Zero: all of it is values."""
+        """Zero: a message consists of values alone."""
         return 0
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:
@@ -58,7 +58,7 @@ class PowerSGD(Codec):
         return values._replace(numbers=values.numbers - saved, layers=())
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
-        """Multiply by the factors of before."""
+        """Multiply by the factors of the last message that counted."""
         # one client after the other: products of batches differ in the last bit
         befores = state.get("factors", rows_KM.new_empty(len(rows_KM), 0))
         made = [self._factors(row_M, before, values) for row_M, before in zip(rows_KM, befores, strict=True)]
@@ -73,22 +73,30 @@ class PowerSGD(Codec):
         """Multiply the factors."""
         rows_KM = empty((len(inner), values.numbers), values.dtype)
         for row_M, sent in zip(rows_KM, inner, strict=True):
-            begin, matrices = 0, self._matrices(values)
+            begin = 0
+            matrices = self._matrices(values)
             for place, rows, columns in matrices:
-                middle, end = begin + rows * self.rank, begin + (rows + columns) * self.rank
-                left, right = sent[begin:middle].view(rows, -1), sent[middle:end].view(columns, -1)
+                middle = begin + rows * self.rank
+                end = middle + columns * self.rank
+                left = sent[begin:middle].view(rows, -1)
+                right = sent[middle:end].view(columns, -1)
                 torch.mm(left, right.T, out=row_M[place].view(rows, columns))
                 begin = end
             for place in _others(matrices, values):
                 end = begin + place.stop - place.start
-                row_M[place], begin = sent[begin:end], end
+                row_M[place] = sent[begin:end]
+                begin = end
         return rows_KM
 
     def _factors(self, row_M: Tensor, before: Tensor, values: Values) -> tuple[Tensor, Tensor]:
         """The values that one client sends, and its new factors."""
-        sent, kept, begin, matrices = [], [], 0, self._matrices(values)
+        sent = []
+        kept = []
+        begin = 0
+        matrices = self._matrices(values)
         for place, rows, columns in matrices:
-            matrix, end = row_M[place].view(rows, columns), begin + columns * self.rank
+            matrix = row_M[place].view(rows, columns)
+            end = begin + columns * self.rank
             left = torch.linalg.qr(matrix @ before[begin:end].view(columns, -1)).Q
             right = matrix.T @ left
             sent += [left.flatten(), right.flatten()]
@@ -100,9 +108,11 @@ class PowerSGD(Codec):
 
     def _matrices(self, values: Values) -> list[tuple[slice, int, int]]:
         """Places, rows and columns of the layers that two factors make smaller."""
-        found, end = [], 0
+        found = []
+        end = 0
         for shape in values.layers:
-            place, end = slice(end, end + shape.numel()), end + shape.numel()
+            place = slice(end, end + shape.numel())
+            end = place.stop
             rows = shape[0] if len(shape) > 1 else 1
             columns = shape.numel() // max(rows, 1)
             if shape.numel() >= 64 and self.rank * (rows + columns) < rows * columns:

@@ -1,6 +1,6 @@
 """Quantisers: codecs that write every value with a few bits.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -16,7 +16,7 @@ from pydantic import Field
 from fed.compression.bits import packed_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, pieces, stacked, unpacked
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "FP4",
@@ -49,7 +49,7 @@ def from_bytes(content_KO: Tensor, dtype: "torch.dtype") -> Tensor:
 
 
 def _blocks(rows_KM: Tensor, size: int) -> Iterator[Tensor]:
-    """Rows in blocks, [K, ·, size], and what is left as one, [K, 1, ·]."""
+    """Rows in blocks, [K, ·, size], and the remaining columns as one block, [K, 1, ·]."""
     whole = rows_KM.shape[1] // size * size
     if whole:
         yield rows_KM[:, :whole].view(len(rows_KM), -1, size)
@@ -61,10 +61,10 @@ def _by_block(piece_KM: Tensor, scales_KB: Tensor, size: int, columns: slice) ->
     """Blocks of a piece, [K, ·, ·], each with its scale, [K, ·, 1].
 
     Args:
-        piece_KM: these columns of some rows.
+        piece_KM: some columns of some rows.
         scales_KB: all scales of these rows.
-        size: of a block.
-        columns: the piece's; a block begins at the first.
+        size: number of values in a block.
+        columns: columns of the piece; a block begins at the first.
     """
     begin = columns.start // size
     for block in _blocks(piece_KM, size):
@@ -76,9 +76,9 @@ def _of_blocks(rows_KM: Tensor, size: int, reduced: Callable[[Tensor], Tensor]) 
     """A number for each block, [K, ·].
 
     Args:
-        rows_KM: the values.
-        size: of a block.
-        reduced: reduces the last of three dimensions.
+        rows_KM: values, [K, M].
+        size: number of values in a block.
+        reduced: function that reduces the last of three dimensions.
     """
     found_KB = torch.empty(len(rows_KM), -(-rows_KM.shape[1] // size), dtype=rows_KM.dtype)
     for rows, columns in pieces(rows_KM.shape, size):
@@ -103,10 +103,10 @@ def _words(streams: list[np.random.Generator], rows: slice, columns: slice, kind
     """Random words, each row's from its stream, [K, M]; the columns of a row come in order.
 
     Args:
-        streams: one for each of all rows.
-        rows: of a piece.
-        columns: of it.
-        kind: unsigned integers of 32 or 64 bits.
+        streams: random streams, one for each of all rows.
+        rows: rows of a piece.
+        columns: columns of the piece.
+        kind: type of a word: unsigned integers of 32 or 64 bits.
     """
     count = columns.stop - columns.start
     size = -(-count * kind.itemsize // 8)
@@ -144,7 +144,7 @@ class _Cast(Codec):
         return dtype
 
     def size_bytes(self, values: Values) -> int:
-        """Two a value."""
+        """Two bytes a value."""
         return values.numbers * self.dtype.itemsize
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
@@ -156,7 +156,8 @@ class _Cast(Codec):
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Convert back."""
-        content_KO, size = stacked(content), self.dtype.itemsize
+        content_KO = stacked(content)
+        size = self.dtype.itemsize
         rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         for rows, columns in pieces(rows_KM.shape):
             part_KO = content_KO[rows, columns.start * size : columns.stop * size]
@@ -196,7 +197,7 @@ class Int8(Codec):
     0.063 of 4096. Rounding is to the nearest; the paper's values are not spaced evenly.
 
     Args:
-        block: values that share a scale, at least 1. 4096 make 8.008 bits a parameter in float32.
+        block: number of values that share a scale, ≥ 1. 4096 make 8.008 bits a parameter in float32.
     """
 
     is_contraction: ClassVar[bool] = True
@@ -272,11 +273,13 @@ class FP4(Codec):
             codes += np.signbit(piece.numpy()) * np.uint8(8)
             return codes
 
-        return packed(as_bytes(exponents_KB.to(_exponents(rows_KM.dtype))), rows_KM, 4, code, self._BLOCK)
+        head_KO = as_bytes(exponents_KB.to(_exponents(rows_KM.dtype)))
+        return packed(head_KO, rows_KM, bits=4, code=code, multiple=self._BLOCK)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Look the magnitudes up."""
-        content_KO, taken = stacked(content), packed_bytes(values.numbers, 4)
+        """Look up the magnitude of each code."""
+        content_KO = stacked(content)
+        taken = packed_bytes(values.numbers, 4)
         magnitudes = torch.tensor(self._MAGNITUDES, dtype=values.dtype)
         numbers = torch.cat([magnitudes, -magnitudes]).numpy()
         limit = torch.finfo(values.dtype).max  # a number times a power may be beyond it
@@ -290,7 +293,7 @@ class FP4(Codec):
                 block *= scale
             found.clamp_(-limit, limit)
 
-        return unpacked(content_KO[:, -taken:], 4, values, number, self._BLOCK)
+        return unpacked(content_KO[:, -taken:], bits=4, values=values, number=number, multiple=self._BLOCK)
 
 
 def _exponents(dtype: "torch.dtype") -> "torch.dtype":
@@ -309,9 +312,9 @@ class QSGD(Codec):
     the norm d/(4 s²) ‖x‖². One bit holds a sign alone: +‖x‖ with probability (1 + x_i/‖x‖)/2, else −‖x‖.
 
     Args:
-        bits: b, of a value, 1 to 8.
-        bucket: d, values that share a norm, at least 1.
-        norm: "l2", the paper's, or "max", which is never larger: less variance.
+        bits: b, bits of a value, 1 to 8.
+        bucket: d ≥ 1, number of values that share a norm.
+        norm: "l2", the paper's norm, or "max", which is never larger, so that the variance is smaller.
     """
 
     is_unbiased: ClassVar[bool] = True
@@ -341,11 +344,12 @@ class QSGD(Codec):
                 level += (block / norm).mul_(self._middle)
             return levels.clamp_max_(self._largest).numpy().astype(np.uint8)
 
-        return packed(as_bytes(norms_KB), rows_KM, self.bits, code, self.bucket)
+        return packed(as_bytes(norms_KB), rows_KM, bits=self.bits, code=code, multiple=self.bucket)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply levels by the norms."""
-        content_KO, taken = stacked(content), packed_bytes(values.numbers, self.bits)
+        content_KO = stacked(content)
+        taken = packed_bytes(values.numbers, self.bits)
         norms_KB = from_bytes(content_KO[:, :-taken], values.dtype)
 
         def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
@@ -353,7 +357,7 @@ class QSGD(Codec):
             for block, norm in _by_block(found, norms_KB[rows], self.bucket, columns):
                 block *= norm
 
-        return unpacked(content_KO[:, -taken:], self.bits, values, number, self.bucket)
+        return unpacked(content_KO[:, -taken:], bits=self.bits, values=values, number=number, multiple=self.bucket)
 
     @property
     def _largest(self) -> int:
@@ -386,21 +390,24 @@ class TernGrad(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Keep each value's sign, or nothing."""
-        groups, streams = values.groups(), [draw.own(row) for row in range(len(rows_KM))]
+        groups = values.groups()
+        streams = [draw.own(row) for row in range(len(rows_KM))]
         peaks_KG = torch.stack([self._peaks(rows_KM, places) for places in groups], 1)
         digits_KM = empty((len(rows_KM), -(-values.numbers // 5) * 5), torch.uint8)
         digits_KM[:, values.numbers :] = 1
         # a row's numbers are drawn in its order
         for place, peaks_K in sorted(_by_layer(groups, peaks_KG), key=lambda layer: layer[0].start):
-            layer_KM, digits = rows_KM[:, place], digits_KM[:, place].numpy()
+            layer_KM = rows_KM[:, place]
+            digits = digits_KM[:, place].numpy()
             for rows, columns in pieces(layer_KM.shape):
-                least = _uniforms(streams, rows, columns) * peaks_K[rows, None]
-                piece, thresholds = layer_KM[rows, columns].numpy(), least.numpy()
+                piece = layer_KM[rows, columns].numpy()
+                thresholds = (_uniforms(streams, rows, columns) * peaks_K[rows, None]).numpy()
                 digits[rows, columns] = 1 + (piece > thresholds).view(np.uint8) - (piece < -thresholds).view(np.uint8)
         head_KO = as_bytes(peaks_KG)
         content_KO = empty((len(rows_KM), head_KO.shape[1] + digits_KM.shape[1] // 5), torch.uint8)
         content_KO[:, : head_KO.shape[1]] = head_KO
-        codes, fives = content_KO[:, head_KO.shape[1] :].numpy(), digits_KM.view(len(rows_KM), -1, 5).numpy()
+        codes = content_KO[:, head_KO.shape[1] :].numpy()
+        fives = digits_KM.view(len(rows_KM), -1, 5).numpy()
         for rows, columns in pieces(codes.shape):
             code = fives[rows, columns, 4]
             for digit in range(3, -1, -1):
@@ -410,8 +417,10 @@ class TernGrad(Codec):
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply signs by the scales."""
-        content_KO, taken = stacked(content), -(-values.numbers // 5)
-        rows_KM, codes = empty((len(content_KO), values.numbers), values.dtype), content_KO[:, -taken:].numpy()
+        content_KO = stacked(content)
+        taken = -(-values.numbers // 5)
+        codes = content_KO[:, -taken:].numpy()
+        rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         signs = (np.arange(256)[:, None] // 3 ** np.arange(5) % 3 - 1).astype(np.int8)
         for rows, columns in pieces(codes.shape):
             found_KM = rows_KM[rows, 5 * columns.start : 5 * columns.stop]
@@ -463,17 +472,23 @@ class Sign(Codec):
             for block in _blocks(rows_KM[rows, columns], 4096):
                 sums_K1[rows] += block.double().abs().sum(2).sum(1, keepdim=True)
         means_K1 = (sums_K1 / values.numbers).to(rows_KM.dtype)
-        return packed(as_bytes(means_K1), rows_KM, 1, lambda rows, columns: rows_KM[rows, columns].numpy() >= 0)
+        return packed(
+            as_bytes(means_K1),
+            rows_KM,
+            bits=1,
+            code=lambda rows, columns: rows_KM[rows, columns].numpy() >= 0,
+        )
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply the signs by the magnitude."""
-        content_KO, taken = stacked(content), values.dtype.itemsize
+        content_KO = stacked(content)
+        taken = values.dtype.itemsize
         means_K1 = from_bytes(content_KO[:, :taken], values.dtype)
 
         def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
             found.copy_(torch.from_numpy(codes)).mul_(2).sub_(1).mul_(means_K1[rows])
 
-        return unpacked(content_KO[:, taken:], 1, values, number)
+        return unpacked(content_KO[:, taken:], bits=1, values=values, number=number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -509,7 +524,8 @@ class Natural(Codec):
             codes: NDArray[np.uint16] = (exponents | (words >> mantissa & (1 << exponent))).astype(np.uint16)
             return codes
 
-        return packed(torch.empty(len(rows_KM), 0, dtype=torch.uint8), rows_KM, 1 + exponent, code)
+        nothing = torch.empty(len(rows_KM), 0, dtype=torch.uint8)
+        return packed(nothing, rows_KM, bits=1 + exponent, code=code)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Put zeros for the mantissa."""
@@ -520,7 +536,7 @@ class Natural(Codec):
             words = (words >> exponent << (mantissa + exponent)) | ((words & ((1 << exponent) - 1)) << mantissa)
             found.copy_(torch.from_numpy(words.view(found.numpy().dtype)))
 
-        return unpacked(stacked(content), 1 + exponent, values, number)
+        return unpacked(stacked(content), bits=1 + exponent, values=values, number=number)
 
 
 def _parts(dtype: "torch.dtype") -> tuple[int, int]:
@@ -548,7 +564,8 @@ class TwoLevel(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Round to the nearest of four values."""
-        half, rows = values.numbers // 2, rows_KM.numpy()
+        half = values.numbers // 2
+        rows = rows_KM.numpy()
         parts = np.abs(rows)
         parts.partition(half, axis=1)
         large_K1 = parts[:, half:].mean(1, np.float64, keepdims=True)
@@ -563,15 +580,16 @@ class TwoLevel(Codec):
             codes += np.abs(piece) > middles_K1[of]
             return codes
 
-        return packed(as_bytes(means_K2), rows_KM, 2, code)
+        return packed(as_bytes(means_K2), rows_KM, bits=2, code=code)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Look the magnitudes up."""
-        content_KO, taken = stacked(content), packed_bytes(values.numbers, 2)
+        """Look up the magnitude of each code."""
+        content_KO = stacked(content)
+        taken = packed_bytes(values.numbers, 2)
         small_K1, large_K1 = from_bytes(content_KO[:, :-taken], values.dtype).numpy().T[:, :, None]
 
         def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
             np.copyto(found.numpy(), np.where(codes & 1, large_K1[rows], small_K1[rows]))
             found *= torch.from_numpy(1 - (codes & 2).view(np.int8))
 
-        return unpacked(content_KO[:, -taken:], 2, values, number)
+        return unpacked(content_KO[:, -taken:], bits=2, values=values, number=number)

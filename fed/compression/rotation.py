@@ -1,7 +1,7 @@
 """Random rotation: a Hadamard transform of random signs, in blocks of a power of two.
 
 Ailon & Chazelle, "The fast Johnson–Lindenstrauss transform", 2009; for federated learning Suresh et al., "Distributed
-mean estimation with limited communication", ICML 2017, 1611.00429. Shapes: see :mod:`fed.layout`.
+mean estimation with limited communication", ICML 2017, 1611.00429. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Rotation", "block_pieces", "block_sizes", "flips", "hadamard", "padded", "rotate"]
 
@@ -49,7 +49,8 @@ class Rotation(Codec):
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Rotate."""
         sizes = block_sizes(values.numbers)
-        total, signs = sum(sizes), self._signs(len(rows_KM), sum(sizes), draw)
+        total = sum(sizes)
+        signs = self._signs(len(rows_KM), total, draw)
         rotated = empty((len(rows_KM), total), rows_KM.dtype)
         for rows, columns, blocks in block_pieces(len(rows_KM), sizes):
             flat = padded(rows_KM[rows, columns], columns).mul_(flips(signs, rows, columns))
@@ -58,7 +59,8 @@ class Rotation(Codec):
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Rotate back."""
-        inner_KJ, sizes = stacked(inner), block_sizes(values.numbers)
+        inner_KJ = stacked(inner)
+        sizes = block_sizes(values.numbers)
         signs = self._signs(len(inner_KJ), sum(sizes), draw)
         rows_KM = empty((len(inner_KJ), values.numbers), inner_KJ.dtype)
         for rows, columns, blocks in block_pieces(len(inner_KJ), sizes):
@@ -94,21 +96,25 @@ def hadamard(block: Tensor) -> Tensor:
 
 
 def _sums_and_differences(block: Tensor) -> Tensor:
-    """The same of the second of three dimensions; the block is overwritten."""
-    size, half, other = block.shape[1], 1, torch.empty_like(block)
+    """The same transform of the second of three dimensions; the block is overwritten."""
+    size = block.shape[1]
+    half = 1
+    other = torch.empty_like(block)
     while half < size:
         (first, second), (total, difference) = (
             of.view(len(of), size // (2 * half), 2, -1).unbind(2) for of in (block, other)
         )
         torch.add(first, second, out=total)
         torch.sub(first, second, out=difference)
-        block, other, half = other, block, 2 * half
+        block, other = other, block
+        half *= 2
     return block
 
 
 def block_sizes(numbers: int) -> list[int]:
-    """Sizes of the blocks, each a power of two; all together less than a hundredth larger than what they hold."""
-    sizes, left = [], numbers
+    """Sizes of the blocks, each a power of two; together they hold the numbers with less than a hundredth to spare."""
+    sizes = []
+    left = numbers
     while left:
         down = min(_LARGEST, 1 << (left.bit_length() - 1))
         size = down if left * _MOST_PADDING > numbers or down == left else 2 * down
@@ -119,13 +125,15 @@ def block_sizes(numbers: int) -> list[int]:
 
 def block_pieces(rows: int, sizes: list[int]) -> Iterator[tuple[slice, slice, slice]]:
     """Rows, columns and blocks of pieces, those of one size together."""
-    begin, block = 0, 0
+    begin = 0
+    block = 0
     for size in dict.fromkeys(sizes):
         count = sizes.count(size)
         for of, columns in pieces((rows, size * count), size):
             blocks = slice(block + columns.start // size, block + columns.stop // size)
             yield of, slice(begin + columns.start, begin + columns.stop), blocks
-        begin, block = begin + size * count, block + count
+        begin += size * count
+        block += count
 
 
 def padded(piece_KM: Tensor, columns: slice) -> Tensor:
@@ -140,8 +148,8 @@ def flips(signs: NDArray[np.uint8], rows: slice, columns: slice) -> Tensor:
 
     Args:
         signs: random bits, [K, ·].
-        rows: of the piece.
-        columns: of the piece.
+        rows: rows of the piece.
+        columns: columns of the piece.
     """
     first = columns.start // 8
     bits = np.unpackbits(signs[rows, first : -(-columns.stop // 8)], axis=1, count=columns.stop - 8 * first)

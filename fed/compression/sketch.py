@@ -1,7 +1,7 @@
 """Count sketch: sums of values that hash to the same bucket; sketches are added, and the sum is read.
 
 Charikar, Chen & Farach-Colton, "Finding frequent items in data streams", 2002; for federated learning Rothchild et al.,
-"FetchSGD", ICML 2020, 2007.07682. Shapes: see :mod:`fed.layout`.
+"FetchSGD", ICML 2020, 2007.07682. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
 from fed.compression.sparsifiers import Fraction, count_of, largest, scattered
 from fed.errors import InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Sketch"]
 
@@ -25,7 +25,7 @@ __all__ = ["Sketch"]
 class Sketch(Codec):
     r"""Sums of values that fall into the same bucket; the largest are read (Rothchild et al. 2020, 2007.07682).
 
-    There are several rows of buckets, and a value is the median of what its buckets hold.
+    There are several rows of buckets, and a value is the median of the sums in its buckets.
 
     .. math:: S_{r, h_r(i)} = \sum_i σ_r(i) x_i, \qquad \hat x_i = \operatorname{median}_r σ_r(i) S_{r, h_r(i)}
 
@@ -34,9 +34,9 @@ class Sketch(Codec):
     (‖x‖² − x_i²)/w over the hashes.
 
     Args:
-        fraction: buckets of all rows together, as a share of the values, in (0, 1].
-        rows: of buckets, at least 1.
-        read: the share of the values that are read, those of largest magnitude, in (0, 1].
+        fraction: number of buckets of all rows together, as a share of the values, in (0, 1].
+        rows: number of rows of buckets, ≥ 1.
+        read: share of the values that are read, those of largest magnitude, in (0, 1].
     """
 
     gives: ClassVar = "values"
@@ -51,7 +51,7 @@ class Sketch(Codec):
     read: Fraction = 0.01
 
     def size_bytes(self, values: Values) -> int:
-        """Zero: all of it is values."""
+        """Zero: a message consists of values alone."""
         return 0
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:
@@ -91,12 +91,13 @@ class Sketch(Codec):
         """Buckets and signs of the values at some columns, for two rows of buckets, or for the last one.
 
         Args:
-            first: number of the first of the two, even.
+            first: number of the first of the two rows, even.
             columns: places of the values.
-            values: the vectors.
+            values: description of the vectors.
             draw: the random streams, of which that of the whole run is used.
         """
-        seed, count = draw.streams.torch_seed("codec"), np.uint64(self._columns(values))
+        seed = draw.streams.torch_seed("codec")
+        count = np.uint64(self._columns(values))
         places = np.arange(columns.start, columns.stop, dtype=np.uint64)
         words = _mixed(places + np.uint64((seed + first * _STEP) % 2**64))
         for half in (words & np.uint64(0xFFFFFFFF), words >> np.uint64(32))[: self.rows - first]:

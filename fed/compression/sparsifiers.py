@@ -1,6 +1,6 @@
 """Sparsifiers: codecs that send a few of the values, and where they are.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fed.compression.pieces import empty, pieces
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["DGC", "STC", "Fraction", "RandomK", "Threshold", "TopK", "count_of", "largest", "scattered"]
 
@@ -24,7 +24,7 @@ _SAMPLE = 1 << 13  # values from which a threshold is estimated
 _COUNT = np.dtype("<u4")
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
-"""A share of the values, above 0."""
+"""Share of the values, in (0, 1]."""
 
 
 def count_of(fraction: float, numbers: int) -> int:
@@ -71,9 +71,9 @@ def scattered(positions_KJ: Rows, inner: Rows, values: Values) -> Tensor:
     """Vectors of zeros, [K, M], with values at positions.
 
     Args:
-        positions_KJ: the positions in each vector.
-        inner: the values there.
-        values: the vectors.
+        positions_KJ: positions in each vector.
+        inner: values at these positions.
+        values: description of the vectors.
     """
     rows_KM = empty((len(positions_KJ), values.numbers), values.dtype).zero_()
     for row_M, positions_J, values_J in zip(rows_KM, positions_KJ, inner, strict=True):
@@ -90,12 +90,12 @@ class TopK(Codec):
     A contraction behind it, with δ' of its own, makes a chain with δ = δ' k/d.
 
     Args:
-        fraction: k/d in (0, 1], of the values that are sent; at least one is.
+        fraction: k/d in (0, 1], the share of the values that are sent; at least one is.
     """
 
     gives: ClassVar = "values"
     is_contraction: ClassVar[bool] = True
-    keeps_contractions: ClassVar[bool] = True  # what it leaves out and what it sends have no place in common
+    keeps_contractions: ClassVar[bool] = True  # values that are left out and values that are sent share no place
     bound: ClassVar[str] = "δ ≥ k/d"
     selects: ClassVar[bool] = True
     has_fixed_size: ClassVar[bool] = False
@@ -103,7 +103,7 @@ class TopK(Codec):
     fraction: Fraction = 0.01
 
     def size_bytes(self, values: Values) -> int:
-        """The positions."""
+        """Bytes of the positions."""
         return positions_bytes(count_of(self.fraction, values.numbers), values.numbers)
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:
@@ -111,13 +111,13 @@ class TopK(Codec):
         return values._replace(numbers=count_of(self.fraction, values.numbers), layers=())
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
-        """Choose the largest."""
+        """Choose the largest values."""
         positions_KJ = largest(rows_KM, count_of(self.fraction, values.numbers))
         code = [torch.from_numpy(write_positions(row.numpy(), values.numbers)) for row in positions_KJ]
         return Encoded(code, rows_KM.gather(1, positions_KJ.to(rows_KM.device)))
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         count = count_of(self.fraction, values.numbers)
         return scattered([_positions(code, count, values) for code in content], inner, values)
 
@@ -131,7 +131,7 @@ class RandomK(Codec):
     Unbiased and linear.
 
     Args:
-        fraction: k/d in (0, 1]; at least one value is sent.
+        fraction: k/d in (0, 1], the share of the values that are sent; at least one is.
     """
 
     gives: ClassVar = "values"
@@ -162,11 +162,12 @@ class RandomK(Codec):
         return Encoded(nothing, kept_KJ * (values.numbers / positions_KJ.shape[1]))
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         return scattered(self._positions(len(inner), values, draw), inner, values)
 
     def _positions(self, rows: int, values: Values, draw: Draw) -> list[Tensor]:
-        count, by_round = count_of(self.fraction, values.numbers), {}
+        count = count_of(self.fraction, values.numbers)
+        by_round: dict[int, Tensor] = {}
         for row, number in enumerate(draw.rounds[:rows]):
             if number not in by_round:
                 chosen = draw.common(row).choice(values.numbers, count, replace=False, shuffle=False)
@@ -181,7 +182,7 @@ class Threshold(Codec):
     Positions take a Golomb–Rice code. The error of each value is below the threshold.
 
     Args:
-        magnitude: the smallest that is sent, above 0.
+        magnitude: smallest magnitude that is sent, > 0.
     """
 
     gives: ClassVar = "values"
@@ -202,13 +203,13 @@ class Threshold(Codec):
         return values._replace(numbers=count, layers=())
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
-        """Choose those that are large enough."""
+        """Choose the values that are large enough."""
         chosen = [torch.from_numpy(_at_least(row_M, self.magnitude)) for row_M in rows_KM.numpy()]
         kept = [row_M[positions] for row_M, positions in zip(rows_KM, chosen, strict=True)]
         return Encoded([_with_count(positions, values) for positions in chosen], kept)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         return scattered([_counted_positions(code, values) for code in content], inner, values)
 
 
@@ -222,7 +223,7 @@ class STC(Codec):
     with their mean magnitude μ. Positions take a Golomb–Rice code, signs a bit.
 
     Args:
-        fraction: k/d in (0, 1]; at least one value is sent.
+        fraction: k/d in (0, 1], the share of the values that are sent; at least one is.
     """
 
     is_contraction: ClassVar[bool] = True
@@ -247,8 +248,9 @@ class STC(Codec):
         return Encoded([torch.cat(parts) for parts in zip(head, codes, strict=True)])
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put the magnitude where it was."""
-        count, begin = count_of(self.fraction, values.numbers), values.dtype.itemsize
+        """Put the magnitude, with its signs, back at the positions."""
+        count = count_of(self.fraction, values.numbers)
+        begin = values.dtype.itemsize
         end = begin + packed_bytes(count, 1)
         if any(len(one) < end for one in content):
             raise InvalidPayload(f"the magnitude and {count} signs take {end} bytes")
@@ -264,14 +266,16 @@ class DGC(Codec):
 
     .. math:: u ← m u + g, \qquad v ← v + u, \qquad C = \text{the values of v of largest magnitude}
 
-    What is sent is set to zero in v and u (momentum factor masking); the rest waits in v for later rounds, so error
-    feedback around it is refused. g is the client's update.
+    Values that are sent are set to zero in v and u (momentum factor masking); the others wait in v for later rounds, so
+    that error feedback around this codec is refused. g is the client's update.
 
     Args:
-        fraction: of the values that are sent after the warm-up, in (0, 1].
-        momentum: m in [0, 1).
-        warm_up_rounds: in which the fraction falls from a quarter of the values, by the same factor each round.
-        clip: largest norm of g, above 0; the paper's is that of all clients' together times N^−½ for N clients.
+        fraction: share of the values that are sent after the warm-up, in (0, 1].
+        momentum: m in [0, 1), the share of u that stays each round.
+        warm_up_rounds: rounds in which the fraction falls from a quarter of the values to its own, by the same factor
+            each round.
+        clip: largest norm of g, > 0; None for no bound. The paper's is the norm of all clients' gradients together
+            times N^−½ for N clients.
     """
 
     gives: ClassVar = "values"
@@ -287,7 +291,7 @@ class DGC(Codec):
     clip: PositiveFloat | None = None
 
     def init(self, values: Values) -> CodecState:
-        """Zeros."""
+        """A momentum and a residual of zeros."""
         return {name: torch.zeros(values.numbers, dtype=values.dtype) for name in ("momentum", "residual")}
 
     def size_bytes(self, values: Values) -> int:
@@ -300,7 +304,7 @@ class DGC(Codec):
         return values._replace(numbers=count, layers=())
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
-        """Add the updates to what waits, and send the largest of it."""
+        """Add the updates to the waiting values, and send the largest ones."""
         momentum_KM = self.momentum * state["momentum"] + self._clipped(rows_KM)
         residual_KM = state["residual"] + momentum_KM
         counts = [count_of(self._fraction(number), values.numbers) for number in draw.rounds]
@@ -311,21 +315,18 @@ class DGC(Codec):
         for part_KM in counted.values():
             for row_M, places in zip(part_KM, positions, strict=True):
                 row_M[places] = 0
-        return Encoded([_with_count(places, values) for places in positions], kept, counted, lost)
+        content = [_with_count(places, values) for places in positions]
+        return Encoded(content, values=kept, counted=counted, lost=lost)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
-        """Put them where they were."""
+        """Put the values back at their positions."""
         return scattered([_counted_positions(code, values) for code in content], inner, values)
 
     def _fraction(self, number: int) -> float:
         """The fraction of a round: a quarter in the first, and from round to round by the same factor less."""
-        if number > self.warm_up_rounds:
+        if number > self.warm_up_rounds or self.fraction >= 0.25:
             return self.fraction
-        return (
-            0.25 * (self.fraction / 0.25) ** ((number - 1) / self.warm_up_rounds)
-            if self.fraction < 0.25
-            else self.fraction
-        )
+        return float(0.25 * (self.fraction / 0.25) ** ((number - 1) / self.warm_up_rounds))
 
     def _most(self, numbers: int) -> int:
         return count_of(self._fraction(1), numbers)

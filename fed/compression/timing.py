@@ -5,8 +5,8 @@ import time
 
 from fed.compression.codec import Draw
 from fed.compression.feedback import Encoder
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["facts_of", "pays_below_bytes_per_s"]
 
@@ -22,17 +22,19 @@ def pays_below_bytes_per_s(encoder: Encoder) -> float:
     The vector is Gaussian, and the median of three times counts, after a first one.
 
     Args:
-        encoder: of the vector.
+        encoder: chain of codecs and feedback that encodes the vector.
 
     Returns:
         Bytes a second; 0 where a message is as long as the vector.
     """
-    values, draw = encoder.chain.values, Draw(Streams(0), [_LATE], [0])
+    values = encoder.chain.values
+    draw = Draw(Streams(0), rounds=[_LATE], clients=[0])
     rows_1M = torch.from_numpy(Streams(0).generator("timing").standard_normal((1, values.numbers))).to(values.dtype)
     state = {name: part[None] for name, part in encoder.init().items()}
-    times_s, saved_bytes = [], 0
+    times_s = []
+    saved_bytes = 0
     for _ in range(1 + _REPEATS):
-        began_s = time.perf_counter()
+        began_s = time.perf_counter()  # the first time is left out below: fresh memory is slow
         messages = encoder.encode(rows_1M, state, draw).messages
         encoder.decode(messages, draw)
         times_s.append(time.perf_counter() - began_s)

@@ -14,7 +14,7 @@ from fed.config.document import Document
 from fed.config.experiment import Experiment, with_overrides
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = [
     "Comparison",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Repetition: TypeAlias = int | tuple[int, int]
-"""Seed of a run; of a comparison with folds (seed, fold)."""
+"""Seed of a run; in a comparison with folds a pair (seed, fold)."""
 _BOUNDS = ("centralized", "local")
 """Algorithms that bound what the others can do."""
 _Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -47,7 +47,7 @@ class Variant(Section):
     model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, Field(min_length=1)]
-    """What tables, curves and folders call it."""
+    """Name of the variant in tables, curves and folders."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -64,13 +64,13 @@ class Distribution(Section):
     """Source of a random value: exactly one of these."""
 
     choice: Annotated[list[Any], Field(min_length=1)] | None = None
-    """One of these values."""
+    """Values to draw from, each equally likely."""
     uniform: _Bounds | None = None
-    """A number in [low, high)."""
+    """Bounds [low, high) of a number."""
     log_uniform: _Bounds | None = None
-    """A number in [low, high), low > 0, whose logarithm is uniform."""
+    """Bounds [low, high), low > 0, of a number whose logarithm is uniform."""
     integer: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
-    """A whole number from low to high, both included."""
+    """Bounds [low, high] of a whole number, both included."""
 
     @model_validator(mode="after")
     def _hold_bounds(self) -> Self:
@@ -94,18 +94,19 @@ class Distribution(Section):
             return int(generator.integers(self.integer[0], self.integer[1], endpoint=True))
         low, high = self.uniform or self.log_uniform or [0.0, 1.0]
         share = generator.random()
-        return float(f"{low + share * (high - low) if self.uniform else low * (high / low) ** share:.5g}")
+        value = low + share * (high - low) if self.uniform else low * (high / low) ** share
+        return float(f"{value:.5g}")
 
 
 class Random(Section):
     """Random variants, each with its own draw of every key."""
 
     trials: PositiveInt
-    """How many variants."""
+    """Number of variants."""
     seed: NonNegativeInt = 0
-    """Of the draws alone; a trial's values depend neither on how many trials there are nor on other keys."""
+    """Seed of the draws only; a trial's values depend neither on the number of trials nor on other keys."""
     keys: Annotated[dict[str, Distribution], Field(min_length=1)]
-    """Dotted path of a key → where its value comes from."""
+    """Dotted path of a key → distribution of its value."""
 
 
 def _seeds_of_the_base(values: dict[str, Any]) -> list[int]:
@@ -134,27 +135,28 @@ class Comparison(Document):
     """
 
     name: Annotated[str, Field(min_length=1)] = "comparison"
-    """The title of the report."""
+    """Title of the report."""
     base: Annotated[dict[str, Any], _ExperimentKeys()] = Field(default_factory=dict)
-    """An experiment's keys: what the variants have in common."""
+    """Keys of an experiment that the variants have in common."""
     compare: Annotated[list[Variant], Field(min_length=1)] | None = None
-    """The variants by name, each with what it changes."""
+    """Variants by name, each with the keys that it changes."""
     grid: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
     """Dotted path of a key → its values; every combination is a variant."""
     random: Random | None = None
-    """Variants whose values are drawn."""
+    """Variants whose values are drawn at random."""
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(default_factory=_seeds_of_the_base)
-    """Every variant is run once with each; the base's own seed, unless given."""
+    """Seeds that every variant is run with, once each; the base's own seed unless given."""
     vary: Literal["both", "training", "data"] = "both"
     """Randomness that the seeds set: training (data_seed stays the base's), data (seed stays the base's), or both."""
     folds: Annotated[int, Field(ge=2)] | None = None
-    """K of a K-fold cross-validation over each client's samples: K runs for each variant and seed; null for none."""
+    """Number K of folds of a cross-validation over each client's samples: K runs for each variant and seed; null for
+    none."""
     baseline: str | None = None
     """Variant that differences are taken to; the first that is neither centralized nor local, unless given."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """Rate at which intervals of differences cover the true one."""
     target: float | None = None
-    """The value of the first metric on test data to which rounds, bytes and time are counted."""
+    """Value of the first metric on test data, until which rounds, bytes and time are counted."""
 
     _variants: dict[str, Experiment] = PrivateAttr(default_factory=dict)
 
@@ -218,7 +220,8 @@ class Comparison(Document):
 
     def _validated(self) -> dict[str, Experiment]:
         variants: dict[str, Experiment] = {}
-        problems, of_the_base = self._problems_of_the_base(), _made(self.base)[1]
+        problems = self._problems_of_the_base()
+        of_the_base = _made(self.base)[1]
         of_the_seeds = self._seeds_that_stay() | {"seed" if self.vary != "data" else "data_seed": self.seeds[0]}
         for place, name, changes in self._changes():
             if "seed" in changes:
@@ -263,7 +266,8 @@ class Comparison(Document):
                 cell = dict(zip(self.grid, values, strict=True))
                 yield f"grid {_named(cell)}", _named(cell), cell
         if self.random is not None:
-            streams, keys = Streams(self.random.seed), self.random.keys
+            streams = Streams(self.random.seed)
+            keys = self.random.keys
             for trial in range(self.random.trials):
                 drawn = {key: keys[key].draw(streams, key, trial) for key in keys}
                 name = f"trial {trial + 1}: {_named(drawn)}"
@@ -271,7 +275,7 @@ class Comparison(Document):
 
 
 def _made(keys: dict[str, Any]) -> tuple[Experiment | None, list[str]]:
-    """The experiment of these keys, or what is wrong with them."""
+    """The experiment of these keys, or the sentences on their errors."""
     try:
         return Experiment(**{str(key): value for key, value in keys.items()}), []
     except InvalidExperiment as error:
@@ -288,7 +292,7 @@ def repetition_text(repetition: Repetition, joint: str = "-") -> str:
 
     Args:
         repetition: seed, or (seed, fold).
-        joint: what stands between its words.
+        joint: text between its words.
 
     Example:
         >>> repetition_text(3), repetition_text((3, 1), " ")

@@ -5,16 +5,76 @@ that others may need. A combination is refused where one part needs what another
 both values and both ways out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fed.errors import InvalidExperiment
 
-if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
+__all__ = ["Combinable", "Feature", "Sections", "Term", "check_combination", "check_deployment", "lacks"]
 
-__all__ = ["Combinable", "Feature", "Term", "check_combination", "check_deployment", "lacks"]
+
+class Sections(Protocol):
+    """Sections of an experiment, as far as their kinds look at each other; :class:`fed.Experiment` has them."""
+
+    @property
+    def model(self) -> Any:
+        """Section of the model that is trained; None where a model is given in Python."""
+
+    @property
+    def local(self) -> Any:
+        """A client's work in a round."""
+
+    @property
+    def algorithm(self) -> Any:
+        """Section of the algorithm."""
+
+    @property
+    def topology(self) -> Any:
+        """Section of the topology, or None."""
+
+    @property
+    def rounds(self) -> Any:
+        """Section of the rounds' policy."""
+
+    @property
+    def stages(self) -> Any:
+        """Sections of the changes of what clients send, or None."""
+
+    @property
+    def uplink(self) -> Any:
+        """Sections of the codecs of what clients send."""
+
+    @property
+    def error_feedback(self) -> Any:
+        """Section of the error feedback."""
+
+    @property
+    def downlink(self) -> Any:
+        """Sections of the codecs of what goes out."""
+
+    @property
+    def secure_aggregation(self) -> Any:
+        """Section of secure aggregation, or None."""
+
+    @property
+    def hierarchy(self) -> Any:
+        """Section of edge coordinators, or None."""
+
+    @property
+    def devices(self) -> Any:
+        """Section of simulated devices."""
+
+    @property
+    def evaluation(self) -> Any:
+        """Section of the evaluation."""
+
+    @property
+    def adversaries(self) -> Any:
+        """Section of simulated attackers, or None."""
+
+    def objects(self) -> Mapping[str, Any]:
+        """Objects given in Python that no file can name, by section."""
 
 
 class Feature(Enum):
@@ -48,9 +108,9 @@ class Term(NamedTuple):
 
     Args:
         feature: the feature.
-        way_out: what the user can change about this part, as an imperative clause; {section} stands for its key.
+        way_out: imperative clause on how the user can change this part; {section} stands for its key.
         why: the reason, as a clause to follow a comma; empty where the name of the feature says it.
-        subject: the key and value that decide, as ``devices.failure 0.1``; the section and its kind unless given.
+        subject: the key and value that decide, such as ``devices.failure 0.1``; the section and its kind unless given.
     """
 
     feature: Feature
@@ -70,7 +130,7 @@ class Combinable:
         """The features that it does not offer to other sections."""
         return ()
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse what no feature can express.
 
         Raises:
@@ -83,7 +143,7 @@ def lacks(part: object, feature: Feature) -> bool:
     return isinstance(part, Combinable) and any(term.feature is feature for term in part.lacks())
 
 
-def check_combination(experiment: "Experiment") -> None:
+def check_combination(experiment: Sections) -> None:
     """Refuse sections that do not go together.
 
     Raises:
@@ -94,7 +154,7 @@ def check_combination(experiment: "Experiment") -> None:
         part.check_experiment(experiment)
 
 
-def check_deployment(experiment: "Experiment") -> None:
+def check_deployment(experiment: Sections) -> None:
     """Refuse experiments that real nodes cannot run.
 
     Raises:
@@ -112,23 +172,30 @@ def check_deployment(experiment: "Experiment") -> None:
         raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
 
 
-def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
+def _parts(experiment: Sections) -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
-    names = ("algorithm", "rounds", "error_feedback", "hierarchy", "devices", "evaluation", "adversaries")
-    if experiment.secure_aggregation is not None:
-        yield "secure_aggregation", experiment.secure_aggregation
+    names = (
+        "secure_aggregation",
+        "algorithm",
+        "rounds",
+        "error_feedback",
+        "hierarchy",
+        "devices",
+        "evaluation",
+        "adversaries",
+    )
     sections = [(name, getattr(experiment, name)) for name in names]
-    chains = {"uplink": experiment.uplink, "downlink": experiment.downlink}
-    for name, section in [*sections, *((name, codec) for name, codecs in chains.items() for codec in codecs)]:
+    chains = {"stages": experiment.stages or (), "uplink": experiment.uplink, "downlink": experiment.downlink}
+    for name, section in [*sections, *((name, part) for name, parts in chains.items() for part in parts)]:
         if section is not None and isinstance(part := section.make(), Combinable):
             yield f"{name} {section.kind}", part
 
 
 _Terms: TypeAlias = dict[str, tuple[Sequence[Term], Sequence[Term]]]
-"""Part of an experiment → what it needs and what it lacks."""
+"""Part of an experiment → the terms that it needs, and those that it lacks."""
 
 
-def _terms(experiment: "Experiment") -> _Terms:
+def _terms(experiment: Sections) -> _Terms:
     terms: _Terms = {
         name: ([*_of_section(name, part.needs())], [*_of_section(name, part.lacks())])
         for name, part in _parts(experiment)
@@ -145,9 +212,10 @@ def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:
     for term in terms:
         if section == "downlink" and term.feature is Feature.COMMON_ENCODING:
             continue
-        # what goes out is encoded by a coordinator, whatever the algorithm
-        feature = Feature.REPORTS if section == "downlink" and term.feature is Feature.ENCODED else term.feature
-        yield Term(feature, term.way_out.replace("{section}", section), term.why, term.subject)
+        feature = term.feature
+        if section == "downlink" and feature is Feature.ENCODED:
+            feature = Feature.REPORTS  # a coordinator encodes messages to clients, whatever the algorithm
+        yield term._replace(feature=feature, way_out=term.way_out.replace("{section}", section))
 
 
 def _refuse(terms: _Terms) -> None:

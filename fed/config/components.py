@@ -41,20 +41,20 @@ class Component(Section):
     """Section whose ``kind`` chooses a callable and whose other keys are that callable's."""
 
     target: ClassVar[Callable[..., Any]]
-    """What the kind names."""
+    """Callable that the kind names."""
 
     family: ClassVar["Family[Any]"]
-    """What it was chosen from."""
+    """Family of kinds that the section chooses from."""
 
     kind: str
-    """A built-in name, or python:package.module:Name."""
+    """Name of the kind: a built-in one, or python:package.module:Name."""
 
     def __reduce__(self) -> tuple[Any, ...]:  # its class is made when it is asked for, and has no name to import
         return self.family.validate, (self.make() if self.is_object else self.model_dump(exclude_unset=True),)
 
     @property
     def is_object(self) -> bool:
-        """True where it stands for an object given in Python that no file can name."""
+        """True if the section stands for an object given in Python that no file can name."""
         return self.kind.startswith(_OBJECT)
 
     def make(self, **given: object) -> Any:
@@ -91,13 +91,14 @@ class Family(Generic[_Section]):
     """Kinds that one section of an experiment chooses from; an annotation of that section's type.
 
     Args:
-        name: what one of them is called in a message.
-        base: keys that every kind of the family has.
+        name: word for a kind of the family in messages.
+        base: section with the keys that every kind of the family has.
         builtin: short name → ``module:Name``.
         given: names of the parameters that the framework supplies.
-        default: the kind of a section that names none.
-        of_functions: a section makes a function of (output, target). A kind is one, whose further parameters are keys,
-            or a class whose objects are called so; a function or such an object may be given in Python.
+        default: kind of a section that names none.
+        of_functions: True if a section makes a function of (output, target). A kind is then such a function, whose
+            further parameters are keys, or a class whose objects are called so; a function or such an object may be
+            given in Python.
     """
 
     name: str
@@ -114,7 +115,8 @@ class Family(Generic[_Section]):
         Raises:
             InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
         """
-        target, base = _load(self, kind), self.base
+        target = _load(self, kind)
+        base = self.base
         fields = _fields(target, self._given(target))
         for name in (name for name in fields if name not in base.model_fields):
             if name.startswith("_") or name in base.__class_vars__ or hasattr(base, name):
@@ -309,7 +311,7 @@ def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, 
     """Annotations of the parameters of these names; all others may be for type checkers alone."""
     if inspect.isclass(target):
         # a dataclass has annotations of its own, another class those of __init__
-        return get_type_hints(target, include_extras=True) | get_type_hints(target.__init__, include_extras=True)
+        return get_type_hints(target, include_extras=True) | _annotations(target.__init__, names)
     function = inspect.unwrap(target)
     wanted = {name: text for name, text in getattr(function, "__annotations__", {}).items() if name in names}
     holder = SimpleNamespace(__annotations__=wanted)

@@ -91,13 +91,15 @@ def _entries(docstring: str) -> dict[str, str]:
     lines = iter(docstring.splitlines())
     if "Args:" not in (line.rstrip() for line in lines):  # leaves the iterator behind that line
         return entries
-    name, depth = "", 0
+    name = ""
+    depth = 0
     for line in lines:
         if line.strip() and not line.startswith(" "):
             break
         entry = _ENTRY.fullmatch(line)
         if entry and (not name or len(entry["indent"]) <= depth):
-            name, depth = entry["name"], len(entry["indent"])
+            name = entry["name"]
+            depth = len(entry["indent"])
             entries[name] = entry["text"]
         elif name and line.strip():
             entries[name] += f" {line.strip()}"

@@ -34,8 +34,8 @@ class Document(Section):
         """Read a YAML file.
 
         Args:
-            path: of the file.
-            objects: section → the object to take where the file says that one was given in Python.
+            path: path of the file.
+            objects: section → object to take where the file says that one was given in Python.
 
         Raises:
             InvalidInput: if there is no such file.
@@ -66,7 +66,7 @@ class Document(Section):
 
 
 def _parts_of(section: object) -> Sequence[object]:
-    """The sections of a list, or the one that there is."""
+    """The sections of a list, or a section alone."""
     return section if isinstance(section, list | tuple) else (section,)
 
 

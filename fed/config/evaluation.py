@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = ["ByBoth", "ByClients", "ByCoordinator"]
 
@@ -18,11 +18,12 @@ class ByCoordinator(Hyperparameters):
     """The coordinator scores the global model, or the peers' mean, on the data's test set, on which no client trains.
 
     Args:
-        peers: how many of the peers' models are scored beside their mean, each round the same ones, drawn from the
-            stream "scored"; ``all`` of them take long where there are many.
-        samples: how many test samples score clients' own models, peers' and those of ``local``, before the last round:
-            each round the same ones, drawn from the stream "scored samples"; ``all`` of them take long where there are
-            many models. A single model, the peers' mean, and the last round's models are scored on all of them.
+        peers: number of peers whose models are scored beside their mean, ≥ 1, or ``all``, which takes long where there
+            are many. The same peers are scored each round, drawn from the stream "scored".
+        samples: number of test samples that score clients' own models (peers' and those of ``local``) before the last
+            round, ≥ 1, or ``all``, which takes long where there are many models. The same samples are used each round,
+            drawn from the stream "scored samples". A single model, the peers' mean, and the last round's models are
+            scored on all samples.
     """
 
     peers: PositiveInt | Literal["all"] = 16
@@ -32,8 +33,8 @@ class ByCoordinator(Hyperparameters):
         """The peers whose models are scored, in their order.
 
         Args:
-            clients: all of them.
-            streams: the run's.
+            clients: names or numbers of all peers.
+            streams: random streams of the run.
         """
         if self.peers == "all" or self.peers >= len(clients):
             return clients
@@ -44,8 +45,8 @@ class ByCoordinator(Hyperparameters):
         """The places of the test samples that score clients' own models before the last round, in their order.
 
         Args:
-            count: how many test samples there are.
-            streams: the run's.
+            count: number of test samples.
+            streams: random streams of the run.
         """
         if self.samples == "all" or self.samples >= count:
             return range(count)
@@ -63,8 +64,8 @@ class ByClients(Hyperparameters):
     The model is the client's own where the algorithm lets clients keep whole ones, otherwise the coordinator's.
 
     Args:
-        fraction: of a client's samples to hold out where the data bring no test sets of clients' own, in (0, 1), to the
-            nearest whole sample; one at least is trained on.
+        fraction: share of a client's samples to hold out, in (0, 1), where the data bring no test sets of clients' own;
+            rounded to whole samples, of which at least one is trained on.
     """
 
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -79,7 +80,7 @@ class ByBoth(ByClients):
     """The coordinator scores the global model, or the peers' mean, on the test set, and clients score too.
 
     Args:
-        fraction: as of ``clients``.
+        fraction: share of a client's samples to hold out, in (0, 1), as in ``clients``.
     """
 
     def needs(self) -> Sequence[Term]:

@@ -28,8 +28,7 @@ from fed.config.lr_schedules import Schedule
 from fed.config.registry import AdversariesSection, DataSection, MetricSection
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
-from fed.secure_aggregation.settings import SecureAggregation
+from fed.vectors.randomness import Streams
 
 __all__ = ["Checkpointing", "Execution", "Experiment", "Local", "check_metric_names", "with_overrides"]
 
@@ -38,25 +37,25 @@ class Local(Section):
     """Local training of a task: epochs, or steps, of an optimizer on the client's own data."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """The rule of a step. Its state (momentum, moments) begins anew with every task."""
+    """Rule of a step. Its state (momentum, moments) begins anew with every task."""
     lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1  # float32 ends at 3.4e38
     """Step size η."""
     schedule: Annotated[Component, registry.SCHEDULES] = Field(default_factory=registry.SCHEDULES.make)
-    """How η goes over the rounds."""
+    """Course of η over the rounds."""
     scaling: Literal["none", "linear", "square_root"] = "none"
-    """How η grows with the cohort: as cohort / base_cohort, or as the root of that."""
+    """Growth of η with the cohort: linear multiplies η by cohort / base_cohort, square_root by its root."""
     base_cohort: PositiveInt = 1
-    """The cohort for which η is meant, of scaling."""
+    """Number of clients in a round for which lr is meant; used by scaling."""
     momentum: DecayRate = 0.0
-    """ρ in [0, 1), of sgd."""
+    """Momentum ρ in [0, 1), for sgd only."""
     nesterov: bool = False
-    """Nesterov's momentum, of sgd."""
+    """True for Nesterov's momentum, for sgd only."""
     betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), strict=False)
-    """Decay of the two moments, of adam and adamw."""
+    """Decay rates of the two moments, for adam and adamw only."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment, of adam and adamw."""
+    """Number added to the root of the second moment, for adam and adamw only."""
     weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
-    """λ: added to the gradient as λx; decoupled from it under adamw."""
+    """Weight decay λ: λx is added to the gradient; under adamw the decay is decoupled from the gradient."""
     batch_size: PositiveInt = 16
     """Samples in a batch; the last batch of an epoch may be shorter."""
     accumulate: PositiveInt = 1
@@ -72,13 +71,13 @@ class Local(Section):
         """Learning rate η in a round.
 
         Args:
-            number: of the round, from 1.
-            count: how many rounds there are.
-            cohort: how many clients take part.
+            number: number of the round, from 1.
+            count: number of rounds of the run.
+            cohort: number of clients that take part.
         """
         ratio = cohort / self.base_cohort
-        scale = 1.0 if self.scaling == "none" else ratio if self.scaling == "linear" else math.sqrt(ratio)
-        return self.lr * scale * self._schedule.factor(number, count)
+        scales = {"none": 1.0, "linear": ratio, "square_root": math.sqrt(ratio)}
+        return self.lr * scales[self.scaling] * self._schedule.factor(number, count)
 
     @cached_property
     def _schedule(self) -> Schedule:
@@ -116,11 +115,33 @@ class Execution(Section):
     """Execution of a simulation. Batching and groups change results by rounding only, workers not at all."""
 
     batching: Literal["auto", "on", "off"] = "auto"
-    """Train clients in groups, one operation for all of a group; auto: where the model allows it and it pays."""
+    """Training of clients in groups, one operation for a whole group; auto: where the model allows it and it pays."""
     group: PositiveInt = 32
-    """The most clients of a group; fewer where their models would not fit into the cache, or the GPU's memory."""
+    """Largest number of clients in a group; fewer where their models would not fit into the cache, or a GPU's
+    memory."""
     workers: NonNegativeInt | Literal["auto"] = "auto"
-    """Processes that train, one thread each; 0: this one; auto: as many as cores or GPUs, where a run takes long."""
+    """Number of processes that train, one thread each; 0: this process trains; auto: one for each core or GPU where a
+    run takes long."""
+    executor: Annotated[Component, registry.EXECUTORS] | None = None
+    """Executor of the clients' work; null: in_process without workers, and workers with some. Where one is named,
+    workers: auto means as many as cores or GPUs, however long a run takes."""
+
+    @model_validator(mode="after")
+    def _hold_workers_to_the_executor(self) -> Self:
+        if self.executor is None or self.workers == "auto":
+            return self
+        is_parallel = getattr(self.executor.target, "is_parallel", True)
+        if is_parallel and not self.workers:
+            raise ValueError(
+                f"workers must be at least 1 with executor {self.executor.kind}, got 0: raise it, or set executor to "
+                "in_process"
+            )
+        if self.workers and not is_parallel:
+            raise ValueError(
+                f"workers must be 0 with executor {self.executor.kind}, which works in one process alone, got "
+                f"{self.workers}: lower it, or set executor to workers"
+            )
+        return self
 
 
 class Checkpointing(Section):
@@ -129,7 +150,7 @@ class Checkpointing(Section):
     every: PositiveInt | None = 5
     """Rounds from one checkpoint to the next; null for none."""
     keep: PositiveInt = 3
-    """How many stay."""
+    """Number of checkpoints that stay; older ones are deleted."""
 
 
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
@@ -186,58 +207,62 @@ class Experiment(Document):
     """
 
     name: Annotated[str, Field(min_length=1)] = "experiment"
-    """What reports and folders call this run."""
+    """Name of the run in reports and folders."""
     seed: NonNegativeInt = 0
-    """Every random draw is a function of this."""
+    """Seed of every random draw."""
     data_seed: NonNegativeInt | None = None
-    """In place of seed for the data: what a source draws, who holds what, what is held out; null: seed."""
+    """Seed of the data, in place of seed: draws of a source, its partition, samples that are held out; null: seed."""
     data: Annotated[DataSection, registry.DATA] | None = Field(default_factory=registry.DATA.make)
-    """What is learned from, and how clients share it; null where data are given in Python."""
+    """Samples to learn from, and their partition among clients; null where data are given in Python."""
     model: Annotated[Component, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
-    """What is trained; null where a model is given in Python."""
+    """Model that is trained; null where a model is given in Python."""
     loss: Annotated[Component, registry.LOSSES] | None = Field(default_factory=registry.LOSSES.make)
-    """What training makes small: a function of (output, target); null where one is given in Python."""
+    """Function of (output, target) that training makes small; null where one is given in Python."""
     metrics: Annotated[tuple[Annotated[MetricSection, registry.METRICS], ...], Field(strict=False)] | None = Field(
         default_factory=_metrics_of_the_loss
     )
-    """What evaluation computes beside the loss, first what is reported as best: unless given, what suits a built-in
-    loss; null where they are given in Python."""
+    """Metrics that evaluation computes beside the loss; reports compare runs by the first one. The default suits a
+    built-in loss; null where metrics are given in Python."""
     local: Local = Local()
-    """A client's work in a round."""
+    """Local training: a client's work in a round."""
     algorithm: Annotated[Component, registry.ALGORITHMS] = Field(default_factory=registry.ALGORITHMS.make)
-    """How clients' work becomes one model."""
+    """Algorithm that makes one model of the clients' work."""
     topology: Annotated[Component, registry.TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)
-    """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
+    """Graph that says who is whose neighbour, for algorithms over mix only; a ring unless given."""
     rounds: Annotated[Component, registry.ROUNDS] = Field(
         default_factory=lambda values: registry.ROUNDS.make(**_rounds_of_the_algorithm(values))
     )
-    """Who trains when, and how often; synchronous rounds of all clients, unless given or of the algorithm."""
+    """Policy on who trains when, and how often; synchronous rounds of all clients unless the experiment or the
+    algorithm says otherwise."""
+    stages: Annotated[tuple[Annotated[Component, registry.STAGES], ...], Field(strict=False)] | None = None
+    """Changes of clients' updates before they are encoded, and of their mean, first to last; null for none."""
     uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
         default_factory=partial(_codecs_of_the_algorithm, "uplink")
     )
-    """The chain of codecs that encodes what clients send, first to last; none unless given or of the algorithm."""
+    """Chain of codecs for clients' messages, first to last; none unless the experiment or the algorithm names some."""
     error_feedback: Annotated[Component, registry.ERROR_FEEDBACKS] = Field(
         default_factory=registry.ERROR_FEEDBACKS.make
     )
-    """What becomes of the difference between an update and what the codecs make of it."""
+    """Treatment of the error of a chain of codecs, the update minus the decoded update."""
     downlink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
         default_factory=partial(_codecs_of_the_algorithm, "downlink")
     )
-    """The chain that encodes by how much the model has moved, likewise."""
-    secure_aggregation: SecureAggregation | None = None
+    """Chain of codecs for the model's move from round to round, sent to clients; none unless named, as for uplink."""
+    secure_aggregation: Annotated[Component, registry.SECURE_AGGREGATIONS] | None = None
     """Masks by which the coordinator learns the sum of clients' messages alone; null for none."""
     hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, registry.DEVICES] = Field(default_factory=registry.DEVICES.make)
-    """What simulated clients run on: how fast they are, when they are there, how often they fail."""
+    """Devices of simulated clients: their speed, their availability, and how often they fail."""
     evaluation: Annotated[Component, registry.EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
-    """Who scores models: the coordinator on a test set, unless given or the algorithm is for clients' own models."""
+    """Scoring of models, by the coordinator on a test set or by clients; by the coordinator unless given, or by clients
+    where the algorithm is for models of their own."""
     adversaries: Annotated[AdversariesSection, registry.ADVERSARIES] | None = None
-    """Simulated clients that attack, and how; null for none."""
+    """Simulated clients that attack, and their attack; null for none."""
     checkpoints: Checkpointing = Checkpointing()
     """State from which an interrupted run resumes."""
     simulation: Execution = Execution()
-    """How a simulation is computed."""
+    """Computation of a simulation: batching and worker processes."""
 
     if TYPE_CHECKING:  # sections are given as mappings, whatever type they become
 
@@ -269,14 +294,14 @@ class Experiment(Document):
 
     @property
     def data_streams(self) -> Streams:
-        """Streams of the data: what a source draws, who holds what, what is held out."""
+        """Streams of the data: draws of a source, its partition among clients, samples that are held out."""
         return Streams(self.seed if self.data_seed is None else self.data_seed)
 
     def override(self, values: dict[str, Any]) -> Self:
         """The same experiment with other values.
 
         Args:
-            values: path of a key → its value, as ``{"rounds.count": 5}``. A mapping replaces the whole section.
+            values: path of a key → its value, such as ``{"rounds.count": 5}``. A mapping replaces the whole section.
 
         Raises:
             InvalidExperiment: one line for each thing wrong.

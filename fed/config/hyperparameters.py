@@ -13,7 +13,7 @@ from fed.errors import ValueRange
 __all__ = ["DecayRate", "Hyperparameters"]
 
 DecayRate: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""What a running mean or a momentum keeps of what it was: in [0, 1)."""
+"""Share of its former value that a running mean or a momentum keeps in a step, in [0, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

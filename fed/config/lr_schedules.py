@@ -19,8 +19,8 @@ class Schedule(Hyperparameters, ABC):
     .. math:: η_t = η · t / (w + 1) \text{ for } t ≤ w, \qquad η_t = η · s(t - w) \text{ after it}
 
     Args:
-        warm_up: w, rounds in which the step size rises in equal parts, to η t / (w + 1) in round t ≤ w; it is whole in
-            round w + 1 (Goyal et al. 2017, 1706.02677), where s begins: η s(t − w) in round t > w.
+        warm_up: w ≥ 0, rounds in which the step size rises in equal parts: η t / (w + 1) in round t ≤ w (Goyal et al.
+            2017, 1706.02677). From round w + 1 on it is η s(t − w), the full η at first.
     """
 
     warm_up: NonNegativeInt = 0
@@ -29,10 +29,10 @@ class Schedule(Hyperparameters, ABC):
         """The factor in a round.
 
         Args:
-            number: of the round, from 1.
-            count: how many rounds there are.
+            number: number of the round, from 1.
+            count: number of rounds of the run.
         """
-        if number <= self.warm_up:
+        if number <= self.warm_up:  # w + 1, so that the first round of s has the full step size, and no round has 0
             return number / (self.warm_up + 1)
         return self.decay(number - self.warm_up, count - self.warm_up)
 
@@ -55,7 +55,7 @@ class Cosine(Schedule):
     """Half a cosine: s(t) = e + (1 − e) (1 + cos(π (t − 1) / T)) / 2 (Loshchilov & Hutter 2017, 1608.03983).
 
     Args:
-        end: e in [0, 1], the factor after the last of T rounds, those of the warm-up not among them.
+        end: e in [0, 1], the factor after the last of T rounds; T does not count the warm-up.
 
     Example:
         >>> [round(Cosine().factor(number, 5), 3) for number in range(1, 6)]
@@ -74,8 +74,8 @@ class Step(Schedule):
     """The learning rate falls by a factor every few rounds: s(t) = γ^⌊(t − 1) / E⌋.
 
     Args:
-        every: E, rounds between two falls.
-        gamma: γ in (0, 1].
+        every: E ≥ 1, rounds from one fall to the next.
+        gamma: γ in (0, 1], the factor of each fall.
 
     Example:
         >>> [Step(every=2, gamma=0.5).factor(number, 5) for number in range(1, 6)]

@@ -19,8 +19,9 @@ class NodeData(Document):
     """
 
     data: Annotated[DataSection, DATA] = Field()
-    """Where they are, as in an experiment."""
+    """Source of the samples, as in an experiment."""
     client: NonNegativeInt | str | None = None
-    """Which of that source's clients this node is; the whole source is this node's unless given."""
+    """Name or number of the source's client that this node is; unless given, the whole source is this node's."""
     seed: NonNegativeInt = 0
-    """By which the source is dealt to its clients: the experiment's data_seed, to hold what that simulates."""
+    """Seed by which the source is dealt to its clients; the experiment's data_seed gives a node the samples that its
+    client has in a simulation."""

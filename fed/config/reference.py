@@ -84,7 +84,8 @@ def _row(key: str, sections: Mapping[str, type[Section]]) -> str:
     defaults = {kind: _default(field) for kind, field in fields.items()}
     (_, first), *others = defaults.items()
     default = ", ".join([first, *(f"of `{kind}` {other}" for kind, other in others if other != first)])
-    field, section = next(iter(fields.values())), next(iter(sections.values()))
+    field = next(iter(fields.values()))
+    section = next(iter(sections.values()))
     values = "below" if _part(field) else values_of(section.model_json_schema()["properties"][key])
     return f"| `{key}` | {default} | {_cell(values)} | {_cell(_text(section, key))} |"
 
@@ -110,8 +111,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def _cell(text: str) -> str:
-    """A docstring's text without its markup."""
-    return re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "`").replace("|", r"\|")
+    """A docstring's text without its markup, on one line, as a row of a table must be."""
+    line = " ".join(text.split())
+    return re.sub(r":math:`([^`]*)`", r"\1", line).replace("``", "`").replace("|", r"\|")
 
 
 def written(value: Any) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "DEVICES",
     "ERROR_FEEDBACKS",
     "EVALUATIONS",
+    "EXECUTORS",
     "HIERARCHIES",
     "LOSSES",
     "METRICS",
@@ -27,6 +28,8 @@ __all__ = [
     "RULES",
     "SAMPLINGS",
     "SCHEDULES",
+    "SECURE_AGGREGATIONS",
+    "STAGES",
     "STALENESSES",
     "TOPOLOGIES",
     "AdversariesSection",
@@ -58,7 +61,7 @@ class PartitionSection(Component):
     """Partition: deals samples to clients."""
 
     overlap: NonNegativeFloat = 0.0
-    """Copies: number of additional holders of a sample, on average. 0: none; 1: each sample has two holders."""
+    """Number of additional holders of a sample, on average. 0: none; 1: each sample has two holders."""
 
 
 PARTITIONS = Family(
@@ -90,11 +93,11 @@ class DataSection(Component):
     """Data source, its test set, and its partition among clients."""
 
     clients: PositiveInt | None = None
-    """How many clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
+    """Number of clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
     partition: Annotated[PartitionSection, PARTITIONS] | None = None
-    """Who holds what: natural where the source names clients, iid elsewhere, unless given."""
+    """Rule that deals samples to clients; unless given, natural where the source names clients, and iid elsewhere."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """The share of samples held out to evaluate on, where the source brings no test set of its own; 0 with a fold."""
+    """Share of samples held out to evaluate on, where the source brings no test set of its own; 0 with a fold."""
     fold: FoldSection | None = None
     """Fold of each client's samples to test on, in place of any other test set; null for none."""
 
@@ -159,7 +162,7 @@ MODELS = Family(
 LOSSES = Family(
     "loss",
     Component,
-    _in("clients.training.losses", "cross_entropy", "mse", "huber", "bce", "cox"),
+    _in("clients.scoring.losses", "cross_entropy", "mse", "huber", "bce", "cox"),
     default="cross_entropy",
     of_functions=True,
 )
@@ -169,7 +172,7 @@ class MetricSection(Component):
     """Metric: a number that evaluation computes from outputs and targets."""
 
     name: Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]*$")] | None = None
-    """Name: how results call it, by letters, digits and _; that of the kind unless given."""
+    """Name of the metric in results: letters, digits and _; the kind's name unless given."""
 
     @property
     def called(self) -> str:
@@ -178,15 +181,15 @@ class MetricSection(Component):
 
     @property
     def best(self) -> Literal["max", "min"]:
-        """The best of its values."""
+        """Direction of better values, "max" or "min"."""
         return "min" if getattr(self.make(), "higher_is_better", True) is False else "max"
 
 
 METRICS = Family(
     "metric",
     MetricSection,
-    _in("clients.metrics", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss")
-    | _in("clients.metrics", "mse", "mae", "r2", "c_index", "calibration_error"),
+    _in("clients.scoring.metrics", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss")
+    | _in("clients.scoring.metrics", "mse", "mae", "r2", "c_index", "calibration_error"),
     of_functions=True,
 )
 
@@ -227,9 +230,10 @@ class TopologySection(Component):
     """Topology: each peer's neighbours."""
 
     weights: Literal["metropolis", "uniform", "laplacian", "column_stochastic"] | None = None
-    """How neighbours are weighed; null: metropolis, on directed graphs uniform or column_stochastic, as it must be."""
+    """Rule of the neighbours' weights; null: metropolis, and on directed graphs uniform or column_stochastic, whichever
+    the algorithm needs."""
     lazy: bool = False
-    """Whether a peer keeps half of what it has, (I + W)/2, so that no eigenvalue is below 0."""
+    """True if a peer keeps half of its own vector, (I + W)/2, so that no eigenvalue is below 0."""
 
 
 TOPOLOGIES = Family(
@@ -248,13 +252,13 @@ class AdversariesSection(Component):
     """Clients that attack."""
 
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The share of all clients that attack, to the nearest whole client: the same ones in every round."""
+    """Share of all clients that attack, rounded to whole clients; the same ones in every round."""
 
     def attackers_among(self, clients: int) -> int:
         """Number of attackers among this many clients.
 
         Raises:
-            InvalidExperiment: if none or all clients do.
+            InvalidExperiment: if none or all clients attack.
         """
         count = round(self.fraction * clients)
         if not 0 < count < clients:
@@ -279,6 +283,9 @@ SCHEDULES = Family(
     default="constant",
 )
 
+STAGES = Family("stage", Component, {})
+"""Changes of clients' updates before codecs encode them, and of their mean; none is built in."""
+
 CODECS = Family(
     "codec",
     Component,
@@ -300,7 +307,7 @@ ERROR_FEEDBACKS = Family(
     _in("compression.feedback", none="NoFeedback", ef="EF", ef21="EF21"),
     default="none",
 )
-"""What keeps the errors of codecs."""
+"""Kinds that keep the errors of codecs."""
 
 SAMPLINGS = Family(
     "sampling",
@@ -308,6 +315,13 @@ SAMPLINGS = Family(
     _in("server.rounds.sampling", uniform="UniformSampling")
     | _in("server.rounds.sampling", "Weighted", "RoundRobin", "Poisson", "PowerOfChoice"),
     default="uniform",
+)
+
+SECURE_AGGREGATIONS = Family(
+    "secure aggregation",
+    Component,
+    _in("secure_aggregation.settings", masks="SecureAggregation"),
+    default="masks",
 )
 
 STALENESSES = Family(
@@ -345,6 +359,13 @@ DEVICES = Family(
     Component,
     _in("simulations.devices", uniform="UniformDevices", lognormal="Lognormal", mobile="Mobile", trace="TraceDevices"),
     default="uniform",
+)
+
+EXECUTORS = Family(
+    "executor",
+    Component,
+    {"in_process": "fed.clients.training.executor:InProcess", "workers": "fed.simulations.executors.pool:Workers"},
+    given=("make", "devices", "capacity_bytes", "small_bytes", "awaits"),
 )
 
 HIERARCHIES = Family("hierarchy", Component, {"edges": "fed.server.hierarchy:Hierarchy"}, default="edges")

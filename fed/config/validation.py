@@ -54,8 +54,8 @@ def sentence_error(sentence: str, key: str, value: object) -> InitErrorDetails:
 
     Args:
         sentence: the whole message.
-        key: the key's name.
-        value: what was given.
+        key: name of the key.
+        value: value that was given.
     """
     return InitErrorDetails(type=PydanticCustomError("sentence", cast("Any", sentence)), loc=(key,), input=value)
 
@@ -72,7 +72,8 @@ def sentences(error: ValidationError) -> Iterator[str]:
     """One sentence for each error: the path of the key, what is allowed, and the value."""
     for problem in _without_alternatives(error):
         path = _path(problem["loc"])
-        message, value = problem["msg"], problem["input"]
+        message = problem["msg"]
+        value = problem["input"]
         match problem["type"]:
             case "default_factory_not_called":  # it would have followed from a key that has a sentence of its own
                 continue
@@ -114,5 +115,8 @@ def _short(value: object) -> str:
 def _path(location: tuple[int | str, ...]) -> str:
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
     return path

@@ -43,8 +43,8 @@ from fed.identity.certificates import (
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities, signed_identities
 from fed.identity.revocations import REVOCATIONS_FILE, RevocationFile, Revocations, signed_revocations
 from fed.identity.roster import Entry, Roster, keep
+from fed.protocol.limits import NODE_NAME
 from fed.storage.atomic_files import replaced, write_atomically
-from fed.wire.protocol import NODE_NAME
 
 __all__ = ["Authority", "default_hosts"]
 
@@ -59,8 +59,8 @@ class Authority:
     """A private authority, as its folder holds it.
 
     Args:
-        folder: where it is.
-        clock: tells the time, in UTC.
+        folder: folder of the authority.
+        clock: function that returns the time, in UTC.
 
     Example:
         >>> from fed.identity.credentials import NodeCredentials, ServerCredentials
@@ -88,10 +88,10 @@ class Authority:
         """A new authority, with a certificate for its server and an empty roster.
 
         Args:
-            folder: a new or empty one.
+            folder: new or empty folder.
             hosts: names and addresses under which nodes reach the server; those of this machine unless given.
-            days: how long the authority's certificate is valid, and so all others at the most.
-            clock: tells the time, in UTC.
+            days: days for which the authority's certificate is valid; no other certificate is valid longer.
+            clock: function that returns the time, in UTC.
 
         Raises:
             OutputExists: if the folder holds something.
@@ -107,7 +107,7 @@ class Authority:
             pair = issue(Role.AUTHORITY, name, issued=started, expires=expires)
             authority._write("authority", {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem})
             _make_private(folder / "nodes")
-            authority._issue("server", Role.SERVER, "fed server", 365, hosts)
+            authority._issue("server", role=Role.SERVER, name="fed server", days=365, hosts=hosts)
             keep(authority._roster_file, {})
             authority._sign({})
         return authority
@@ -182,9 +182,10 @@ class Authority:
         A node that was revoked or has expired gets another; its former certificate is not admitted any more.
 
         Args:
-            name: the node's: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit.
-            days: how long it is valid; never longer than the authority's certificate.
-            is_peer: whether other peers may dial it, too.
+            name: name of the node: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a
+                digit.
+            days: days for which the certificate is valid; never longer than the authority's certificate.
+            is_peer: True if other peers may dial it, too.
 
         Returns:
             The folder that belongs on the node, and nowhere else.
@@ -206,7 +207,8 @@ class Authority:
             with ExitStack() as undo:  # a folder without its entry on the roster would block the name
                 if not (self.folder / place).exists():
                     undo.callback(shutil.rmtree, self.folder / place, ignore_errors=True)
-                entries = {**entries, name: self._issue(place, Role.PEER if is_peer else Role.NODE, name, days)}
+                role = Role.PEER if is_peer else Role.NODE
+                entries = {**entries, name: self._issue(place, role=role, name=name, days=days)}
                 self._sign(entries)
                 keep(self._roster_file, entries)
                 undo.pop_all()
@@ -219,7 +221,7 @@ class Authority:
 
         Args:
             hosts: names and addresses under which nodes reach it; those that it has unless given.
-            days: how long it is valid; never longer than the authority's certificate.
+            days: days for which the certificate is valid; never longer than the authority's certificate.
 
         Returns:
             The folder that belongs on the server, and nowhere else.
@@ -230,7 +232,7 @@ class Authority:
         """
         hosts = self.server_facts.hosts if hosts is None else _valid_hosts(hosts)
         with self._locked():
-            self._issue("server", Role.SERVER, "fed server", days, hosts)
+            self._issue("server", role=Role.SERVER, name="fed server", days=days, hosts=hosts)
         return self.folder / "server"
 
     def revoke(self, name: str) -> Entry:
@@ -292,7 +294,8 @@ class Authority:
 
     def _issue(self, place: str, role: Role, name: str, days: int, hosts: Sequence[str] = ()) -> Entry:
         """Write a new key and certificate into a folder, with the authority's certificate."""
-        issued, last = self.clock(), self.facts.expires
+        issued = self.clock()
+        last = self.facts.expires
         if issued >= last:
             raise InvalidCredentials(
                 f"{self.folder} can issue nothing, its own certificate expired on {last:%Y-%m-%d}: begin a new "
@@ -313,12 +316,19 @@ class Authority:
         folders = {name: self.folder / "nodes" / name for name in admitted}
         here = {name: read_pem(folder / "certificate.pem") for name, folder in folders.items() if folder.is_dir()}
         points = {name: before.points[name] for name in admitted if before and name in before.points}
-        content = signed_identities(before.version + 1 if before else 1, here, points, own.key_pem)
+        content = signed_identities(
+            before.version + 1 if before else 1,
+            certificates_pem=here,
+            points=points,
+            authority_key_pem=own.key_pem,
+        )
         # the roster has, too, what was revoked without the key, and gets another certificate now
         known = [*self.roster.entries().values(), *entries.values()]
         certificates = {entry.sha256 for entry in known if entry.revoked is not None}
         names = [name for name, entry in entries.items() if entry.revoked is not None]
-        revocations = signed_revocations(self.revocations(), certificates, names, own.key_pem)
+        revocations = signed_revocations(
+            self.revocations(), certificates=certificates, names=names, authority_key_pem=own.key_pem
+        )
         peers = [name for name, certificate_pem in here.items() if facts_of(certificate_pem).role is Role.PEER]
         for folder in (self.folder / "server", *(folders[name] for name in here)):
             write_atomically(folder / IDENTITIES_FILE, content, mode=0o600)

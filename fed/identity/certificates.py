@@ -60,7 +60,8 @@ class Role(StrEnum):
     PEER = "peer"
 
 
-_SERVES, _DIALS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+_SERVES = ExtendedKeyUsageOID.SERVER_AUTH
+_DIALS = ExtendedKeyUsageOID.CLIENT_AUTH
 _PURPOSES = {
     Role.SERVER: frozenset([_SERVES]),
     Role.NODE: frozenset([_DIALS]),
@@ -80,10 +81,10 @@ class CertificateFacts:
     """Contents of a certificate.
 
     Args:
-        role: whose it is, by what it may be used for.
-        name: the common name; a node's is its identity.
-        hosts: the names and addresses under which a server may be reached.
-        expires: until when it is valid.
+        role: role of the certificate's owner, by the uses that it permits.
+        name: common name; a node's is its identity.
+        hosts: names and addresses under which a server may be reached.
+        expires: time until which the certificate is valid.
     """
 
     role: Role
@@ -113,11 +114,11 @@ def issue(
     """A new key, and a certificate for it.
 
     Args:
-        role: whose it is.
-        name: the common name, of at most 64 characters.
-        issued: when.
-        expires: until when it is valid.
-        by: the authority that signs; itself unless given.
+        role: role of the certificate's owner.
+        name: common name, of at most 64 characters.
+        issued: time from which the certificate is valid.
+        expires: time until which the certificate is valid.
+        by: authority that signs; the new key itself unless given.
         hosts: names and addresses under which a server is reached.
 
     Raises:
@@ -200,7 +201,8 @@ def facts_of(certificate_pem: bytes) -> CertificateFacts:
         InvalidCredentials: if it is none that fed issues.
     """
     certificate = _certificate(certificate_pem)
-    role, hosts = Role.AUTHORITY, tuple[str, ...]()
+    role = Role.AUTHORITY
+    hosts: tuple[str, ...] = ()
     try:
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             purposes = frozenset(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)

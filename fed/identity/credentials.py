@@ -40,10 +40,10 @@ class _Credentials:
     """Credentials that server and node have in common.
 
     Args:
-        authority_pem: the certificate by which the other side is checked.
-        certificate_pem: one's own.
-        key_pem: its private key.
-        facts: what one's own certificate says.
+        authority_pem: certificate of the authority, by which the other side is checked.
+        certificate_pem: certificate of this side.
+        key_pem: private key of that certificate.
+        facts: contents of that certificate.
     """
 
     authority_pem: bytes
@@ -67,8 +67,8 @@ class ServerCredentials(_Credentials):
     """Credentials of a server.
 
     Args:
-        roster: the nodes that are admitted.
-        identities_file: where the clients' signed identities are.
+        roster: roster of the nodes that are admitted.
+        identities_file: path of the clients' signed identities.
     """
 
     roster: Roster
@@ -93,8 +93,8 @@ class ServerCredentials(_Credentials):
         """Load a server's credentials from a folder.
 
         Args:
-            folder: the server's own, or the authority's that has it within.
-            clock: tells the time, in UTC.
+            folder: folder of the server, or the authority's folder that has it within.
+            clock: function that returns the time, in UTC.
 
         Raises:
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
@@ -121,7 +121,8 @@ class NodeCredentials(_Credentials):
     """Credentials of a node.
 
     Args:
-        identities: of all clients, as the authority signed them; None where the folder is from before there were any.
+        identities: identities of all clients, as the authority signed them; None where the folder is older than they
+            are.
     """
 
     identities: SignedIdentities | None = None
@@ -131,8 +132,8 @@ class NodeCredentials(_Credentials):
         """Load a node's credentials from its folder.
 
         Args:
-            folder: the node's.
-            clock: tells the time, in UTC.
+            folder: folder of the node.
+            clock: function that returns the time, in UTC.
 
         Raises:
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
@@ -156,8 +157,8 @@ class PeerCredentials(_Credentials):
     """Credentials of a peer.
 
     Args:
-        roster: a copy of the authority's; None: every peer is admitted that has a certificate.
-        revocations: the list of certificates that are not admitted any more, signed by the authority.
+        roster: copy of the authority's roster; None: every peer is admitted that has a certificate.
+        revocations: list of certificates that are not admitted any more, signed by the authority.
     """
 
     roster: Roster | None
@@ -168,14 +169,15 @@ class PeerCredentials(_Credentials):
         """Load a peer's credentials from its folder.
 
         Args:
-            folder: the peer's.
-            clock: tells the time, in UTC.
+            folder: folder of the peer.
+            clock: function that returns the time, in UTC.
 
         Raises:
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
                 or the folder is the server's, the authority's or a node's.
         """
-        own, roster = _load(folder, Role.PEER, clock), folder / "roster.json"
+        own = _load(folder, Role.PEER, clock)
+        roster = folder / "roster.json"
         return cls(
             **vars(own),
             roster=Roster(roster, clock=clock) if roster.exists() else None,
@@ -222,7 +224,7 @@ class PeerCredentials(_Credentials):
         """Reasons for which peers are not admitted, by name; of the others there is none.
 
         Args:
-            names: the peers' names; their certificates need not be known.
+            names: names of the peers; their certificates need not be known.
         """
         revoked = self.revocations.latest().names
         found = {name: f"its authority has revoked the certificate of {name!r}" for name in names if name in revoked}
@@ -287,8 +289,10 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
         raise InvalidCredentials(f"{folder}: no such folder: {_remedy(role)}")
     if (folder / "authority").is_dir():
         raise InvalidCredentials(f"{folder} is the authority's folder: {_remedy(role)}")
-    authority, certificate = folder / "authority.pem", folder / "certificate.pem"
-    authority_pem, facts = read_pem(authority), read_facts(certificate)
+    authority = folder / "authority.pem"
+    certificate = folder / "certificate.pem"
+    authority_pem = read_pem(authority)
+    facts = read_facts(certificate)
     if facts.role is not role:
         raise InvalidCredentials(f"{folder} holds {_WHOSE[facts.role]} certificate: {_remedy(role)}")
     pair = read_pair(certificate, folder / "key.pem")

@@ -1,4 +1,4 @@
-"""Identities of all clients, signed by their authority: what each client knows of the others under secure aggregation.
+"""Identities of all clients, signed by their authority, by which clients know each other under secure aggregation.
 
 A file of two lines: a JSON object with a ``version`` and the ``clients``, name → public key (a point of P-256,
 compressed, in hexadecimal digits), and the authority's signature of that line. Whoever has the authority's certificate
@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fed.identity.certificates import public_key_of
 from fed.identity.signed_files import read_signed, signed
+from fed.protocol.limits import NODE_NAME
 from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.terms import Identities
-from fed.wire.protocol import NODE_NAME
 
 __all__ = ["IDENTITIES_FILE", "SignedIdentities", "signed_identities"]
 
@@ -28,12 +28,12 @@ _MOST_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class SignedIdentities:
-    """The content of the file.
+    """Content of a file of identities.
 
     Args:
-        version: which grows with every change.
+        version: number that grows with every change.
         points: name → public key, in hexadecimal digits.
-        content: the whole file.
+        content: bytes of the whole file.
     """
 
     version: int
@@ -45,13 +45,13 @@ class SignedIdentities:
         """Identities that the authority has signed.
 
         Args:
-            content: of the file, from anyone.
-            authority_pem: the authority's certificate.
+            content: untrusted content of the file.
+            authority_pem: certificate of the authority.
 
         Raises:
-            InvalidCredentials: if they are not.
+            InvalidCredentials: if the authority has not signed them.
         """
-        said = read_signed(_KIND, content, authority_pem, _MOST_BYTES)
+        said = read_signed(_KIND, content, authority_pem=authority_pem, most_bytes=_MOST_BYTES)
         return cls(said["version"], said["clients"], content)
 
     @classmethod
@@ -91,10 +91,10 @@ def signed_identities(
     """The content of a file of identities.
 
     Args:
-        version: of it.
-        certificates_pem: name → certificate, of clients whose certificates are at hand.
-        points: name → public key as the file writes it, of the others.
-        authority_key_pem: the authority's private key, which signs.
+        version: number that grows with every change.
+        certificates_pem: name → certificate, of the clients whose certificates are at hand.
+        points: name → public key as the file writes it, of the other clients.
+        authority_key_pem: private key of the authority, which signs.
 
     Raises:
         InvalidCredentials: if a certificate or the key cannot be used.

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Revocations:
-    """The content of the file.
+    """Content of a file of revocations.
 
     Args:
         version: number that grows with every change; 0: no list yet.
@@ -48,14 +48,19 @@ class Revocations:
         """Revocations that the authority has signed.
 
         Args:
-            content: the content of the file, from anyone.
+            content: untrusted content of the file.
             authority_pem: the authority's certificate.
 
         Raises:
             InvalidCredentials: if the authority has not signed the content.
         """
-        said = read_signed(_KIND, content, authority_pem, _MOST_BYTES)
-        return cls(said["version"], frozenset(said["certificates"]), frozenset(said["names"]), content)
+        said = read_signed(_KIND, content, authority_pem=authority_pem, most_bytes=_MOST_BYTES)
+        return cls(
+            version=said["version"],
+            certificates=frozenset(said["certificates"]),
+            names=frozenset(said["names"]),
+            content=content,
+        )
 
 
 def signed_revocations(
@@ -89,7 +94,7 @@ class RevocationFile:
     """The latest list that a peer's file has had or others have sent; threads may share it.
 
     Args:
-        path: the file, which need not be there.
+        path: path of the file, which need not be there.
         authority_pem: the authority's certificate.
 
     Raises:
@@ -118,7 +123,7 @@ class RevocationFile:
         """Take a list that another has sent if it is a later one, and write it down.
 
         Args:
-            content: the content of a file, from anyone.
+            content: untrusted content of a file.
 
         Raises:
             InvalidCredentials: if the authority has not signed it.

@@ -11,6 +11,10 @@ people can read, and a server that runs rereads it when it changes::
         "revoked": null
       }
     }
+
+It is a list apart from :mod:`fed.identity.identities`, and unsigned: a node is revoked where the authority's key is
+not, and whoever steals that key still admits nobody without writing to the server's folder. Nodes get the identities,
+which name neither dates nor revocations.
 """
 
 import json
@@ -49,10 +53,10 @@ class Entry:
     """A node on the roster.
 
     Args:
-        sha256: the fingerprint of the one certificate that counts.
-        issued: when it was issued.
-        expires: until when it is valid.
-        revoked: when it was revoked; None while it is valid.
+        sha256: fingerprint of the only certificate that counts.
+        issued: time at which the certificate was issued.
+        expires: time until which the certificate is valid.
+        revoked: time at which the certificate was revoked; None while it is valid.
     """
 
     sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$"), AfterValidator(str.lower)]
@@ -74,8 +78,8 @@ class Roster:
     """Roster as its file has it at each moment; any number of threads may ask.
 
     Args:
-        path: the file.
-        clock: tells the time, in UTC.
+        path: path of the file.
+        clock: function that returns the time, in UTC.
 
     Raises:
         InvalidCredentials: if it cannot be read.
@@ -102,8 +106,7 @@ class Roster:
         """Check that a node is admitted with this certificate, which TLS has verified: None, or the reason for refusal.
 
         A roster that can no longer be read admits no node. A call costs one look at the file's state and one hash,
-        about
-        20 µs, so that every message can be checked: revoking also ends a connection that stands.
+        about 20 µs, so that every message can be checked: revoking also ends an open connection.
         """
         try:
             entry = self.entries().get(name)
@@ -127,7 +130,7 @@ def keep(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write a roster, whole or not at all.
 
     Raises:
-        OSError: if it cannot be written; what was there is as it was.
+        OSError: if it cannot be written; the former file stays.
     """
     text = json.dumps(dict(sorted(entries.items())), indent=2, default=_plain)
     write_atomically(path, f"{text}\n".encode(), mode=0o600)

@@ -18,10 +18,10 @@ def read_signed(kind: str, content: bytes, authority_pem: bytes, most_bytes: int
     """The object in a file that the authority has signed.
 
     Args:
-        kind: the kind of file; a signature counts for one kind alone.
-        content: the content of the file, from anyone.
+        kind: kind of the file; a signature counts for one kind alone.
+        content: untrusted content of the file.
         authority_pem: the authority's certificate.
-        most_bytes: the largest size that such a file may have.
+        most_bytes: largest size of such a file.
 
     Raises:
         InvalidCredentials: if the authority has not signed it.
@@ -45,7 +45,7 @@ def signed(kind: str, said: Mapping[str, Any], authority_key_pem: bytes) -> byte
 
     Args:
         kind: the kind of file.
-        said: the object that is signed.
+        said: object that is signed.
         authority_key_pem: the authority's private key.
 
     Raises:

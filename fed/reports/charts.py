@@ -1,6 +1,6 @@
 """Charts of runs as SVG: a metric against rounds, bytes and time, and its distribution over clients.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -34,8 +34,9 @@ __all__ = [
 ]
 
 _LABEL_WIDTH = 32
-_LOGARITHMIC_TIME, _LOGARITHMIC_BYTES = 8, 1.2
-"""Axes are logarithmic where the longest line ends at more than so many times the end of the shortest."""
+# An axis is logarithmic where the longest line ends at more than so many times the end of the shortest.
+_LOGARITHMIC_TIME = 8
+_LOGARITHMIC_BYTES = 1.2
 _MOST_STEPS = 400
 _UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 
@@ -45,12 +46,12 @@ class Curve:
     """Values of a measure at the evaluated rounds, and their spread over seeds.
 
     Args:
-        rounds: the evaluated rounds, those that every run measured.
-        bytes_up: sent by clients through each round; the mean over runs.
-        bytes_down: sent to clients; the mean over runs.
-        virtual_s: simulated time at each round's end; the mean over runs.
-        mean: of the measure over runs, for each round.
-        deviation: the sample standard deviation over runs for each round; 0 for a single run.
+        rounds: numbers of the evaluated rounds, those that every run measured.
+        bytes_up: bytes that clients have sent through each round; the mean over runs.
+        bytes_down: bytes that were sent to clients through each round; the mean over runs.
+        virtual_s: simulated time at each round's end, in seconds; the mean over runs.
+        mean: mean of the measure over runs, for each round.
+        deviation: sample standard deviation over runs for each round; 0 for a single run.
     """
 
     rounds: NDArray[np.float64]
@@ -70,8 +71,8 @@ def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: st
     """The curve of one variant's runs.
 
     Args:
-        metrics_of_runs: of each run a line a round.
-        measure: the key to draw. Where lines hold the deviation of ``X_mean`` as ``X_std``, the curve has its mean over
+        metrics_of_runs: lines of each run, one a round.
+        measure: key to draw. Where lines hold the deviation of ``X_mean`` as ``X_std``, the curve has its mean over
             runs in place of the deviation over runs.
 
     Returns:
@@ -95,7 +96,14 @@ def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: st
         deviation = np.mean([[run[number].get(within) or 0.0 for number in rounds] for run in measured], axis=0)
     time_s = np.array([[run[number]["virtual_s"] for number in rounds] for run in measured], np.float64)
     up, down = sent.mean(axis=1)
-    return Curve(np.array(rounds, np.float64), up, down, time_s.mean(axis=0), values.mean(axis=0), deviation)
+    return Curve(
+        rounds=np.array(rounds, np.float64),
+        bytes_up=up,
+        bytes_down=down,
+        virtual_s=time_s.mean(axis=0),
+        mean=values.mean(axis=0),
+        deviation=deviation,
+    )
 
 
 def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None) -> str:
@@ -104,8 +112,8 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
     Args:
         lines: name → its curve. More than one are named beneath the panels.
         look: name → its style.
-        label: of the vertical axis.
-        target: a level to mark.
+        label: label of the vertical axis.
+        target: level to mark, or None.
     """
 
     def draw(figure: "Figure") -> list["Line2D"]:
@@ -129,8 +137,8 @@ def against_bytes(
     Args:
         lines: name → its curve. More than one are named beneath the panels.
         look: name → its style.
-        label: of the vertical axis.
-        target: a level to mark.
+        label: label of the vertical axis.
+        target: level to mark, or None.
     """
 
     def draw(figure: "Figure") -> list["Line2D"]:
@@ -146,7 +154,7 @@ def against_bytes(
 
 
 def differ_by_way(lines: Iterable[Curve]) -> bool:
-    """True if some send so much more one way that bytes both ways do not tell what each way takes."""
+    """True if some variant sends much more in one direction, so that the sum of both hides the directions."""
     return any(_lie_apart([curve.bytes_up[-1], curve.bytes_down[-1]], 1.5) for curve in lines)
 
 
@@ -158,8 +166,8 @@ def against_time(
     Args:
         lines: name → its curve. More than one are named beneath the panel.
         look: name → its style.
-        label: of the vertical axis.
-        target: a level to mark.
+        label: label of the vertical axis.
+        target: level to mark, or None.
     """
     ends_s = [float(curve.virtual_s[-1]) for curve in lines.values()]
     unit_s, unit = next(((size_s, name) for size_s, name in _UNITS_OF_TIME if max(ends_s) >= 2 * size_s), (1.0, "s"))
@@ -187,7 +195,7 @@ def distribution(values: Mapping[str, NDArray[np.float64]], look: Mapping[str, S
     Args:
         values: name → a finite value of each client. More than one name stand beneath the panel.
         look: name → its style.
-        label: of the horizontal axis.
+        label: label of the horizontal axis.
     """
 
     def draw(figure: "Figure") -> list["Line2D"]:
@@ -195,7 +203,7 @@ def distribution(values: Mapping[str, NDArray[np.float64]], look: Mapping[str, S
         handles = []
         for name, of_clients in values.items():
             x = np.sort(of_clients)
-            if len(x) > _MOST_STEPS:
+            if len(x) > _MOST_STEPS:  # a page with a step for each of a million clients would not open
                 x = x[np.linspace(0, len(x) - 1, _MOST_STEPS).round().astype(int)]
             shares = np.arange(len(x) + 1) / len(x)
             handles += axes.plot([x[0], *x], shares, drawstyle="steps-post", linewidth=1.7, **look[name].line)
@@ -275,7 +283,12 @@ def _logarithmic(axes: "Axes", low: float, high: float) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low * 0.9, high * 1.1)
     decades = math.log10(high / low)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
+    labelled: tuple[int, ...] = (1,)
+    if decades < 1.5:
+        labelled = (1, 2, 5)
+    elif decades < 3:
+        labelled = (1, 3)
+    axes.xaxis.set_major_locator(LogLocator(subs=labelled))
     axes.xaxis.set_minor_formatter("")  # labels of all would overlap
 
 
@@ -291,9 +304,10 @@ def _mark_target(axes: "Axes", target: float | None, *, is_named: bool = False) 
 def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style, among: int) -> "Line2D":
     (line,) = axes.plot(x, curve.mean, linewidth=1.7, marker="o" if len(x) == 1 else "", **style.line)
     if curve.deviation.any():
-        low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
-        # bands of many lines overlap
-        axes.fill_between(x, low, high, color=style.colour, alpha=min(0.14, 0.6 / among), linewidth=0)
+        low = curve.mean - curve.deviation
+        high = curve.mean + curve.deviation
+        opacity = min(0.14, 0.6 / among)  # bands of many lines overlap
+        axes.fill_between(x, low, high, color=style.colour, alpha=opacity, linewidth=0)
     return line
 
 
@@ -305,7 +319,8 @@ def _bytes_axis(
     label: str,
 ) -> list["Line2D"]:
     """Lines against bytes, each with a dot at its end; those that send none are level."""
-    handles, sent = [], {name: getattr(curve, which) for name, curve in lines.items()}
+    handles = []
+    sent = {name: getattr(curve, which) for name, curve in lines.items()}
     for name, curve in lines.items():
         if sent[name][-1] > 0:
             handles.append(_line(axes, sent[name], curve, look[name], len(lines)))

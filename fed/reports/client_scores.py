@@ -14,7 +14,7 @@ from fed.errors import InvalidInput, os_errors_as
 __all__ = ["ClientScores", "last_client_scores", "pooled"]
 
 ClientScores: TypeAlias = Mapping[str, NDArray[np.float64]]
-"""Name of a metric → its finite values, one a client that has one."""
+"""Name of a metric → its finite values, one for each client that has a value."""
 
 
 def last_client_scores(folder: Path) -> ClientScores:
@@ -23,7 +23,8 @@ def last_client_scores(folder: Path) -> ClientScores:
     Raises:
         InvalidInput: if the file cannot be read.
     """
-    file, lines = folder / "clients.jsonl", list[dict[str, Any]]()
+    file = folder / "clients.jsonl"
+    lines: list[dict[str, Any]] = []
     if not file.exists():
         return {}
     with os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"), file.open(encoding="utf-8") as text:
@@ -48,8 +49,8 @@ def pooled(folders: Iterable[Path], name: str) -> NDArray[np.float64]:
     """Values of a metric of the clients of several runs.
 
     Args:
-        folders: of the runs.
-        name: the metric's.
+        folders: folders of the runs.
+        name: name of the metric.
     """
     found = [scores[name] for scores in map(last_client_scores, folders) if name in scores]
     return np.concatenate(found) if found else np.array([])

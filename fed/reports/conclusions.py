@@ -8,19 +8,20 @@ from fed.config.experiment import Experiment
 from fed.quantities import bytes_text, count_text, mean_text
 from fed.reports.difference_texts import against_the_baseline
 from fed.reports.summary import ComparisonResult
-from fed.scores import NamedMetric, words_of
+from fed.secure_aggregation.settings import settings_of
+from fed.storage.scores import NamedMetric, words_of
 
 __all__ = ["count_of_runs", "failures", "final_text", "finding", "seen_by_coordinator", "unlike"]
 
 _BOUNDS = {"centralized": ("the floor", "the ceiling"), "local": ("the ceiling", "the floor")}
-"""What each bounds where a lower value is better, and where a higher one is."""
+"""Words for the bound that each sets: where a lower value is better, and where a higher value is."""
 
 
 def finding(result: ComparisonResult) -> str:
     """The best variant by the first metric, those that differ from the baseline beyond the noise, and the cheapest.
 
-    What differs is said of differences to the comparison's baseline (:mod:`fed.reports.differences`). The algorithms
-    ``centralized`` and ``local``, which bound what the others can do, stand apart. Without a metric the loss decides.
+    Differences are those to the comparison's baseline (:mod:`fed.reports.differences`). The algorithms ``centralized``
+    and ``local``, which bound the others, stand apart. Without a metric the loss decides.
     """
     metric = result.metrics()[0]
     measured = [row for row in result.rows if row.get(metric.final) is not None]
@@ -72,13 +73,14 @@ def seen_by_coordinator(
     """Sentences on what a run's coordinator could see of its clients; empty where there is none.
 
     Args:
-        experiment: that was run.
-        metrics: a line a round.
-        is_deployed: it was run on nodes, where the protocol runs whatever the section's mode.
+        experiment: experiment that was run.
+        metrics: lines of the metrics, one a round.
+        is_deployed: True if it was run on nodes, where the protocol runs whatever the section's mode.
     """
     if lacks(experiment.algorithm.make(), Feature.REPORTS):
         return ""
-    if (secure := experiment.secure_aggregation) is None:
+    secure = settings_of(experiment)
+    if secure is None:
         whom = (
             "its edges could see those of their clients" if experiment.hierarchy else "the coordinator could see them"
         )
@@ -97,12 +99,13 @@ def seen_by_coordinator(
     )
     sentences = [said]
     if without := sum(1 for line in metrics if line["selected"] and not line["replied"]):
-        sentences.append(
-            f"{without} rounds ended without a sum that counts; of those in which the coordinator was interrupted, it "
-            "may have seen one."
-            if is_deployed
-            else f"{without} rounds ended without a sum."
-        )
+        ended = f"{without} rounds ended without a sum."
+        if is_deployed:
+            ended = (
+                f"{without} rounds ended without a sum that counts; of those in which the coordinator was interrupted, "
+                "it may have seen one."
+            )
+        sentences.append(ended)
     clipped = max(line.get("clipped_share") or 0.0 for line in metrics)
     sentences.append(
         f"At most {100 * clipped:.2g} % of a round's numbers were clipped." if clipped else "Nothing was clipped."

@@ -9,7 +9,7 @@ from fed.reports.summary import ComparisonResult
 __all__ = ["against_the_baseline", "difference_notes", "difference_text", "interval_text", "mark_of"]
 
 _NAMED = 4
-"""Variants that a sentence names."""
+"""Largest number of variants that a sentence names."""
 
 _PAIRED_BY = {
     "student": "Intervals are by Student's t over paired seeds.",
@@ -31,7 +31,8 @@ def against_the_baseline(result: ComparisonResult, names: Sequence[str]) -> str:
     found = [one for one in result.differences if one.name in names and one.interval is not None]
     if not found:
         return ""
-    metric, parts = result.metrics()[0], []
+    metric = result.metrics()[0]
+    parts = []
     larger = [one for one in found if one.is_larger_than_noise and one.mean is not None]
     for word, is_better in (("better", True), ("worse", False)):
         of_this_sign = [one for one in larger if ((one.mean or 0.0) > 0) == (metric.higher_is_better == is_better)]
@@ -47,7 +48,8 @@ def against_the_baseline(result: ComparisonResult, names: Sequence[str]) -> str:
 
 def difference_notes(result: ComparisonResult) -> list[str]:
     """Sentences on how values were paired, and what intervals and marks mean."""
-    found, comparison = result.differences, result.comparison
+    found = result.differences
+    comparison = result.comparison
     if not found:
         return []
     methods = dict.fromkeys(one.interval.method for one in found if one.interval is not None)
@@ -61,7 +63,8 @@ def difference_notes(result: ComparisonResult) -> list[str]:
         notes.append("A seed's value is the mean over its folds.")
     notes += [_VARIED[comparison.vary]] if len(comparison.seeds) > 1 else []
     if methods:
-        most, count = 1 - comparison.confidence, sum(one.interval is not None for one in found)
+        most = 1 - comparison.confidence
+        count = sum(one.interval is not None for one in found)
         notes.append(
             f"*: larger than the noise, since p is at most {most:.2g} after Holm's adjustment for the number of "
             f"differences, {count}. (*): the interval excludes 0, but p is larger after the adjustment."
@@ -77,8 +80,8 @@ def difference_text(result: ComparisonResult, difference: PairedDifference) -> s
     """Mean difference with its sign and mark; a dash where there is no pair.
 
     Args:
-        result: that it belongs to, whose values say how many decimals it has.
-        difference: one of ``result.differences``.
+        result: result that the difference belongs to; its values decide the number of decimals.
+        difference: difference to write, one of ``result.differences``.
     """
     if difference.mean is None:
         return "–"
@@ -89,8 +92,8 @@ def interval_text(result: ComparisonResult, difference: PairedDifference) -> str
     """Interval of a difference; a dash where there is none.
 
     Args:
-        result: that it belongs to, whose values say how many decimals it has.
-        difference: one of ``result.differences``.
+        result: result that the difference belongs to; its values decide the number of decimals.
+        difference: difference to write, one of ``result.differences``.
     """
     if difference.interval is None:
         return "–"

@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from fed.config.comparison import seed_of
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = ["Interval", "PairedDifference", "differences", "holm", "interval_of", "seeds_to_tell_apart"]
 
 _BOOTSTRAP_PAIRS = 20
-"""Pairs from which on the bootstrap takes the place of Student's t."""
+"""Number of pairs from which on the bootstrap takes the place of Student's t."""
 _RESAMPLES = 9_999
 _MOST_SEEDS = 1_000_000
 
@@ -44,10 +44,10 @@ class Interval(NamedTuple):
     """Confidence interval of a mean difference.
 
     Args:
-        low: its lower end.
-        high: its upper end.
-        p: probability of a difference at least as far from 0 if there were none.
-        method: student, bootstrap, or folds: Student's t with the variance corrected for overlapping folds.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        p: probability of a difference at least as far from 0 if the true difference were 0, in [0, 1].
+        method: "student", "bootstrap", or "folds": Student's t with the variance corrected for overlapping folds.
     """
 
     low: float
@@ -61,14 +61,15 @@ class PairedDifference:
     """Difference of a variant to the baseline, in the mean over pairs.
 
     Args:
-        name: the variant's.
-        pairs: the number of seeds, or of one seed's folds, with which both came to their end.
-        mean: of the differences; None without a pair.
-        interval: of the mean; None where there is one pair, or all differ by the same, so that the noise is not known.
-        p_adjusted: the interval's p value after Holm's adjustment for all differences to the baseline.
-        is_larger_than_noise: the adjusted p value is at most 1 − confidence; None without an interval.
-        seeds_to_tell_apart: the fewest paired seeds with which a difference of this mean and deviation is found with
-            power 0.8; None where it is not known, or above a million.
+        name: name of the variant.
+        pairs: number of seeds, or of one seed's folds, with which both came to their end.
+        mean: mean of the differences; None without a pair.
+        interval: interval of the mean; None where there is one pair, or all differ by the same, so that the noise is
+            not known.
+        p_adjusted: p value of the interval after Holm's adjustment for all differences to the baseline.
+        is_larger_than_noise: True if the adjusted p value is at most 1 − confidence; None without an interval.
+        seeds_to_tell_apart: smallest number of paired seeds with which a difference of this mean and deviation is found
+            with power 0.8; None where it is not known, or above a million.
     """
 
     name: str
@@ -112,10 +113,10 @@ def differences(
 
     Args:
         values: name of a variant → seed, or with folds (seed, fold) → its value, of finished runs.
-        baseline: name of one of them.
+        baseline: name of the variant that differences are taken to.
         confidence: rate at which an interval covers the true difference, in (0.5, 1).
         folds: K of a cross-validation; None: repetitions are seeds.
-        streams: of the bootstrap's resamples, one for each variant; those of seed 0 unless given.
+        streams: random streams of the bootstrap's resamples, one for each variant; those of seed 0 unless given.
 
     Example:
         >>> values = {"A": {0: 0.80, 1: 0.82, 2: 0.81}, "B": {0: 0.85, 1: 0.88, 2: 0.85}}
@@ -152,23 +153,25 @@ def interval_of(
     """Interval and p value of the mean of paired differences.
 
     Args:
-        paired: at least two differences that are not all equal.
+        paired: differences, at least two, not all equal.
         confidence: rate at which the interval covers the true mean.
         correction: n_test / n_train of folds; 0: pairs are independent.
-        streams: of the bootstrap's resamples; those of seed 0 unless given.
+        streams: random streams of the bootstrap's resamples; those of seed 0 unless given.
         name: key of the stream.
     """
     from scipy import special
 
-    n, mean, deviation = len(paired), statistics.fmean(paired), statistics.stdev(paired)
+    n = len(paired)
+    mean = statistics.fmean(paired)
+    deviation = statistics.stdev(paired)
     if n >= _BOOTSTRAP_PAIRS and not correction:
-        found = _bootstrapped(paired, confidence, streams or Streams(0), name)
+        found = _bootstrapped(paired, confidence, streams=streams or Streams(0), name=name)
         if found is not None:
             return found
     error = deviation * math.sqrt(1 / n + correction)
     half = -float(special.stdtrit(n - 1, (1 - confidence) / 2)) * error
     p = 2 * float(special.stdtr(n - 1, -abs(mean) / error))
-    return Interval(mean - half, mean + half, p, "folds" if correction else "student")
+    return Interval(low=mean - half, high=mean + half, p=p, method="folds" if correction else "student")
 
 
 def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, name: str) -> Interval | None:
@@ -196,10 +199,12 @@ def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, 
     if not (math.isfinite(low) and math.isfinite(high)):
         return None
     error = values.std(ddof=1) / math.sqrt(len(values))
-    resampled_t, t = drawn.bootstrap_distribution, mean / error
+    resampled_t = drawn.bootstrap_distribution
+    t = mean / error
     tail = min(int((resampled_t >= t).sum()), int((resampled_t <= t).sum()))
     p = min(1.0, 2 * (tail + 1) / (_RESAMPLES + 1))
-    return Interval(float(mean - high * error), float(mean - low * error), p, "bootstrap")
+    # the quantiles trade places: a resampled mean above the sample's suggests a true mean below it
+    return Interval(low=float(mean - high * error), high=float(mean - low * error), p=p, method="bootstrap")
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -212,7 +217,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
     """
-    adjusted, highest = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         highest = max(highest, (len(p_values) - rank) * p_values[index])
         adjusted[index] = min(1.0, highest)
@@ -228,7 +234,7 @@ def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = 
     Args:
         effect: δ ≥ 0, the true mean difference over the standard deviation of differences.
         confidence: 1 − α.
-        power: in (α, 1).
+        power: probability of finding the difference, in (α, 1).
 
     Returns:
         n ≥ 2, or None above a million.
@@ -237,14 +243,19 @@ def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = 
         >>> seeds_to_tell_apart(1.0), seeds_to_tell_apart(0.5), seeds_to_tell_apart(0.0)
         (10, 34, None)
     """
-    fails, enough = 1, 2
+    fails = 1
+    enough = 2
     while _power(effect, enough, confidence) < power:
         if enough > _MOST_SEEDS:
             return None
-        fails, enough = enough, 2 * enough
+        fails = enough
+        enough *= 2
     while enough - fails > 1:  # power grows with n
         middle = (fails + enough) // 2
-        fails, enough = (fails, middle) if _power(effect, middle, confidence) >= power else (middle, enough)
+        if _power(effect, middle, confidence) >= power:
+            enough = middle
+        else:
+            fails = middle
     return enough if enough <= _MOST_SEEDS else None
 
 
@@ -254,7 +265,8 @@ def _power(effect: float, n: int, confidence: float) -> float:
 
     threshold = float(stats.t.isf((1 - confidence) / 2, n - 1))
     shift = effect * math.sqrt(n)
-    above, below = stats.nct.sf(threshold, n - 1, shift), stats.nct.cdf(-threshold, n - 1, shift)
+    above = stats.nct.sf(threshold, n - 1, shift)
+    below = stats.nct.cdf(-threshold, n - 1, shift)
     return float(above + below)
 
 
@@ -276,7 +288,7 @@ def _varies(paired: Sequence[float]) -> bool:
 
 
 def _adjusted(found: Sequence[PairedDifference], confidence: float) -> list[PairedDifference]:
-    """The differences with what Holm's adjustment over those with an interval says of each."""
+    """The differences with their p values after Holm's adjustment over those that have an interval."""
     p_of = {one.name: one.interval.p for one in found if one.interval is not None}
     p_of = dict(zip(p_of, holm([*p_of.values()]), strict=True))
     return [

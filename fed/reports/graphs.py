@@ -22,7 +22,7 @@ def picture(graph: "nx.Graph[Any]") -> str:
     """The graph of a round as SVG.
 
     Args:
-        graph: its nodes 0 … n − 1, or names; a directed one is drawn with arrows from sender to receiver.
+        graph: graph of the nodes 0 … n − 1, or of names; a directed one is drawn with arrows from sender to receiver.
     """
     with blank(_SIDE_INCH, _SIDE_INCH) as figure:
         _draw(figure, graph)

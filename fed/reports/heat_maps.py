@@ -1,6 +1,6 @@
 """Heat maps as SVG: each client's samples by class, and the confusion matrix of a classification.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 __all__ = ["confusion", "partition"]
 
 _MOST_NUMBERS = 20
-"""The most classes whose counts are written into the cells of a confusion matrix."""
+"""Largest number of classes for which counts are written into the cells of a confusion matrix."""
 
 
 def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
     """Samples of each client: above in total, and below by class where there is more than one.
 
     Args:
-        ids: the clients', K of them.
-        counts_KC: how many samples of each class each client holds.
+        ids: ids of K clients.
+        counts_KC: number of samples of each class that each client holds.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -35,7 +35,8 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
         panels = figure.subplots(
             1 + (classes > 1), 1, sharex=True, squeeze=False, height_ratios=(1, height)[: 1 + (classes > 1)]
         )
-        totals, last = panels[0, 0], panels[-1, 0]
+        totals = panels[0, 0]
+        last = panels[-1, 0]
         # one outline, however many
         totals.stairs(counts_KC.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
         totals.set_ylabel("samples")
@@ -55,9 +56,9 @@ def _shade(axes: "Axes", values: NDArray[Any], label: str, *, highest: float | N
     """Shade the cells of a matrix and draw the scale.
 
     Args:
-        axes: to draw into; rows are along the vertical axis.
-        values: of the cells, at least 0.
-        label: of the scale.
+        axes: axes to draw into; rows are along the vertical axis.
+        values: value of each cell, ≥ 0.
+        label: label of the scale.
         highest: value of the darkest shade; the largest of ``values`` unless given.
         scale_keys: further arguments of matplotlib's ``colorbar``.
     """
@@ -83,8 +84,8 @@ def confusion(counts_CC: NDArray[np.int64], names: Sequence[object]) -> str:
     """Test samples by true class (a row) and predicted class (a column), shaded by the share of the true class.
 
     Args:
-        counts_CC: the samples of each true class that the model takes for each class.
-        names: the classes'.
+        counts_CC: number of samples of each true class (a row) that the model takes for each class (a column).
+        names: names of the classes.
     """
     classes = len(counts_CC)
     shares_CC = counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)

@@ -2,7 +2,7 @@
 
 The pages' texts and layout are in ``comparison.html`` and ``run.html``, which extend ``report.html``.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns, difference_columns
-from fed.scores import LOSS, NamedMetric, metrics_of
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder, environment, written_to
 from fed.storage.run_reader import json_of, metrics_lines, summary_so_far
+from fed.storage.scores import LOSS, NamedMetric, metrics_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -41,9 +41,9 @@ class _Figure(NamedTuple):
     """Picture of a page.
 
     Args:
-        heading: above it.
-        note: the name of the template's note beneath it; empty: none.
-        svg: the picture.
+        heading: heading above the picture.
+        note: name of the template's note beneath it; empty for none.
+        svg: picture as SVG.
     """
 
     heading: str
@@ -55,9 +55,9 @@ class Recorded(NamedTuple):
     """A run as its folder has it, without its model.
 
     Args:
-        experiment: with every default resolved.
+        experiment: the experiment, with every default resolved.
         metrics: one mapping for each round.
-        summary: of the run; of one without an end, what its metrics say.
+        summary: summary of the run; of a run without an end the totals of its metrics.
     """
 
     experiment: Experiment
@@ -74,12 +74,14 @@ def comparison_report(
     """The page of a comparison.
 
     Args:
-        result: what it found.
-        partitions: heading → who holds what; None: not known.
-        graphs: names of variants → the graph of their first round's neighbours.
-        clients: names of variants → the last value of the first metric of each client, over all seeds.
+        result: result of the comparison.
+        partitions: heading → samples by client and class; None: not known.
+        graphs: names of variants → graph of their first round's neighbours.
+        clients: names of variants → last value of the first metric of each client, over all seeds.
     """
-    variants, reference, look = result.comparison.variants(), _reference(result), _look(result)
+    variants = result.comparison.variants()
+    reference = _reference(result)
+    look = _look(result)
     metric = result.metrics()[0]
     return _page(
         "comparison.html",
@@ -114,7 +116,8 @@ def write_run_report(folder: Path) -> Path:
         InvalidInput: if there is no run, or it cannot be read or written to.
     """
     kept = RunFolder.existing(folder)
-    experiment, metrics = kept.experiment(), [line for line, _ in metrics_lines(folder)]
+    experiment = kept.experiment()
+    metrics = [line for line, _ in metrics_lines(folder)]
     summary = summary_so_far(folder, experiment, metrics)
     found = json_of(folder / "environment.json") or environment()
     for name in ("given", "inputs", "sha256"):
@@ -137,12 +140,13 @@ def run_report(
     """The page of a single run, however it ended.
 
     Args:
-        run: what to report; its summary may be that of an interrupted or failed run.
-        partition: who held what, if that is known here.
-        graph: of the first round's neighbours, where there are some; of a real peer's run, of its own in the last one.
-        confusion: the test samples that the final model takes for each class, where it classifies.
-        found: where it ran; here unless given.
-        clients: the last scores of each client.
+        run: run to report, which may be interrupted or failed.
+        partition: samples by client and class; None: not known here.
+        graph: graph of the first round's neighbours, where there are some; for a real peer's run the graph of its own
+            neighbours in the last round.
+        confusion: test samples that the final model takes for each class, where it classifies.
+        found: versions and hardware of the run; those of this process unless given.
+        clients: last scores of each client.
     """
     metrics = metrics_of(run.summary)
     figures = list(_run_figures(run, clients or {}))
@@ -172,10 +176,10 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     """A page of its template, which escapes all but the pictures, whose texts matplotlib escapes.
 
     Args:
-        template: its file.
-        partitions: heading → who holds what; None: not known.
-        found: where the runs ran.
-        content: what else the template needs.
+        template: file name of the template.
+        partitions: heading → samples by client and class; None: not known.
+        found: versions and hardware of the runs.
+        content: further values that the template needs.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -205,7 +209,8 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
 
 def _run_figures(run: Run | Recorded, clients: ClientScores) -> Iterator[_Figure]:
     """Pictures of a run."""
-    metrics, (first, *others) = run.metrics, metrics_of(run.summary)
+    metrics = run.metrics
+    first, *others = metrics_of(run.summary)
     panels = {
         first.words: _scores(metrics, first),
         "loss": _run_curves(metrics, {"test loss": LOSS.test, "training loss": "train_loss"}),
@@ -262,10 +267,12 @@ def _look(result: ComparisonResult) -> dict[str, Style]:
 
 def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Iterator[_Figure]:
     """Pictures of a comparison's curves."""
-    first, target = result.metrics()[0], result.comparison.target
+    first = result.metrics()[0]
+    target = result.comparison.target
     for metric in (first, LOSS):
         if lines := _lines(result.runs, metric.test):
-            label, level = f"test {metric.words}", target if metric == first else None
+            label = f"test {metric.words}"
+            level = target if metric == first else None
             svg = charts.curves(lines, look, label=label, target=level)
             yield _Figure(f"{metric.title} against rounds and bytes", "curves", svg)
             if charts.differ_by_way(lines.values()):
@@ -276,7 +283,8 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
             break
     by_clients = _where_clients_evaluate(result.runs, first)
     others = {name: runs for name, runs in result.runs.items() if name not in by_clients}
-    mean, worst = first.of_clients("mean"), first.of_clients("worst_decile")
+    mean = first.of_clients("mean")
+    worst = first.of_clients("worst_decile")
     for heading, note, runs, measure, label in (
         ("Clients' own models", "own", others, mean, f"{first.words} of clients' own models"),
         ("Clients on samples of their own", "clients", by_clients, mean, f"mean {first.words} of clients"),
@@ -322,7 +330,8 @@ def _reference(result: ComparisonResult) -> Experiment:
 
 
 def _changed_keys(reference: Experiment, variant: Experiment) -> list[str]:
-    ours, theirs = _flat(variant.dump()), _flat(reference.dump())
+    ours = _flat(variant.dump())
+    theirs = _flat(reference.dump())
     return [
         f"{key}: {value}" for key, value in ours.items() if theirs.get(key) != value and key not in ("name", "seed")
     ]

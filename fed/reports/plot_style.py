@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 INK = "#0b0c0d"
-"""The colour of text and axes; inside a page it becomes the page's own, for light and for dark."""
+"""Colour of text and axes; inside a page it becomes the page's own, for light and for dark."""
 # Okabe & Ito's palette (2008), which the colour-blind can tell apart, without its yellow, too pale for a thin line.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 _DASHES = ((), (5, 1.6), (1.4, 1.4), (7, 1.6, 1.4, 1.6), (9, 2, 2.5, 2))
 WIDTH_INCH = 9.6
 _EM_POINTS = 9
 WIDTH_EM = WIDTH_INCH * 72 / _EM_POINTS
-"""A figure's width in em, the size of its letters."""
+"""Width of a figure in em, the size of its letters."""
 _BASELINES = {"centralized": (6, 2), "local": (1.5, 2)}
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SETTINGS = {

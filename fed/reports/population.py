@@ -1,6 +1,6 @@
 """Samples that clients hold, graph of peers and confusion matrix, as a run's folder keeps them for its report.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Confusion", "Partition", "can_be_drawn", "described", "read"]
 
 _MOST_EDGES = 5000
-"""The most that a page draws."""
+"""Largest number of edges that a page draws."""
 
 
 class Partition(NamedTuple):
@@ -23,8 +23,8 @@ class Partition(NamedTuple):
 
     Args:
         clients: ids of the clients shown.
-        counts_KC: their samples of each class; [K, 1] where targets are no labels.
-        population: the number of all clients.
+        counts_KC: number of their samples of each class; [K, 1] where targets are no labels.
+        population: number of all clients.
     """
 
     clients: Sequence[object]
@@ -36,9 +36,9 @@ class Confusion(NamedTuple):
     """Test samples of a classification by true and predicted class.
 
     Args:
-        counts_CC: the samples of each true class (a row) that the model takes for each class (a column); None: there
-            are too many classes.
-        names: the classes'.
+        counts_CC: number of samples of each true class (a row) that the model takes for each class (a column); None
+            where there are too many classes.
+        names: names of the classes.
     """
 
     counts_CC: NDArray[np.int64] | None
@@ -51,10 +51,10 @@ def described(
     """Content of ``population.json``.
 
     Args:
-        partition: who held what; None: not known.
-        graph: of the first round's neighbours, where there are some; of a real peer's run, of its own in the last one.
-            One with too many edges to be drawn is left out.
-        confusion: of the final model on the test set, where it classifies.
+        partition: samples by client and class; None: not known.
+        graph: graph of the first round's neighbours, where there are some; for a real peer's run the graph of its own
+            neighbours in the last round. A graph with too many edges to be drawn is left out.
+        confusion: confusion matrix of the final model on the test set, where it classifies.
 
     Example:
         >>> described(Partition([3, "ann"], np.array([[2, 0], [1, 5]]), 9))["partition"]
@@ -82,7 +82,9 @@ def can_be_drawn(graph: "nx.Graph[Any]") -> bool:
 
 def read(content: Mapping[str, Any]) -> "tuple[Partition | None, nx.Graph[Any] | None, Confusion | None]":
     """Partition, graph and confusion matrix that :func:`described` wrote down; older runs have no such matrix."""
-    held, met, taken = content["partition"], content["graph"], content.get("confusion")
+    held = content["partition"]
+    met = content["graph"]
+    taken = content.get("confusion")
     partition = held and Partition(held["clients"], np.array(held["counts"]), held["population"])
     confusion = taken and Confusion(taken["counts"] and np.array(taken["counts"]), taken["names"])
     return partition, None if met is None else _graph(met), confusion

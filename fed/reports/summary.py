@@ -16,16 +16,16 @@ from typing import Any, TypeAlias
 
 from fed.config.comparison import Comparison, Repetition, repetition_of, repetition_text, seed_of
 from fed.errors import located
-from fed.randomness import Streams
 from fed.reports.differences import PairedDifference, differences
-from fed.scores import CLIENT_FIGURES, LOSS, NamedMetric, metrics_of_all
 from fed.storage.comparison_reader import contents_of, run_folders
 from fed.storage.run_reader import metrics_lines
+from fed.storage.scores import CLIENT_FIGURES, LOSS, NamedMetric, metrics_of_all
+from fed.vectors.randomness import Streams
 
 __all__ = ["ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
 
 Record: TypeAlias = dict[str, Any]
-"""A run: ``metrics``, a line a round, and ``summary``, whose ``status`` says whether it came to its end."""
+"""Run as a mapping: ``metrics``, a line a round, and ``summary``, in whose ``status`` finished means its end."""
 Runs: TypeAlias = dict[str, dict[Any, Record]]
 """Name of a variant → seed, or with folds (seed, fold) → its run."""
 
@@ -35,12 +35,12 @@ class ComparisonResult:
     """Result of a comparison.
 
     Args:
-        comparison: what was compared.
-        rows: one mapping for each variant, in order: what :func:`row_of` says.
-        runs: name of a variant → seed, or with folds (seed, fold) → ``{"metrics": [...], "summary": {...}}``; of a
-            failed run what it came to. ``metrics`` is the run's curve: one mapping for each round.
+        comparison: description of the comparison.
+        rows: figures of each variant, in order, from :func:`row_of`.
+        runs: name of a variant → seed, or with folds (seed, fold) → ``{"metrics": [...], "summary": {...}}``; a failed
+            run is there as far as it came. ``metrics`` is the run's curve: one mapping for each round.
         status: finished, or interrupted.
-        directory: the folder that holds all this, or None.
+        directory: folder of the comparison, or None.
     """
 
     comparison: Comparison
@@ -62,7 +62,7 @@ class ComparisonResult:
         A number of the metrics that was not finite is None.
 
         Args:
-            folder: of the comparison.
+            folder: folder of the comparison.
 
         Raises:
             InvalidInput: if there is no comparison that has ended, or it cannot be read.
@@ -75,7 +75,13 @@ class ComparisonResult:
         for name, key, place in run_folders(folder, contents):
             metrics = [line for line, _ in metrics_lines(place)]
             runs[name][repetition_of(key)] = {"metrics": metrics, "summary": contents["runs"][name][key]}
-        return cls(comparison, contents["rows"], runs, contents["status"], folder)
+        return cls(
+            comparison=comparison,
+            rows=contents["rows"],
+            runs=runs,
+            status=contents["status"],
+            directory=folder,
+        )
 
     def scored_by_clients(self) -> set[str]:
         """Names of the variants whose final values are over clients' own samples, not of one test set."""
@@ -86,8 +92,10 @@ class ComparisonResult:
     @cached_property
     def differences(self) -> list[PairedDifference]:
         """Differences to the baseline in the first metric, of variants that were scored by it on the same samples."""
-        comparison, metric = self.comparison, self.metrics()[0]
-        baseline, by_clients = comparison.baseline_in_force(), self.scored_by_clients()
+        comparison = self.comparison
+        metric = self.metrics()[0]
+        baseline = comparison.baseline_in_force()
+        by_clients = self.scored_by_clients()
         finals = {row["name"]: _finals(self.runs[row["name"]], metric) for row in self.rows}
         values = {
             name: of_it for name, of_it in finals.items() if of_it and (name in by_clients) == (baseline in by_clients)
@@ -97,18 +105,6 @@ class ComparisonResult:
         streams = Streams(comparison.seeds[0])
         return differences(values, baseline, confidence=comparison.confidence, folds=comparison.folds, streams=streams)
 
-    def to_markdown(self) -> str:
-        """Table of the first metric, differences to the baseline and their intervals, as Markdown."""
-        from fed.reports.text_tables import markdown  # which reads results
-
-        return markdown(self)
-
-    def to_latex(self) -> str:
-        """Same table as LaTeX, which needs the package ``booktabs``."""
-        from fed.reports.text_tables import latex
-
-        return latex(self)
-
 
 def row_of(
     name: str, algorithm: str, runs: Mapping[Any, Record], repetitions: Sequence[Repetition], target: float | None
@@ -116,11 +112,11 @@ def row_of(
     """The figures of one variant.
 
     Args:
-        name: the variant's.
-        algorithm: its kind.
-        runs: seed, or with folds (seed, fold) → the run, of those that have finished or failed.
-        repetitions: those that were asked for.
-        target: a value of the first metric, or None.
+        name: name of the variant.
+        algorithm: kind of its algorithm.
+        runs: seed, or with folds (seed, fold) → run, for the runs that have finished or failed.
+        repetitions: repetitions that the comparison asks for.
+        target: value of the first metric to reach, or None.
 
     Returns:
         ``name``, ``algorithm``, ``seeds`` that came to their end, ``runs``, the number of runs that did, and of these:
@@ -142,6 +138,7 @@ def row_of(
     summaries = [run["summary"] for run in finished.values()]
     metrics = metrics_of_all(summaries)
     of_clients = [metric.of_clients(figure) for metric in metrics for figure in CLIENT_FIGURES]
+    status = "finished" if len(finished) == len(repetitions) else "interrupted"
     return {
         "name": name,
         "algorithm": algorithm,
@@ -156,7 +153,7 @@ def row_of(
         },
         **{key: spread(_last_measured(run["metrics"], key) for run in finished.values())[0] for key in of_clients},
         **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
-        "status": "failed" if reasons else "finished" if len(finished) == len(repetitions) else "interrupted",
+        "status": "failed" if reasons else status,
         "reason": "; ".join(f"{_seeds(which)}: {reason}" for reason, which in reasons.items()) or None,
     }
 
@@ -221,12 +218,12 @@ def has_finished(run: Mapping[str, Any]) -> bool:
 
 
 def sent_through(number: int, metrics: Iterable[Mapping[str, Any]], ways: Sequence[str] = ("up", "down")) -> int:
-    """Bytes of all rounds through one.
+    """Bytes of all rounds up to one, with it.
 
     Args:
-        number: the round.
-        metrics: a line a round.
-        ways: up, down, or both.
+        number: number of the round, from 1.
+        metrics: lines of the metrics, one a round.
+        ways: directions to count: "up", "down", or both.
     """
     return sum(line[f"bytes_{way}"] for line in metrics if line["round"] <= number for way in ways)
 
@@ -237,7 +234,7 @@ def _last_measured(metrics: Iterable[Mapping[str, Any]], key: str) -> float | No
 
 
 def spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
-    """The mean of what was measured and its sample standard deviation; None where too little was.
+    """Mean and sample standard deviation of the measured values; None where there are too few.
 
     Example:
         >>> spread([1.0, None, 3.0])

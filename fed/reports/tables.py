@@ -9,7 +9,7 @@ from fed.quantities import bytes_text, count_text, duration_text, mean_text
 from fed.reports.conclusions import final_text
 from fed.reports.difference_texts import difference_text, interval_text
 from fed.reports.summary import ComparisonResult
-from fed.scores import CLIENT_FIGURES, NamedMetric
+from fed.storage.scores import CLIENT_FIGURES, NamedMetric
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Column", "columns", "difference_columns", "table"]
 
 _WORD = 32
-"""A longer word of a name may break, so that it does not take the table for itself."""
+"""Length of a name's word beyond which it may break, so that it does not take the table for itself."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Column:
 
 def columns(result: ComparisonResult) -> list[Column]:
     """Columns that hold a value for at least one variant of this comparison."""
-    rows, target, metrics = result.rows, result.comparison.target, result.metrics()
+    rows = result.rows
+    target = result.comparison.target
+    metrics = result.metrics()
     shown = [
         Column("variant", [row["name"] for row in rows], is_number=False),
         *(Column(f"final {metric.words}", [final_text(row, metric) for row in rows]) for metric in metrics),
@@ -72,7 +74,9 @@ def difference_columns(result: ComparisonResult) -> list[Column]:
 
 
 def _p_text(p: float | None) -> str:
-    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _of_clients(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> Iterator[Column]:

@@ -73,7 +73,8 @@ def latex(result: ComparisonResult) -> str:
 
 def _columns(result: ComparisonResult) -> list[Column]:
     """A row for each variant: the first metric, and where there are differences those to the baseline."""
-    metric, names = result.metrics()[0], [row["name"] for row in result.rows]
+    metric = result.metrics()[0]
+    names = [row["name"] for row in result.rows]
     shown = [
         Column("variant", names, is_number=False),
         Column(f"test {metric.words}", [final_text(row, metric) for row in result.rows]),

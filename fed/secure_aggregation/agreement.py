@@ -1,4 +1,4 @@
-"""Digests of a plan and of a task, field by field: what a session's clients agree on, and what is one client's own.
+"""Digests of a plan and of a task, field by field: those that a session's clients agree on, and those of one client.
 
 A field that no table below names is agreed on, so that a new one is among the terms until somebody says why not.
 """
@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
+from fed.protocol.protocol_pb2 import Assignment, Plan
 from fed.secure_aggregation.key_agreement import digest
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import Assignment, Plan
+from fed.vectors.tensors import Tensor
 
 __all__ = [
     "PLAN_APART",
@@ -87,7 +87,7 @@ def digests_of(plan: Plan, assignment: Assignment) -> TaskDigests:
 
 
 def model_digest(tensors: Sequence[Tensor]) -> bytes:
-    """Digest of a model's tensors and of what is broadcast beside it."""
+    """Digest of a model's tensors and of those that are broadcast beside it."""
     return digest("model", *(tensor.contiguous().numpy().tobytes() for tensor in tensors))
 
 

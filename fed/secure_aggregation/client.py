@@ -9,12 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from google.protobuf.message import DecodeError
 
 from fed.errors import InvalidPayload, SessionFailed
-from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, open_box, seal, sign
-from fed.secure_aggregation.masks import Mask, add_masks
-from fed.secure_aggregation.shamir import SHARE_BYTES, share
-from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Box,
     ClientList,
     Consent,
@@ -27,6 +22,11 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     Unmasking,
 )
+from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, open_box, seal, sign
+from fed.secure_aggregation.masks import Mask, add_masks
+from fed.secure_aggregation.shamir import SHARE_BYTES, share
+from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.vectors.tensors import Tensor
 
 __all__ = ["TRANSITIONS", "ClientPhase", "SessionClient", "Transition"]
 
@@ -48,10 +48,10 @@ class Transition(NamedTuple):
     """Step of a session.
 
     Args:
-        phase: the phase in which the client waits.
-        event: the one event that is allowed there.
-        following: the phase after it.
-        answer: the client's answer.
+        phase: phase in which the client waits.
+        event: only event that is allowed in this phase.
+        following: phase after the event.
+        answer: answer of the client to the event.
     """
 
     phase: ClientPhase
@@ -79,15 +79,15 @@ class SessionClient:
     :data:`TRANSITIONS` has all steps.
 
     Attributes:
-        phase: the event that it waits for.
+        phase: event that the client waits for.
 
     Args:
-        name: of the client.
-        identity: its long-term private key, which signs.
-        identities: those of all clients, known beforehand.
-        terms: of the session, as the client itself has made them.
-        entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
-        least_threshold: the client's own floor on the threshold t of a session, at least 1.
+        name: name of the client.
+        identity: long-term private key of the client, which signs.
+        identities: identities of all clients, known beforehand.
+        terms: terms of the session, as the client itself has made them.
+        entropy: function that returns so many random bytes, from the system's cryptographic source on real nodes.
+        least_threshold: smallest threshold t of a session that the client accepts, ≥ 1.
 
     Raises:
         SessionFailed: by each method but :meth:`abort`, with the rule that was broken.
@@ -124,7 +124,8 @@ class SessionClient:
     def open(self) -> SessionKeys:
         """Fresh keys, signed."""
         with self._phase(ClientPhase.OPENING, ClientPhase.KEYS):
-            sealing, masking = self._sealing.public, self._masking.public
+            sealing = self._sealing.public
+            masking = self._masking.public
             signature = sign(self._identity, self._terms.keys_to_sign(sealing, masking))
             self._own = SessionKeys(sealing=sealing, masking=masking, signature=signature)
             return self._own
@@ -299,7 +300,7 @@ class SessionClient:
         """Pass from one phase to the next, or end the session."""
         try:
             if self.phase is not expected:
-                raise SessionFailed(f"what belongs to the phase {expected.name} came in the phase {self.phase.name}")
+                raise SessionFailed(f"a message of the phase {expected.name} came in the phase {self.phase.name}")
             yield
         except InvalidPayload as error:
             self.abort()

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple, TypeAlias
 
+from fed.protocol.protocol_pb2 import FromSession
 from fed.secure_aggregation.reasons import Reason
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import FromSession
+from fed.vectors.tensors import Tensor
 
 __all__ = ["Command", "Deliver", "Ended", "Remember", "Say"]
 

@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from fed.errors import InvalidPayload, SessionFailed
-from fed.machine import usable_cores
-from fed.secure_aggregation.fixed_point import SecureSum
-from fed.secure_aggregation.key_agreement import DIGEST_BYTES, TAG_BYTES, AgreementKey
-from fed.secure_aggregation.masks import Mask, add_masks
-from fed.secure_aggregation.shamir import SHARE_BYTES, recover
-from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import (
+from fed.processes.machine import usable_cores
+from fed.protocol.protocol_pb2 import (
     ClientList,
     Consent,
     Consents,
@@ -27,6 +21,12 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     Unmasking,
 )
+from fed.secure_aggregation.fixed_point import SecureSum
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, TAG_BYTES, AgreementKey
+from fed.secure_aggregation.masks import Mask, add_masks
+from fed.secure_aggregation.shamir import SHARE_BYTES, recover
+from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.vectors.tensors import Tensor
 
 __all__ = ["SessionCoordinator", "SessionPhase"]
 
@@ -51,13 +51,13 @@ class SessionCoordinator:
     A client whose message is missing when its phase is closed has dropped out; a refused message counts as missing.
 
     Attributes:
-        phase: what it collects.
+        phase: message that the coordinator collects.
         replied: names of the clients whose message of this phase has come.
         cheaters: names of clients that have revealed false shares.
 
     Args:
-        terms: of the session.
-        identities: the clients'.
+        terms: terms of the session.
+        identities: identities of all clients.
 
     Raises:
         InvalidPayload: by the methods that take a message, if it must not count.
@@ -97,7 +97,8 @@ class SessionCoordinator:
         self._expect_to_close(SessionPhase.KEYS)
         names = sorted(self._keys)
         session = Session(self._terms, names, [keys_digest(name, self._keys[name]) for name in names])
-        self._session, self._places = session, {name: place for place, name in enumerate(names)}
+        self._session = session
+        self._places = {name: place for place, name in enumerate(names)}
         listed = ClientList()
         for name, sha256 in zip(names, session.keys_sha256, strict=True):
             listed.clients.add(name=name, keys_sha256=sha256)
@@ -112,7 +113,8 @@ class SessionCoordinator:
     def take_shares(self, name: str, shares: SealedShares) -> None:
         """Sealed shares of a client's secrets."""
         self._expect(SessionPhase.SHARES, name)
-        session, place = self._of_session(), self._places[name]
+        session = self._of_session()
+        place = self._places[name]
         boxes = {box.place - 1: box.sealed for box in shares.boxes}
         if len(boxes) != len(shares.boxes) or boxes.keys() != {*session.graph.neighbours(place)}:
             raise InvalidPayload(f"the boxes of {name!r} must be for its neighbours, one each, got others")
@@ -131,7 +133,8 @@ class SessionCoordinator:
         if len(self._seeds_sha256) < session.least_survivors:
             raise SessionFailed(self._too_few("have shared their secrets", len(self._seeds_sha256)))
         self._pass(SessionPhase.MASKED)
-        deliveries, self._deliveries = self._deliveries, defaultdict(Delivery)
+        deliveries = self._deliveries
+        self._deliveries = defaultdict(Delivery)
         return {session.names[place]: deliveries[place] for place in sorted(self._seeds_sha256)}
 
     def take_masked(self, name: str, lanes: Tensor) -> None:
@@ -168,7 +171,8 @@ class SessionCoordinator:
     def close_consents(self) -> Mapping[str, Consents]:
         """The consents for each client that has consented, if as many of its neighbours have as it needs."""
         self._expect_to_close(SessionPhase.CONSENTS)
-        session, relayed = self._of_session(), {}
+        session = self._of_session()
+        relayed = {}
         placed = {place: PlacedConsent(place=place + 1, signature=one) for place, one in self._consents.items()}
         for place in sorted(self._consents):
             others = [other for other in session.graph.neighbours(place) if other in self._consents]
@@ -184,7 +188,8 @@ class SessionCoordinator:
     def take_unmasking(self, name: str, unmasking: Unmasking) -> None:
         """Shares that a client reveals: one of each secret that it holds a share of."""
         self._expect(SessionPhase.UNMASKING, name)
-        session, holder = self._of_session(), self._places[name]
+        session = self._of_session()
+        holder = self._places[name]
         if holder not in self._consents:
             raise InvalidPayload(f"{name!r} has not consented")
         # holding is mutual: a client holds shares of those that hold its own
@@ -216,7 +221,8 @@ class SessionCoordinator:
         if not self.can_finish:
             raise SessionFailed(self._too_few("have revealed shares", len(self.replied)))
         self._pass(SessionPhase.OVER)
-        masks, masked = [], self._masked
+        masks = []
+        masked = self._masked
         for owner in self._owners():
             if owner in masked:
                 masks.append(Mask(self._recovered(owner, self._is_seed), is_added=False))
@@ -232,7 +238,8 @@ class SessionCoordinator:
 
     def _owners(self) -> Sequence[int]:
         """Clients whose secrets are needed: survivors, and their neighbours that dropped out after they had shared."""
-        graph, masked = self._of_session().graph, self._masked
+        graph = self._of_session().graph
+        masked = self._masked
         return [
             place
             for place in sorted(self._seeds_sha256)
@@ -250,11 +257,12 @@ class SessionCoordinator:
         """The secret of a client, without the share of one holder if that one is false.
 
         Args:
-            owner: the client.
-            is_right: tells whether a secret is the one that the client has committed to.
+            owner: place of the client.
+            is_right: function that tells whether a secret is the one that the client has committed to.
         """
         session = self._of_session()
-        holders, revealed = session.graph.holders(owner), self._revealed[owner]
+        holders = session.graph.holders(owner)
+        revealed = self._revealed[owner]
         points = {holder: point for point, holder in enumerate(holders, 1)}
         known = [holder for holder in revealed if session.names[holder] in self.cheaters]
         for left_out in (None, *known, *revealed):

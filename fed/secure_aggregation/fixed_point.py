@@ -5,7 +5,7 @@ the next. Then come, in digits with the lowest first, the number of samples (54 
 units of 2⁻¹⁶ plus 2⁶³ (64 bits), the number of clipped coordinates (54 bits), and 1 if the weight was capped (1 bit). A
 digit has as many bits, 32 at most, as leave the sum of all clients' digits within a lane.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
 
@@ -35,9 +35,9 @@ class ClientNumbers(NamedTuple):
     """Numbers of K clients that are summed beside their messages.
 
     Args:
-        weights: whole numbers, from 0.
-        samples: how many samples each client holds, from 0 to 2⁵³.
-        losses: each client's mean training loss, whose absolute value times the samples is below 2⁴⁶.
+        weights: weight of each client, a whole number ≥ 0.
+        samples: number of samples of each client, from 0 to 2⁵³.
+        losses: mean training loss of each client; its absolute value times the samples is below 2⁴⁶.
     """
 
     weights: Sequence[float]
@@ -92,11 +92,11 @@ class FixedPoint:
     clients' lanes stays within ±(2ᴿ⁻¹ − 1), so that it never wraps.
 
     Args:
-        bits: R: 16, 32 or 64.
-        parts: numbers of each part of a message.
-        clips: C > 0 of each part.
+        bits: R, the bits of a lane: 16, 32 or 64.
+        parts: number of values in each part of a message.
+        clips: C > 0, the clip of each part.
         most_clients: n, the largest number of clients in a session.
-        max_weight: w_max, at least 1; larger weights are capped.
+        max_weight: w_max ≥ 1, the largest weight; larger ones are capped.
 
     Raises:
         InvalidExperiment: if so many clients with such weights leave no level.
@@ -154,8 +154,8 @@ class FixedPoint:
 
         Args:
             message_KM: finite numbers of any floating type.
-            beside: the clients' numbers.
-            generators: one for each client, which draws u.
+            beside: numbers of the clients that are summed beside their messages.
+            generators: random generator of each client, which draws u.
 
         Raises:
             InvalidInput: if a number of a message is not finite.
@@ -201,7 +201,15 @@ class FixedPoint:
             )
         units_M = torch.from_numpy(lanes[: self.numbers].astype(np.float64))
         mean_M = units_M.mul_(self._steps_M).div_(weight)
-        return SumOfClients(mean_M, total.clients, weight, samples, loss * _LOSS_UNIT / samples, clipped, capped)
+        return SumOfClients(
+            mean_M=mean_M,
+            clients=total.clients,
+            weight=weight,
+            samples=samples,
+            train_loss=loss * _LOSS_UNIT / samples,
+            clipped=clipped,
+            capped=capped,
+        )
 
     def _row(
         self, message_M: Tensor, weight: float, samples: int, loss: float, generator: np.random.Generator
@@ -281,8 +289,8 @@ class SecureSum:
     """A commutative monoid over lanes: sums modulo 2ᴿ, of masked messages or of plain ones.
 
     Args:
-        bits: R.
-        lanes: the number of lanes of a message.
+        bits: R, the bits of a lane.
+        lanes: number of lanes of a message.
 
     Attributes:
         clients: the number of clients whose messages are in the sum.

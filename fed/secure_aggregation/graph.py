@@ -22,9 +22,9 @@ class Degree(NamedTuple):
     """Size of a session's graph.
 
     Args:
-        neighbours: k, with which a client agrees on masks.
-        threshold: t, the shares that recover a secret.
-        is_complete: every client is every other's neighbour, and keeps a share of its own secrets, too.
+        neighbours: k, number of clients with which a client agrees on masks.
+        threshold: t, number of shares that recover a secret.
+        is_complete: True if every client is every other's neighbour, and keeps a share of its own secrets, too.
     """
 
     neighbours: int
@@ -46,9 +46,10 @@ def complete_degree(clients: int, colluders: int, threshold: int | None = None) 
     secrets of one client: at least one group is too small. Up to n − t clients may drop out.
 
     Args:
-        clients: n, at least 2.
+        clients: n ≥ 2, the number of clients.
         colluders: A in [0, n), the number of clients that collude with the coordinator.
-        threshold: t; None: the larger of ⌊2n/3⌋ + 1 and the least that is allowed.
+        threshold: t, number of shares that recover a secret; None: the larger of ⌊2n/3⌋ + 1 and the least that is
+            allowed.
 
     Raises:
         InvalidExperiment: if a threshold is given that is too low, or more than there are clients.
@@ -84,10 +85,10 @@ def harary_degree(clients: int, colluders: int, dropped: float, *, is_semi_hones
     t = max(t₁ + 1, 2).
 
     Args:
-        clients: n.
+        clients: n, the number of clients.
         colluders: A in [0, n), the number of clients that collude with the coordinator.
-        dropped: δ in [0, 1), the share that drops out at most.
-        is_semi_honest: the coordinator is trusted to follow the protocol.
+        dropped: δ in [0, 1), the largest share of clients that drops out.
+        is_semi_honest: True if the coordinator is trusted to follow the protocol.
 
     Raises:
         InvalidExperiment: if no degree below n is safe.
@@ -96,7 +97,8 @@ def harary_degree(clients: int, colluders: int, dropped: float, *, is_semi_hones
         >>> harary_degree(1000, 100, 0.1)
         Degree(neighbours=96, threshold=67, is_complete=False)
     """
-    low, high = 1, (clients - 1) // 2  # half the degree
+    low = 1  # bounds of half the degree
+    high = (clients - 1) // 2
     if high < 1 or _threshold(clients, 2 * high, colluders, dropped, is_semi_honest) is None:
         raise InvalidExperiment(
             f"secure_aggregation: no sparse graph of {clients} clients is safe with {colluders} colluders (corrupt) "
@@ -104,8 +106,10 @@ def harary_degree(clients: int, colluders: int, dropped: float, *, is_semi_hones
         )
     while low < high:
         middle = (low + high) // 2
-        is_safe = _threshold(clients, 2 * middle, colluders, dropped, is_semi_honest) is not None
-        low, high = (low, middle) if is_safe else (middle + 1, high)
+        if _threshold(clients, 2 * middle, colluders, dropped, is_semi_honest) is not None:
+            high = middle
+        else:
+            low = middle + 1
     threshold = _threshold(clients, 2 * low, colluders, dropped, is_semi_honest)
     assert threshold is not None
     return Degree(2 * low, threshold, False)
@@ -119,6 +123,7 @@ def _threshold(clients: int, degree: int, colluders: int, dropped: float, is_sem
     staying = math.ceil((1 - dropped) * clients)
     if degree <= lost:  # with fewer lost clients than neighbours none is cut off
         pairs = math.log(clients) + math.log(clients - degree - 1) - math.log(2) if clients > degree + 1 else -math.inf
+        # logarithms, since the factorials of many clients leave float64's range
         ways = math.lgamma(lost + 1) + math.lgamma(clients - degree + 1)
         ways -= math.lgamma(clients + 1) + math.lgamma(lost - degree + 1)
         if pairs + ways >= -(_SECURITY_BITS + 1) * math.log(2):
@@ -139,9 +144,9 @@ class SessionGraph:
     Clients are named by their places in that list. In the circle each has k/2 neighbours on either side.
 
     Args:
-        clients: n.
-        degree: of the graph.
-        digest: of the list of keys, which decides the order.
+        clients: n, the number of clients.
+        degree: degree of the graph.
+        digest: digest of the list of keys, which decides the order.
 
     Example:
         >>> SessionGraph(4, complete_degree(4, 0.0), b"").neighbours(1)

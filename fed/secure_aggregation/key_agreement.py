@@ -52,8 +52,8 @@ def digest(purpose: str, *parts: bytes | memoryview) -> bytes:
     """SHA-256 of a purpose and parts, each with its length before it, so that no two lists of parts are alike.
 
     Args:
-        purpose: keeps the digests of different things apart.
-        parts: any number of them.
+        purpose: text that keeps the digests of different things apart.
+        parts: any number of parts.
     """
     hasher = hashlib.sha256()
     for part in (f"fed secure aggregation: {purpose}".encode(), *parts):
@@ -91,9 +91,9 @@ class AgreementKey:
         """The 32-byte key that both sides derive for this session and this purpose alone.
 
         Args:
-            public: the other side's public key.
-            session: the session's id.
-            purpose: what the key is for.
+            public: public key of the other side.
+            session: id of the session.
+            purpose: use of the key, which keeps the keys of different uses apart.
         """
         secret = self._secrets.get(public)
         if secret is None:
@@ -111,7 +111,7 @@ def seal(key: bytes, content: bytes) -> bytes:
 
 
 def open_box(key: bytes, box: bytes) -> bytes:
-    """The content of what :func:`seal` has sealed.
+    """The content of a box that :func:`seal` has sealed.
 
     Raises:
         InvalidPayload: if it was not sealed with this key, or has changed.
@@ -132,16 +132,17 @@ def is_signed(key: EllipticCurvePublicKey, signed: bytes, signature: bytes) -> b
     """Tell whether a signature of a digest was made with this key.
 
     Args:
-        key: the signer's.
-        signed: the digest.
-        signature: 64 bytes, from anyone.
+        key: public key of the signer.
+        signed: digest that was signed.
+        signature: untrusted bytes of a signature; a valid one has 64.
     """
     if len(signature) != SIGNATURE_BYTES:
         return False
     half = SIGNATURE_BYTES // 2
-    numbers = int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
+    r = int.from_bytes(signature[:half], "big")
+    s = int.from_bytes(signature[half:], "big")
     try:
-        key.verify(encode_dss_signature(*numbers), signed, ECDSA(Prehashed(SHA256())))
+        key.verify(encode_dss_signature(r, s), signed, ECDSA(Prehashed(SHA256())))
     except InvalidSignature:
         return False
     return True

@@ -41,7 +41,7 @@ def add_masks(lanes: np.ndarray, masks: Iterable[Mask], *, threads: int = 1) -> 
     Args:
         lanes: unsigned integers of R bits, in one piece of memory.
         masks: the masks, any number of them.
-        threads: the number of threads that share the masks; each needs memory as long as the vector.
+        threads: number of threads that share the masks; each needs memory as long as the vector.
 
     Example:
         >>> lanes = np.zeros(3, dtype=np.uint32)
@@ -86,7 +86,8 @@ def _context(key: bytes, mode: type[CTR] | type[GCM]) -> CipherContext:
 
 
 def _duration_s(mode: type[CTR] | type[GCM]) -> float:
-    context, keystream = _context(bytes(32), mode), bytearray(_PIECE_BYTES + 16)
+    context = _context(bytes(32), mode)
+    keystream = bytearray(_PIECE_BYTES + 16)
     durations_s = []
     for _ in range(5):
         begins_s = time.perf_counter()

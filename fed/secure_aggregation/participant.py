@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
+from fed.protocol.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
 from fed.secure_aggregation.agreement import TaskDigests, digests_of, plan_digest
 from fed.secure_aggregation.client import ClientPhase, SessionClient
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
@@ -17,8 +18,7 @@ from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.tensors import Tensor
-from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
+from fed.vectors.tensors import Tensor
 
 __all__ = ["AgreedPlan", "Participant"]
 
@@ -88,10 +88,10 @@ class Participant:
 
     Args:
         name: the client's name.
-        identity: its long-term private key, which signs.
-        entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
-        revealed: the rounds that it has revealed, of all runs.
-        least_threshold: its own floor on a session's threshold, at least 1.
+        identity: long-term private key of the client, which signs.
+        entropy: function that returns so many random bytes, from the system's cryptographic source on real nodes.
+        revealed: rounds of all runs whose shares the client has revealed.
+        least_threshold: smallest threshold of a session that the client accepts, ≥ 1.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class Participant:
             return _refusal(assignment, digests.own, Reason.REVEALED)
         self._abort()
         client = SessionClient(
-            self._name,
-            self._identity,
-            self._plan.identities,
-            self._terms(assignment, digests),
-            self._entropy,
+            name=self._name,
+            identity=self._identity,
+            identities=self._plan.identities,
+            terms=self._terms(assignment, digests),
+            entropy=self._entropy,
             least_threshold=self._least_threshold,
         )
         keys = FromSession(task=assignment.task, attempt=assignment.attempt, keys=client.open())
@@ -172,7 +172,7 @@ class Participant:
             own_sha256: the own digest of the task that the message was made for.
             lanes: the message, signed integers of R bits, which stay as they are.
         """
-        self._message = own_sha256, lanes
+        self._message = (own_sha256, lanes)
         return self._masked()
 
     def told(self, message: ToSession) -> list[Command]:

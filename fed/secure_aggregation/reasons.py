@@ -50,8 +50,8 @@ def reason_of(error: Exception, otherwise: Reason) -> Reason:
     """The sentence that may leave the client, for an error whose own words stay in its log.
 
     Args:
-        error: the error that ended what the client did for the server.
-        otherwise: the sentence for errors of this package that name none.
+        error: error that ended the client's work for the server.
+        otherwise: sentence for errors of this package that name none.
     """
     if isinstance(error, ClientRefusal):
         return error.reason

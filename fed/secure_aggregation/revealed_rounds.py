@@ -9,7 +9,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fed.secure_aggregation.key_agreement import digest
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 
 __all__ = ["RevealedRounds"]
 
@@ -30,7 +30,7 @@ class RevealedRounds:
 
     Args:
         salt: 32 random bytes, without which nobody can try whether a message is among the entries.
-        entries: those that were kept, the oldest first.
+        entries: entries that were kept before, the oldest first.
     """
 
     def __init__(self, salt: bytes, entries: Iterable[bytes] = ()) -> None:
@@ -69,11 +69,11 @@ class RevealedRounds:
         return self._entry("round", run.encode(), number.to_bytes(8, "big"))
 
     def of_task(self, plan_sha256: bytes, task_sha256: bytes) -> bytes:
-        """Entry of a round by what its clients were asked.
+        """Entry of a round by the plan and the task that its clients were given.
 
         Args:
             plan_sha256: digest of the plan.
-            task_sha256: digest of what the round's tasks have in common.
+            task_sha256: digest of all that the round's tasks have in common.
         """
         return self._entry("task", plan_sha256, task_sha256)
 

@@ -2,72 +2,85 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from fed.config.compatibility import Combinable, Feature, Term
-from fed.config.validation import Section
+from fed.config.compatibility import Feature, Term
+from fed.config.components import Component
+from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.graph import Degree, complete_degree, harary_degree
 
-__all__ = ["SecureAggregation"]
+__all__ = ["SecureAggregation", "settings_of"]
 
 _LARGEST_AUTO = 100  # clients up to which graph: auto is complete
 _MOST_NEIGHBOURS = 511  # whose shares fit into a message
 
-_WAY_OUT = "set secure_aggregation to null"
+
+def _check_clip(value: object, check: Callable[[object], Any]) -> Any:
+    with contextlib.suppress(ValidationError):
+        return check(value)
+    raise PydanticCustomError("clip", "Input should be a number above 0, or a list of such numbers")
 
 
-class SecureAggregation(Section, Combinable):
+_Clip: TypeAlias = Annotated[
+    PositiveFloat | Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)], WrapValidator(_check_clip)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(Hyperparameters):
     """Secure aggregation: the coordinator learns the sum of the clients' messages, and nothing else of them.
 
     Bonawitz et al. 2017 (1611.04482) with the round that makes a coordinator consistent; above 100 clients the graph of
     Bell et al. 2020. Numbers travel in fixed point, modulo 2^bits.
+
+    Args:
+        threshold: number t of shares that recover a secret: t clients must stay to a round's end; auto: from the cohort
+            and corrupt.
+        clip: bound on each number's absolute value: one for all, or one for each part of a message, the float buffers
+            last.
+        bits: number R of bits of each number on the wire; fewer bits leave fewer levels.
+        max_weight: largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients
+            alike.
+        minimum_cohort: smallest number of clients in a sum; each client refuses to reveal a sum of fewer.
+        max_drop_out: share δ of a cohort that may drop out of a round, in [0, 1).
+        corrupt: share γ of a cohort, in [0, 1) and rounded up to whole clients, that may collude with the coordinator
+            and learn nothing more.
+        graph: graph of the clients that agree on masks; auto: complete up to 100 clients, a random sparse one above.
+        randomness: source of a real client's own draws, such as the order of its batches and the rounding: the seed,
+            which the coordinator knows, for the bits of the simulation; or the client's system, which nobody else can
+            follow.
+        mode: way in which simulations compute it: the protocol itself (real), or its arithmetic alone, to the same bits
+            (emulated).
     """
 
     threshold: PositiveInt | Literal["auto"] = "auto"
-    """Shares t that recover a secret: t clients must stay to a round's end; auto: from the cohort and corrupt."""
-    clip: PositiveFloat | Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)] = 8.0
-    """Bound on each number's absolute value: of all, or of each part of a message, the float buffers' last."""
+    clip: _Clip = 8.0
     bits: Literal[16, 32, 64] = 32
-    """Bits R of each number on the wire; fewer bits leave fewer levels."""
     max_weight: PositiveInt | Literal["auto"] = "auto"
-    """Largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients alike."""
     minimum_cohort: Annotated[int, Field(ge=2)] = 5
-    """Smallest number of clients in a sum: each client refuses to reveal a sum of fewer."""
     max_drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share δ of a cohort that may drop out of a round."""
     corrupt: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share γ of a cohort, in whole clients rounded up, that may collude with the coordinator to learn nothing more."""
     graph: Literal["auto", "complete", "harary"] = "auto"
-    """Who agrees on masks with whom; auto: all up to 100 clients, a random sparse graph above."""
     randomness: Literal["seed", "system"] = "seed"
-    """Source of what a real client draws for itself, such as the order of its batches and the rounding: the seed, which
-    the coordinator knows, for the bits of the simulation; or the client's system, which nobody else can follow."""
     mode: Literal["emulated", "real"] = "emulated"
-    """In simulations, whether the protocol runs (real), or its arithmetic alone, to the same bits (emulated)."""
-
-    @field_validator("clip", mode="wrap")
-    @classmethod
-    def _check_clip(cls, value: object, check: Any) -> Any:
-        with contextlib.suppress(ValidationError):
-            return check(value)
-        raise PydanticCustomError("clip", "Input should be a number above 0, or a list of such numbers")
 
     def needs(self) -> Sequence[Term]:
         """Clients that report sums, in rounds that wait for a cohort, encoded alike."""
         whole = "because masks cancel in the sum of a cohort alone"
         return (
-            Term(Feature.REPORTS, _WAY_OUT),
-            Term(Feature.COHORTS, _WAY_OUT, whole),
-            Term(Feature.FIXED_COHORTS, _WAY_OUT, whole),
-            Term(Feature.DIRECT_MESSAGES, _WAY_OUT),
-            Term(Feature.COMMON_ENCODING, _WAY_OUT, "because masked messages are added before they are decoded"),
-            Term(Feature.ANONYMOUS_SUMS, _WAY_OUT),
+            _term(Feature.REPORTS),
+            _term(Feature.COHORTS, whole),
+            _term(Feature.FIXED_COHORTS, whole),
+            _term(Feature.DIRECT_MESSAGES),
+            _term(Feature.COMMON_ENCODING, "because masked messages are added before they are decoded"),
+            _term(Feature.ANONYMOUS_SUMS),
         )
 
     def lacks(self) -> Sequence[Term]:
@@ -75,16 +88,16 @@ class SecureAggregation(Section, Combinable):
         why = "which hides them from the coordinator"
         hidden = "which hides them from everybody"
         return (
-            Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why),
-            Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why),
-            Term(Feature.LEGIBLE_MESSAGES, _WAY_OUT, hidden),
+            _term(Feature.SINGLE_ANSWERS, why),
+            _term(Feature.CLIENT_NUMBERS, why),
+            _term(Feature.LEGIBLE_MESSAGES, hidden),
         )
 
     def colluders(self, clients: int) -> int:
         """A = ⌈γn⌉, the clients of a session that may collude with the coordinator.
 
         Args:
-            clients: n, those of the session.
+            clients: n, number of clients of the session.
         """
         # 0.07 · 100 is 7.000000000000001 in float64, and tolerates 7
         return math.ceil(round(self.corrupt * clients, 9))
@@ -93,9 +106,9 @@ class SecureAggregation(Section, Combinable):
         """The graph's degree and threshold in a session of this many clients.
 
         Args:
-            clients: n, those that are asked, or that have sent keys.
-            is_begun: some of the clients that were asked may have dropped out: the others need not tolerate the loss of
-                ``max_drop_out`` once more.
+            clients: n, number of clients that are asked, or that have sent keys.
+            is_begun: True if some of the clients that were asked may have dropped out already, so that the others need
+                not tolerate the loss of ``max_drop_out`` once more.
 
         Raises:
             InvalidExperiment: if no degree is safe, or too few clients would be left once ``max_drop_out`` have dropped
@@ -142,7 +155,7 @@ class SecureAggregation(Section, Combinable):
         """Smallest number of clients that can hold a session, if none of them drops out.
 
         Args:
-            most: the largest number of clients that a round asks, which can hold one.
+            most: largest number of clients that a round asks, which can hold a session.
         """
         for clients in range(self.minimum_cohort, most):
             with contextlib.suppress(InvalidExperiment):
@@ -157,7 +170,7 @@ class SecureAggregation(Section, Combinable):
         coordinator would learn the sum of each.
 
         Args:
-            clients: n, those of the session.
+            clients: n, number of clients of the session.
         """
         degree = self.degree(clients, is_begun=True)
         least = degree.threshold if degree.is_complete else clients - math.floor(self.max_drop_out * clients)
@@ -167,7 +180,7 @@ class SecureAggregation(Section, Combinable):
         """Figures of the largest sessions of a run, for its log and its summary.
 
         Args:
-            fixed: of the run's messages.
+            fixed: fixed point of the run's messages.
         """
         degree = self.degree(fixed.most_clients, is_begun=True)
         return {
@@ -184,10 +197,10 @@ class SecureAggregation(Section, Combinable):
         """Largest weight of a client, w_max.
 
         Args:
-            weighs_samples: the algorithm weighs clients by their samples, else alike.
+            weighs_samples: True if the algorithm weighs clients by their samples, False if it weighs them alike.
 
         Raises:
-            InvalidExperiment: if it depends on samples and is not given.
+            InvalidExperiment: if the weight depends on samples and is not given.
         """
         if self.max_weight != "auto":
             return self.max_weight
@@ -203,11 +216,11 @@ class SecureAggregation(Section, Combinable):
         """Refuse rounds in which no session could succeed, or only a second one.
 
         Args:
-            asked: clients that a round asks.
-            cohort: clients whose answers end it.
+            asked: number of clients that a round asks.
+            cohort: number of clients whose answers end the round.
 
         Raises:
-            InvalidExperiment: if these are such rounds.
+            InvalidExperiment: if no session could succeed.
         """
         self.degree(asked)
         left = asked - math.floor(self.max_drop_out * asked)
@@ -219,8 +232,27 @@ class SecureAggregation(Section, Combinable):
             )
         if cohort < (least := self.least_survivors(asked)):
             raise InvalidExperiment(
-                f"rounds.over_selection asks {asked} clients for {cohort}, who are too few for a sum of a session of "
-                f"{asked}, which needs {least}: lower over_selection"
+                f"rounds.over_selection asks {asked} clients for {cohort} answers, too few for the sum of a session of "
+                f"{asked} clients, which needs {least}: lower over_selection"
             )
         weight = 1 if self.max_weight == "auto" else self.max_weight
-        FixedPoint(self.bits, (1,), (1.0,), asked, weight)
+        # refused where so many clients with such weights leave no level
+        FixedPoint(bits=self.bits, parts=(1,), clips=(1.0,), most_clients=asked, max_weight=weight)
+
+
+def _term(feature: Feature, why: str = "") -> Term:
+    return Term(feature, way_out="set secure_aggregation to null", why=why, subject="secure_aggregation")
+
+
+class _Hidden(Protocol):
+    @property
+    def secure_aggregation(self) -> Component | None: ...
+
+
+def settings_of(experiment: _Hidden) -> SecureAggregation | None:
+    """Settings of an experiment's secure aggregation; None where it has none."""
+    section = experiment.secure_aggregation
+    if section is None:
+        return None
+    settings: SecureAggregation = section.make()
+    return settings

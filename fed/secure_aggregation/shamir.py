@@ -29,9 +29,9 @@ def share(secret: bytes, threshold: int, shares: int, entropy: Callable[[int], b
 
     Args:
         secret: 32 bytes.
-        threshold: t, how many shares recover it.
-        shares: n, how many to make, at least t.
-        entropy: count → that many random bytes, from a cryptographic source.
+        threshold: t, number of shares that recover it.
+        shares: n ≥ t, number of shares to make.
+        entropy: function that returns so many random bytes, from a cryptographic source.
 
     Example:
         >>> import os
@@ -55,8 +55,8 @@ def recover(shares: Mapping[int, bytes], count: int) -> bytes:
     multiplies it by (m − i)/m, so that a recovery costs one product for each pair of a share and a missing one.
 
     Args:
-        shares: point, from 1 → share.
-        count: n, how many shares were made.
+        shares: point, from 1, → share.
+        count: n, number of shares that were made.
 
     Raises:
         InvalidPayload: if the result is 2²⁵⁶ or more. Most false shares give another secret instead: the caller must

@@ -9,11 +9,11 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from fed.errors import InvalidExperiment, SessionFailed
+from fed.protocol.protocol_pb2 import SessionKeys
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.graph import Degree, SessionGraph
 from fed.secure_aggregation.key_agreement import DIGEST_BYTES, digest, is_signed
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.wire.protocol_pb2 import SessionKeys
 
 __all__ = ["Identities", "Session", "Terms", "keys_digest"]
 
@@ -24,7 +24,7 @@ class Identities:
 
     Args:
         keys: name → public key.
-        sha256: digest of all of them.
+        sha256: digest of all keys.
     """
 
     keys: Mapping[str, EllipticCurvePublicKey]
@@ -38,9 +38,9 @@ class Identities:
         """Tell whether a signature of a digest is by the client of this name.
 
         Args:
-            name: of the client, from anyone.
-            signed: the digest.
-            signature: from anyone.
+            name: untrusted name of the client.
+            signed: digest that was signed.
+            signature: untrusted bytes of a signature.
         """
         key = self.keys.get(name)
         return key is not None and is_signed(key, signed, signature)
@@ -53,11 +53,11 @@ class Terms:
     Each client makes the terms itself, from its own experiment and from the task that it was sent.
 
     Args:
-        settings: the section of the experiment.
-        fixed: how messages become lanes.
-        run: names the run.
-        round: the round, from 1.
-        attempt: of the round, from 0.
+        settings: section of the experiment.
+        fixed: fixed point by which messages become lanes.
+        run: name of the run.
+        round: number of the round, from 1.
+        attempt: number of the attempt in its round, from 0.
         plan_sha256: digest of the run's plan: the experiment and the format of messages.
         task_sha256: digest of all that the round's tasks have in common: the model and the step size above all.
         identities_sha256: digest of the clients' identities.
@@ -76,6 +76,8 @@ class Terms:
     def digest(self) -> bytes:
         """Digest of all terms."""
         numbers = self.round, self.attempt, self.fixed.lanes
+        settings = asdict(self.settings)
+        del settings["mode"]  # of simulations alone
         return digest(
             "terms",
             self.run.encode(),
@@ -83,7 +85,7 @@ class Terms:
             self.plan_sha256,
             self.task_sha256,
             self.identities_sha256,
-            _json(self.settings.model_dump(exclude={"mode"})),
+            _json(settings),
             _json(asdict(self.fixed)),
         )
 
@@ -97,8 +99,8 @@ class Session:
     """One attempt of a round, once all keys are known.
 
     Args:
-        terms: of the session.
-        names: the clients, in ascending order.
+        terms: terms of the session.
+        names: names of the clients, in ascending order.
         keys_sha256: digest of each client's keys, in that order.
 
     Raises:
@@ -158,7 +160,7 @@ class Session:
         """Digest of session and survivors, which a client signs to consent.
 
         Args:
-            places: a bit for each client, as :meth:`pack` makes them.
+            places: one bit for each client, as :meth:`pack` makes them.
         """
         return digest("survivors", self.id, places)
 
@@ -191,7 +193,7 @@ def keys_digest(name: str, keys: SessionKeys) -> bytes:
     """Digest of a client's keys, with its name.
 
     Args:
-        name: of the client.
-        keys: its own.
+        name: name of the client.
+        keys: keys of the client.
     """
     return digest("listed keys", name.encode(), keys.sealing, keys.masking, keys.signature)

@@ -1,12 +1,9 @@
-"""Bytes of a session but for the masked messages, in closed form: what a simulation counts that runs no protocol."""
+"""Bytes of a session but for the masked messages, in closed form, for a simulation that runs no protocol."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fed.secure_aggregation.graph import Degree
-from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
-from fed.secure_aggregation.shamir import SHARE_BYTES
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Box,
     Consent,
     PlacedConsent,
@@ -14,6 +11,9 @@ from fed.wire.protocol_pb2 import (
     RevealedShare,
     SessionKeys,
 )
+from fed.secure_aggregation.graph import Degree
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
+from fed.secure_aggregation.shamir import SHARE_BYTES
 
 __all__ = ["Traffic", "sharing_traffic", "unmasking_traffic"]
 
@@ -30,8 +30,8 @@ class Traffic(NamedTuple):
     """Bytes that travel, of all clients together.
 
     Args:
-        up: from the clients to the coordinator, the same from each of them.
-        down: from the coordinator to the clients.
+        up: bytes from the clients to the coordinator, the same from each of them.
+        down: bytes from the coordinator to the clients.
     """
 
     up: int
@@ -42,8 +42,8 @@ def sharing_traffic(names: Sequence[str], degree: Degree) -> Traffic:
     """Keys, lists, shares and deliveries of a session in which no client drops out before its masked message.
 
     Args:
-        names: of the clients.
-        degree: of their graph.
+        names: names of the clients.
+        degree: degree of their graph.
     """
     listed = sum(_field(2 + len(name.encode()) + _field(DIGEST_BYTES)) for name in names)
     boxes = degree.neighbours * _field(_BOX.ByteSize())
@@ -56,9 +56,9 @@ def unmasking_traffic(clients: int, survivors: int, degree: Degree) -> Traffic:
     """Survivors, consents and shares of a session, where every survivor stays to the end.
 
     Args:
-        clients: n.
-        survivors: those whose masked messages are in the sum.
-        degree: of the graph.
+        clients: n, the number of clients.
+        survivors: number of clients whose masked messages are in the sum.
+        degree: degree of the graph.
     """
     up = _CONSENT.ByteSize() + degree.holders * _field(_REVEALED_SHARE.ByteSize())
     consents = (degree.threshold - degree.is_complete) * _field(_PLACED_CONSENT.ByteSize())

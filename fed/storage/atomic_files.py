@@ -14,16 +14,16 @@ from fed.errors import InvalidInput
 __all__ = ["LOCK", "held", "replaced", "sync_folder", "unfinished", "write_atomically"]
 
 LOCK = ".lock"
-"""The lock file of a folder that a process has to itself. The file of a killed process locks nothing."""
+"""Name of the file by which a process locks a folder. The file of a killed process locks nothing."""
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a file in place of the one that may be there.
 
     Args:
-        path: of the file.
-        content: of the file.
-        mode: its permissions, less the process's umask.
+        path: path of the file.
+        content: bytes of the file.
+        mode: permissions of the file, less the process's umask.
 
     Raises:
         OSError: if it cannot be written; the file that was there is unchanged.
@@ -44,8 +44,8 @@ def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     During the block it stands beside ``path`` as ``.NAME.PID``. After an error it is removed.
 
     Args:
-        path: of the file.
-        mode: its permissions from the first byte on, less the process's umask.
+        path: path of the file.
+        mode: permissions of the file from the first byte on, less the process's umask.
 
     Raises:
         OSError: if it cannot be written; the file that was there is unchanged.
@@ -95,7 +95,7 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
     The system unlocks it when the process is killed.
 
     Args:
-        folder: to lock.
+        folder: folder to lock.
         remedy: advice for a user who finds it locked, besides waiting.
 
     Raises:
@@ -108,7 +108,8 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
         >>> Path("state").exists()
         False
     """
-    lock, was_there = FileLock(folder / LOCK, timeout=0), folder.exists()
+    lock = FileLock(folder / LOCK, timeout=0)
+    was_there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -23,7 +23,7 @@ _SEAL = "format 1, round {number}, sha256 {digest}"
 _SEALED = re.compile(rb'"checkpoint":"format ([0-9]+), round ([0-9]+), sha256 ([0-9a-f]{64})"')
 _UNSEALED = "0" * 64  # is hashed in the digest's place, as no digest can cover itself
 _HEADER_BYTES = 4096
-"""An upper bound of a header's length."""
+"""Upper bound of a header's length."""
 _PIECE_BYTES = 1 << 20
 
 
@@ -53,7 +53,7 @@ def newest_whole(folder: Path, rounds: int | None = None) -> tuple[int | None, l
     """The round of the newest checkpoint that a run can resume from, and the flaws of all newer ones.
 
     Args:
-        folder: of the checkpoints; none where it does not exist.
+        folder: folder of the checkpoints; it need not exist.
         rounds: the number of rounds with metrics: no later checkpoint fits. None: all fit.
 
     Returns:
@@ -105,7 +105,7 @@ def write_sealed(file: BinaryIO, number: int, structure: bytes, tensors: Iterabl
 
     Args:
         file: new, empty and seekable.
-        number: of the round.
+        number: number of the round.
         structure: the tree without its tensors' numbers.
         tensors: the bytes of its tensors. Each is asked for after the one before has been written.
         size_bytes: the total length of the tensors.
@@ -155,7 +155,7 @@ def _flaw(file: BinaryIO, number: int) -> str | None:
     while piece := file.read(_PIECE_BYTES):
         digest.update(piece)
     if digest.hexdigest().encode() != seal[3]:
-        return "is damaged: what it holds does not have the checksum that it names"
+        return "is damaged: its content does not have the checksum that it names"
     if seal[1] != b"1":
-        return f"is of format {seal[1].decode()}, of which this version of fed knows nothing"
+        return f"is of format {seal[1].decode()}, which this version of fed cannot read"
     return None if int(seal[2]) == number else f"is the checkpoint of round {int(seal[2])} under another name"

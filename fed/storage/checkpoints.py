@@ -30,8 +30,8 @@ class Checkpoints:
     process at a time writes into a folder.
 
     Args:
-        folder: of the checkpoints; the first one makes it.
-        keep: the number of checkpoints that stay, at least 1.
+        folder: folder of the checkpoints; the first one makes it.
+        keep: number of checkpoints that stay, ≥ 1.
 
     Example:
         >>> import torch
@@ -45,7 +45,8 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+        self.folder = folder
+        self.keep = keep
 
     def write(self, number: int, state: Tree) -> None:
         """Write the state after a round, then remove all but the newest ``keep`` checkpoints up to this round.
@@ -54,9 +55,9 @@ class Checkpoints:
         None is removed before the new one has been read back. At most one tensor is copied at a time.
 
         Args:
-            number: of the round, 0 or more.
-            state: a tree. Its tensors may be on GPUs, and need not be contiguous. One that occurs several times is
-                written once.
+            number: number of the round, ≥ 0.
+            state: state of the run, a tree. Its tensors may be on GPUs, and need not be contiguous. A tensor that
+                occurs several times is written once.
 
         Raises:
             InvalidCheckpoint: if the state holds what a tree cannot.
@@ -71,7 +72,13 @@ class Checkpoints:
             remove_unfinished(self.folder)
             with replaced(self._path(number)) as file:
                 # map is lazy: one tensor at a time is copied from its device
-                write_sealed(file, number, structure, map(bytes_of, tensors), size_bytes)
+                write_sealed(
+                    file,
+                    number,
+                    structure=structure,
+                    tensors=map(bytes_of, tensors),
+                    size_bytes=size_bytes,
+                )
         except OSError as error:
             raise self._failure(number, error.strerror or str(error), len(structure) + size_bytes) from error
         if (flaw := flaw_of(self._path(number), number)) is not None:

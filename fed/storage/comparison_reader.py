@@ -15,7 +15,7 @@ def contents_of(folder: Path) -> dict[str, Any]:
     """The results in a comparison's folder.
 
     Args:
-        folder: of the comparison.
+        folder: folder of the comparison.
 
     Raises:
         InvalidInput: if there are none, or they cannot be read.
@@ -33,8 +33,8 @@ def run_folders(folder: Path, contents: Mapping[str, Any]) -> Iterator[tuple[str
     """The name of the variant, the repetition as text, and the folder of each run of a comparison.
 
     Args:
-        folder: of the comparison.
-        contents: of its ``comparison.json``.
+        folder: folder of the comparison.
+        contents: content of its ``comparison.json``.
     """
     slug_of = slugs(contents["runs"])
     for name, by_repetition in contents["runs"].items():

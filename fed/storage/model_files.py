@@ -1,4 +1,4 @@
-"""Files of a run's models, as safetensors, and what a model that the experiment names is made with."""
+"""Files of a run's models, as safetensors, and the facts of the data that a named model is made with."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from fed.config.components import Component
 from fed.errors import InvalidInput
 from fed.storage.atomic_files import replaced, write_atomically
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["ModelInputs", "read_model", "read_models", "write_model", "write_models"]
 
@@ -21,9 +21,9 @@ class ModelInputs(NamedTuple):
     """Facts of the data that the experiment's model is made with.
 
     Args:
-        input_shape: of one sample.
-        classes: of the labels, at least 1.
-        dtype: of the inputs, such as ``float32``.
+        input_shape: shape of one sample.
+        classes: number of classes of the labels, ≥ 1.
+        dtype: type of the inputs, such as ``float32``.
     """
 
     input_shape: Sequence[int]
@@ -33,7 +33,8 @@ class ModelInputs(NamedTuple):
     def make(self, section: Component) -> "nn.Module":
         """The model of a section ``model``, in its first state."""
         module: nn.Module = section.make(input_shape=tuple(self.input_shape), classes=self.classes)
-        is_users_own, dtype = section.kind.startswith("python:"), getattr(torch, self.dtype)
+        is_users_own = section.kind.startswith("python:")
+        dtype = getattr(torch, self.dtype)
         # a matrix product of two types raises
         return module.to(dtype) if dtype.is_floating_point and not is_users_own else module
 
@@ -42,8 +43,8 @@ def write_model(path: Path, model: "nn.Module") -> None:
     """Write a model's tensors in place of a file. Other values of its state are left out.
 
     Args:
-        path: of the file.
-        model: to write.
+        path: path of the file.
+        model: model to write.
 
     Raises:
         OSError: if it cannot be written; the file that was there is unchanged.
@@ -59,7 +60,7 @@ def write_models(path: Path, models: "Mapping[int | str, nn.Module]") -> None:
     time, so that the file takes no memory.
 
     Args:
-        path: of the file.
+        path: path of the file.
         models: client → its model, all of one shape, at least one.
 
     Raises:
@@ -77,8 +78,8 @@ def read_model(path: Path, model: "nn.Module") -> "nn.Module":
     """Fill a model with a file's tensors.
 
     Args:
-        path: of a file that :func:`write_model` wrote.
-        model: of the same shape.
+        path: path of a file that :func:`write_model` wrote.
+        model: model of the same shape, which is filled.
 
     Returns:
         The model, in evaluation mode.
@@ -97,8 +98,8 @@ def read_models(path: Path, make: "Callable[[], nn.Module]") -> "dict[int | str,
     """Fill a model for each client with a file's tensors; none where there is no file.
 
     Args:
-        path: of a file that :func:`write_models` wrote.
-        make: makes a model of the same shape.
+        path: path of a file that :func:`write_models` wrote.
+        make: function that makes a model of the same shape.
 
     Raises:
         InvalidInput: if the file cannot be read, or is of other models.
@@ -128,7 +129,8 @@ def _header(clients: Sequence[int | str], state: Mapping[str, Tensor]) -> bytes:
     content: dict[str, Any] = {"__metadata__": {"clients": json.dumps(clients)}}
     end = 0
     for name, part in state.items():
-        begin, end = end, end + len(clients) * part.numel() * part.itemsize
+        begin = end
+        end += len(clients) * part.numel() * part.itemsize
         shape = [len(clients), *part.shape]
         content[name] = {"dtype": kinds[name]["dtype"], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(content, separators=(",", ":")).encode()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
-from fed.randomness import seeded_torch
 from fed.storage.model_files import ModelInputs, read_model, read_models
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import metrics_lines, summary_so_far
 from fed.storage.run_tables import arrays, columns_of, participation_of, rows_of
-from fed.tensors import nn, torch
+from fed.vectors.randomness import seeded_torch
+from fed.vectors.tensors import nn, torch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,13 +28,13 @@ class Run:
     """A run, finished or as far as it came.
 
     Args:
-        experiment: with every default resolved.
+        experiment: the experiment, with every default resolved.
         metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning. Bytes, counts
-            and losses are the round's own. A value that a round did not measure is None.
+            and losses are those of the round. A value that a round did not measure is None.
         summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status.
         model: the trained module.
-        models: where clients keep models of their own, client id → module; empty otherwise.
-        directory: the run's folder, or None.
+        models: client id → module, where clients keep models of their own; empty otherwise.
+        directory: folder of the run, or None.
     """
 
     experiment: Experiment
@@ -52,15 +52,15 @@ class Run:
         model: "Callable[[], nn.Module] | nn.Module | None" = None,
         objects: Mapping[str, Any] = MappingProxyType({}),
     ) -> "Run":
-        """The run in a folder, as :func:`fed.simulate` returned it; of one under way, what there is.
+        """The run in a folder, as :func:`fed.simulate` returned it; a run under way as far as it has come.
 
         Its models are read when they are first asked for, and each takes the memory of one. A number of the metrics
         that was not finite is None.
 
         Args:
-            folder: of the run.
-            model: the factory of modules, or the module, that the run was given in Python.
-            objects: section → the object that it was given in Python, where no file can name it.
+            folder: folder of the run.
+            model: factory of modules, or module, that the run was given in Python.
+            objects: section → object that it was given in Python, where no file can name it.
 
         Raises:
             InvalidInput: if there is no run, or it cannot be read.
@@ -93,8 +93,8 @@ class Run:
         Numbers are int64, or float64 with NaN where there is none; all else are objects.
 
         Args:
-            what: ``metrics``, a row a round; ``clients``, a row for each client and evaluated round; or
-                ``participation``, a row for each round, client and ``event``: asked, replied, late or failed.
+            what: name of the table: ``metrics``, a row a round; ``clients``, a row for each client and evaluated round;
+                or ``participation``, a row for each round, client and ``event``: asked, replied, late or failed.
 
         Raises:
             InvalidInput: if the run has no folder, or there is no such table.
@@ -135,7 +135,8 @@ class _Kept(Run):
         self, folder: Path, factory: "Callable[[], nn.Module] | nn.Module | None", objects: Mapping[str, Any]
     ) -> None:
         kept = RunFolder.existing(folder)
-        experiment, metrics = kept.experiment(objects), [line for line, _ in metrics_lines(folder)]
+        experiment = kept.experiment(objects)
+        metrics = [line for line, _ in metrics_lines(folder)]
         summary = summary_so_far(folder, experiment, metrics)
         values = {"experiment": experiment, "metrics": metrics, "summary": summary, "directory": folder}
         for name, value in {**values, "_kept": kept, "_factory": factory}.items():
@@ -161,11 +162,12 @@ class _Kept(Run):
                 return copy.deepcopy(self._factory)
             if self._factory is not None:
                 return self._factory()
-            section, inputs = self.experiment.model, self._kept.parts("inputs")
+            section = self.experiment.model
+            inputs = self._kept.parts("inputs")
             if section is None or not inputs:
                 why = "was given in Python" if section is None else "is of an earlier version"
                 raise InvalidInput(
                     f"the model of {self.directory} {why}, and cannot be rebuilt from its folder alone: give "
-                    "fed.Run.load(…, model=…) what makes it"
+                    "fed.Run.load(…, model=…) a function that makes it"
                 )
             return ModelInputs(**inputs).make(section)

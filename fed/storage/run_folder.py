@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pydantic_core
 
-from fed import __version__
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
@@ -25,7 +24,8 @@ from fed.storage.atomic_files import LOCK, held, replaced, unfinished, write_ato
 from fed.storage.checkpoint_files import remove_all
 from fed.storage.model_files import write_model, write_models
 from fed.storage.run_reader import is_run, json_of, metrics_lines, state_of
-from fed.tensors import nn, torch
+from fed.vectors.tensors import nn, torch
+from fed.version import __version__
 
 __all__ = ["RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
 
@@ -36,8 +36,9 @@ class RunFolder:
     """A run's folder, readable during the run: each file appears whole, metrics line by line.
 
     Args:
-        path: the folder; the run makes it when it begins.
-        overwrite: replace a run that the folder holds when this one begins, so that bad input costs no run.
+        path: path of the folder; the run makes it when it begins.
+        overwrite: True if a run in the folder may be replaced; it stays until this one begins, so that bad input costs
+            no run.
 
     Raises:
         OutputExists: if the folder holds anything and ``overwrite`` is not given.
@@ -45,12 +46,12 @@ class RunFolder:
     """
 
     LINES = ("metrics.jsonl", "participation.jsonl", "clients.jsonl")
-    """The files with lines of rounds."""
+    """Files with lines of rounds."""
     FILES = (
         *("experiment.yaml", "environment.json", *LINES),
         *("summary.json", "model.safetensors", "population.json", "models.safetensors", "report.html"),
     )
-    """The files of a run. There is ``models.safetensors`` where clients keep models, and ``report.html`` once ``fed
+    """Files of a run. There is ``models.safetensors`` where clients keep models, and ``report.html`` once ``fed
     report`` has drawn it; there may be ``checkpoints/`` too."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
@@ -97,9 +98,9 @@ class RunFolder:
         The file that marks a run's folder comes first, so that an interruption leaves a folder that can be overwritten.
 
         Args:
-            experiment: to run.
-            given: the names of the parts given in Python beside it.
-            parts: what ``environment.json`` keeps of the run's data and code.
+            experiment: experiment to run.
+            given: names of the parts given in Python beside it.
+            parts: facts of the run's data and code that ``environment.json`` keeps.
 
         Raises:
             InvalidInput: if the folder cannot be made.
@@ -117,7 +118,7 @@ class RunFolder:
         """The experiment that was run.
 
         Args:
-            objects: section → the object given again, where the file cannot name what was given.
+            objects: section → object given again, where the file cannot name it.
 
         Raises:
             InvalidInput: if it cannot be read.
@@ -174,7 +175,7 @@ class RunFolder:
         """Remove the summary, the report, and the lines of rounds after one.
 
         Args:
-            after: the last round that counts; 0, before the first.
+            after: number of the last round that counts; 0: before the first.
 
         Raises:
             InvalidInput: if the metrics cannot be read; the folder is then as it was.
@@ -216,8 +217,8 @@ class RunFolder:
         """Add a round's lines to a file, in one write: all of them or nothing.
 
         Args:
-            lines: each with its round.
-            name: of the file, one of ``LINES``.
+            lines: lines to add, each with its round.
+            name: name of the file, one of ``LINES``.
 
         Raises:
             RunFailed: if there is no room.
@@ -235,8 +236,8 @@ class RunFolder:
         """Write the tensors of the models. Other values of their states are left out.
 
         Args:
-            model: the run's.
-            models: client → its own model, where clients keep some.
+            model: model of the run.
+            models: client → its own model, where clients keep models.
 
         Raises:
             RunFailed: if there is no room; an earlier file is unchanged.
@@ -250,8 +251,8 @@ class RunFolder:
         """Write the summary, last: a folder with a summary has all other files but the report.
 
         Args:
-            summary: of the run.
-            population: what the report draws of the clients.
+            summary: summary of the run.
+            population: facts of the clients that the report draws.
 
         Raises:
             RunFailed: if there is no room.
@@ -282,8 +283,8 @@ def refuse_taken(folder: Path, *, overwrite: bool) -> None:
     """Refuse to write into a folder that holds something, unless it may be overwritten.
 
     Args:
-        folder: to write to.
-        overwrite: True where the user allows it and the folder holds a result of the same kind.
+        folder: folder to write to.
+        overwrite: True if the user allows it and the folder holds a result of the same kind.
 
     Raises:
         OutputExists: if it holds something and may not be overwritten, or is a file.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fed.config import yaml
 from fed.errors import InvalidInput, os_errors_as
-from fed.scores import metrics_of, score_of
 from fed.storage.checkpoint_files import newest_whole
+from fed.storage.scores import metrics_of, score_of
 from fed.storage.totals import Totals
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RunState(StrEnum):
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     UNFINISHED = "unfinished"
-    """There is no summary: the run is under way, or was killed."""
+    """State of a run without a summary: it is under way, or was killed."""
     UNREADABLE = "unreadable"
 
 
@@ -51,18 +51,18 @@ class KeptRun:
     """A run as its folder shows it.
 
     Args:
-        folder: of the run.
-        state: its end.
-        reason: the reason that it failed or cannot be read; None otherwise.
-        name: the experiment's.
-        algorithm: its kind.
-        rounds: the number of rounds done.
-        rounds_planned: the number of rounds of the experiment, where it says so.
-        metric: the name of the first metric, or loss; None where nothing was measured.
-        score: its last value on test data.
-        written: the time of its end, or of the last write.
-        checkpoint: the round after which it can resume: that of the newest whole checkpoint within the metrics. None
-            for a run that is finished, or has none.
+        folder: folder of the run.
+        state: end of the run.
+        reason: reason why the run failed or cannot be read; None otherwise.
+        name: name of the experiment.
+        algorithm: kind of the algorithm.
+        rounds: number of rounds done.
+        rounds_planned: number of rounds of the experiment, where it says so.
+        metric: name of the first metric, or loss; None where nothing was measured.
+        score: last value of that metric on test data.
+        written: time of the run's end, or of the last write.
+        checkpoint: round after which the run can resume, that of the newest whole checkpoint within the metrics; None
+            for a run that is finished or has no such checkpoint.
     """
 
     folder: Path
@@ -136,8 +136,8 @@ def metrics_lines(path: Path, name: str = "metrics.jsonl") -> Iterator[tuple[dic
     They are read one by one, so that a long run takes no more memory than a short one.
 
     Args:
-        path: the run's folder. Without the file there are no lines.
-        name: of the file, or of another one with lines of rounds.
+        path: folder of the run. Without the file there are no lines.
+        name: name of the file, ``metrics.jsonl`` or another one with lines of rounds.
 
     Raises:
         InvalidInput: if the file cannot be read, or another line is not a round's.
@@ -152,7 +152,7 @@ def metrics_lines(path: Path, name: str = "metrics.jsonl") -> Iterator[tuple[dic
             )
         measured = _line(line[:-1])
         if measured is None:
-            torn = number, line[:-1]
+            torn = (number, line[:-1])
         else:
             yield measured, line
 
@@ -161,8 +161,8 @@ def runs_below(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[
     """The folders of runs in a folder and below it, in the order of their names; none within a run's folder.
 
     Args:
-        folder: to search.
-        unreadable: called with the error of every folder below that cannot be read.
+        folder: folder to search.
+        unreadable: function that is called with the error of every folder below that cannot be read.
 
     Raises:
         InvalidInput: if there is no such folder, or it cannot be read itself.
@@ -204,12 +204,12 @@ def summary_of(path: Path) -> dict[str, Any] | None:
 
 
 def summary_so_far(path: Path, experiment: "Experiment", metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summary of the run in a folder; of one that has none yet, what its metrics say.
+    """The summary of the run in a folder; a run without one yet gets the totals of its metrics.
 
     Args:
-        path: the run's folder.
-        experiment: of the run.
-        metrics: a line a round.
+        path: folder of the run.
+        experiment: experiment of the run.
+        metrics: lines of the metrics, one a round.
 
     Raises:
         InvalidInput: if it cannot be read.

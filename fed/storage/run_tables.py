@@ -1,4 +1,4 @@
-"""Tables of what a run's folder holds, row by row and as columns. It does not load PyTorch."""
+"""Tables of a run's folder, row by row and as columns. It does not load PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ def rows_of(folder: Path, what: str) -> list[dict[str, Any]]:
     """The lines of one of a run's files, up to the last round that has metrics; none where there is no file.
 
     Args:
-        folder: of the run.
-        what: one of ``TABLES``.
+        folder: folder of the run.
+        what: name of the table, one of ``TABLES``.
 
     Raises:
         InvalidInput: if the file cannot be read, or ``what`` is no table.
@@ -39,7 +39,7 @@ def participation_of(folder: Path) -> list[dict[str, Any]]:
     """Participation of a run's clients, a mapping a round with all four lists.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
 
     Raises:
         InvalidInput: if the file cannot be read.
@@ -52,8 +52,8 @@ def columns_of(folder: Path, what: str) -> dict[str, list[Any]]:
     """Columns of a table, of equal length; None where a row has no such value.
 
     Args:
-        folder: of the run.
-        what: one of ``TABLES``. That of participation has a row for each round, client and event.
+        folder: folder of the run.
+        what: name of the table, one of ``TABLES``; ``participation`` has a row for each round, client and event.
 
     Raises:
         InvalidInput: if the file cannot be read, or ``what`` is no table.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from fed.errors import InvalidCheckpoint
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["MOST_LEVELS", "Tree", "bytes_of", "join_tree", "plain", "refilled", "split_tree"]
 
@@ -24,7 +24,7 @@ The type is Any because type checkers do not take a dict of something narrower f
 
 _Path: TypeAlias = tuple[int | str, ...]
 MOST_LEVELS = 100
-"""The greatest depth of a tree: JSON is read by recursion, which Python bounds."""
+"""Greatest depth of a tree: JSON is read by recursion, which Python bounds."""
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -33,8 +33,9 @@ def plain(state: Any, path: _Path = ()) -> Tree:
     """The tree of a state: a named tuple becomes a dict of its fields.
 
     Args:
-        state: named tuples, tuples, lists and dicts, nested at will, of tensors, numbers, str and None.
-        path: where it stands in a larger state, for messages.
+        state: state of named tuples, tuples, lists and dicts, nested at will, with tensors, numbers, str and None in
+            them.
+        path: place of the state in a larger one, for the error.
 
     Raises:
         InvalidCheckpoint: if it holds something else.
@@ -61,10 +62,10 @@ def refilled(template: Any, tree: Tree, path: _Path = ()) -> Any:
     """The state that :func:`plain` made a tree of, with the named tuples of another state of the same algorithm.
 
     Args:
-        template: a state with the same named tuples, fields, lengths and keys, and tensors of the same shapes and
-            types. None matches any tensor or number, and is matched by it. An empty tensor matches any shape.
-        tree: the content. Its tensors move to the devices of the template's.
-        path: where both stand in a larger state, for messages.
+        template: state with the same named tuples, fields, lengths and keys, and tensors of the same shapes and types.
+            None matches any tensor or number, and is matched by it. An empty tensor matches any shape.
+        tree: content of the state. Its tensors move to the devices of the template's tensors.
+        path: place of both in a larger state, for the error.
 
     Raises:
         InvalidCheckpoint: if the shapes differ.
@@ -124,7 +125,9 @@ def _worded(value: Any) -> str:
 
 def _listed(names: Iterable[str], most: int = 8) -> str:
     shown = list(names)
-    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "") if shown else "nothing"
+    if not shown:
+        return "nothing"
+    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")
 
 
 def _refused(found: str, path: _Path) -> InvalidCheckpoint:
@@ -208,14 +211,15 @@ def join_tree(structure: bytes, content: Tensor) -> Tree:
     """Join a tree from its structure and its tensors' bytes. Each tensor is on the CPU, with memory of its own.
 
     Args:
-        structure: as :func:`split_tree` gave it.
-        content: uint8 [size], :func:`bytes_of` all its tensors.
+        structure: structure from :func:`split_tree`.
+        content: :func:`bytes_of` all tensors one after the other, uint8 [size].
 
     Raises:
         ValueError: if structure and bytes are not of the same tree.
     """
     described = json.loads(structure.decode("utf-8", "surrogatepass"))
-    tensors, offset = [], 0
+    tensors = []
+    offset = 0
     for name, shape in described["tensors"]:
         dtype = getattr(torch, name)
         size = math.prod(shape) * dtype.itemsize

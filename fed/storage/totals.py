@@ -12,12 +12,12 @@ __all__ = ["Totals"]
 
 @dataclass
 class Totals:
-    """Part of a run's summary that its metrics say, added up line by line.
+    """Totals of a run's metrics, added up line by line: a part of its summary.
 
     Attributes:
-        rounds: the number of lines.
-        replied: updates that counted.
-        late: updates that came too late to count.
+        rounds: number of lines, one a round.
+        replied: number of updates that counted.
+        late: number of updates that came too late to count.
     """
 
     rounds: int = 0
@@ -55,8 +55,8 @@ class Totals:
         """The totals as a part of the summary.
 
         Args:
-            experiment: the run's experiment.
-            directions: the name of each metric → "max" or "min", the best of its values.
+            experiment: experiment of the run.
+            directions: name of a metric → "max" or "min", the best of its values.
         """
         last = self._evaluated
         kept = ("test_", "client_", "consensus_distance")

@@ -9,8 +9,8 @@ import networkx as nx
 import numpy as np
 from pydantic import Field
 
-from fed.randomness import Streams
 from fed.topology import graphs
+from fed.vectors.randomness import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ def one_peer_exponential(peers: int, number: int) -> "nx.Graph[int]":
 
     Args:
         peers: n ≥ 1.
-        number: t, the round, from 1.
+        number: t, the number of the round, from 1.
 
     References:
         Ying et al. 2021, "Exponential graph is provably efficient for decentralized deep training", arXiv 2110.13363.
@@ -44,8 +44,8 @@ def random_matching(peers: int, number: int, streams: Streams) -> "nx.Graph[int]
 
     Args:
         peers: n ≥ 1.
-        number: the round, from 1.
-        streams: the run's.
+        number: number of the round, from 1.
+        streams: random streams of the run.
     """
     order = streams.generator("topology", number).permutation(peers).tolist()
     graph: nx.Graph[int] = nx.Graph()
@@ -59,9 +59,9 @@ def grid_groups(peers: int, number: int, streams: Streams, axes: int) -> "nx.Gra
 
     Args:
         peers: n ≥ 1.
-        number: the round, from 1.
-        streams: the run's; not used.
-        axes: d ≥ 1; all axes have the smallest length M with M^d ≥ n.
+        number: number of the round, from 1.
+        streams: random streams of the run; not used.
+        axes: d ≥ 1, the number of axes; all have the smallest length M with M^d ≥ n.
     """
     places = 1
     while places**axes < peers:
@@ -92,10 +92,10 @@ def matcha(
 
     Args:
         peers: n ≥ 1; a single one is alone in every round.
-        number: the round, from 1.
-        streams: the run's.
+        number: number of the round, from 1.
+        streams: random streams of the run.
         budget: c in (0, 1], the share of the base graph's messages that a round has on average.
-        base: the graph that is taken apart, with its defaults.
+        base: kind of the graph that is taken apart, with its defaults.
     """
     matchings, probabilities, weight = _plan(peers, streams, budget, base)
     drawn = streams.generator("matchings", number).random(len(matchings)) < probabilities
@@ -134,7 +134,8 @@ def _matchings(graph: "nx.Graph[int]") -> list[list[tuple[int, int]]]:
         if both is None:
             _turn_fan(mates, colours, peer, other)
         else:
-            mates[peer][both], mates[other][both] = other, peer
+            mates[peer][both] = other
+            mates[other][both] = peer
     edges = ((colour, peer, mate) for peer in graph for colour, mate in mates[peer].items() if peer < mate)
     by_colour: dict[int, list[tuple[int, int]]] = {}
     for colour, peer, mate in sorted(edges):
@@ -146,12 +147,13 @@ def _turn_fan(mates: dict[int, dict[int, int]], colours: range, peer: int, other
     """Colour an edge whose ends lack no colour in common, by moving colours of other edges.
 
     Args:
-        mates: of each peer by colour.
-        colours: one more than any peer has neighbours.
-        peer: one end.
-        other: the other.
+        mates: neighbours of each peer, by the colour of the edge to them.
+        colours: all colours, one more than any peer has neighbours.
+        peer: one end of the edge.
+        other: other end of the edge.
     """
-    fan, before = [other], [-1]  # the colour of each one's edge is one that the peer before it lacks
+    fan = [other]
+    before = [-1]  # the colour of each edge of the fan, which the fan's peer before it lacks
     while True:
         free = (c for c, mate in mates[peer].items() if c not in mates[fan[-1]] and mate not in fan)
         if (found := next(free, None)) is None:
@@ -159,10 +161,14 @@ def _turn_fan(mates: dict[int, dict[int, int]], colours: range, peer: int, other
         fan.append(mates[peer][found])
         before.append(found)
     own, last = (next(c for c in colours if c not in mates[one]) for one in (peer, fan[-1]))
-    path, at, colour = [], peer, last
+    path = []
+    at = peer
+    colour = last
     while colour in mates[at]:
-        path.append((at, mates[at][colour], colour))
-        at, colour = mates[at][colour], own + last - colour
+        following = mates[at][colour]
+        path.append((at, following, colour))
+        at = following
+        colour = own + last - colour  # the other of the two colours
     _recolour(mates, path, [own + last - colour for _, _, colour in path])
     # the exchange along the path may have broken the fan behind the first that lacks the colour now
     before = [-1, *(next(c for c, mate in mates[peer].items() if mate == one) for one in fan[1:])]
@@ -177,15 +183,16 @@ def _recolour(
     """Give edges, with the colours that they have, others.
 
     Args:
-        mates: of each peer by colour.
-        edges: both ends, and the colour; −1: none.
-        after: the colours that they get.
+        mates: neighbours of each peer, by the colour of the edge to them.
+        edges: two ends and the colour of each edge; −1: no colour.
+        after: colours that the edges get.
     """
     for one, other, colour in edges:
         mates[one].pop(colour, None)
         mates[other].pop(colour, None)
     for (one, other, _), colour in zip(edges, after, strict=True):
-        mates[one][colour], mates[other][colour] = other, one
+        mates[one][colour] = other
+        mates[other][colour] = one
 
 
 def _laplacian(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]", weights: np.ndarray) -> np.ndarray:
@@ -211,8 +218,9 @@ def _most_connected(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]"
     ends = [np.array(matching).T for matching in matchings]
 
     def smoothed(probabilities: np.ndarray, width: float) -> tuple[float, float, np.ndarray]:
-        values, vectors = np.linalg.eigh(_laplacian(peers, matchings, probabilities))
-        values, vectors = values[1:], vectors[:, 1:]
+        eigenvalues, eigenvectors = np.linalg.eigh(_laplacian(peers, matchings, probabilities))
+        values = eigenvalues[1:]
+        vectors = eigenvectors[:, 1:]
         shares = np.exp((values[0] - values) / width)
         mean = (vectors * (shares / shares.sum())) @ vectors.T
         slope = np.array([(mean[i, i] + mean[j, j] - 2 * mean[i, j]).sum() for i, j in ends])
@@ -230,12 +238,16 @@ def _most_connected(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]"
         return probabilities
 
     candidate = best = np.full(count, total / count)
-    scale, most, bound = smoothed(candidate, 1.0)[0], 0.0, math.inf
+    scale = smoothed(candidate, 1.0)[0]
+    most = 0.0
+    bound = math.inf
     for width in scale * np.array(_WIDTHS):
         if most:
             candidate = maximised(candidate, width)
         value, _, slope = smoothed(candidate, width)
-        best, most = (candidate, value) if value > most else (best, most)
+        if value > most:
+            best = candidate
+            most = value
         # gᵀ q is largest where the largest slopes count in full, up to the budget
         bound = min(bound, float(np.sort(slope)[::-1] @ np.clip(total - np.arange(count), 0, 1)))
         if bound - most <= _CLOSE * most:

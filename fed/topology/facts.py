@@ -1,6 +1,6 @@
 """Facts of a topology: degrees, diameter, spectral gap, and the rounds to consensus that follow.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ROUNDS_MEASURED", "Facts", "facts", "separate_parts"]
 
@@ -23,11 +23,12 @@ class Facts(NamedTuple):
     """Properties of a topology, or of its first rounds where it changes.
 
     Args:
-        least_degree: neighbours, or receivers, of the peer with the fewest.
-        most_degree: of the peer with the most.
-        diameter: hops between the two peers furthest apart; None where a single round does not connect all.
-        contraction: ρ, by which a round of mixing shrinks the disagreement; the geometric mean where it changes.
-        exact_after: the number of rounds after which peers agree exactly; None: never.
+        least_degree: number of neighbours, or receivers, of the peer with the fewest.
+        most_degree: number of neighbours, or receivers, of the peer with the most.
+        diameter: number of hops between the two peers furthest apart; None where a single round does not connect all.
+        contraction: ρ in [0, 1], the factor by which a round of mixing shrinks the disagreement; the geometric mean
+            where it changes.
+        exact_after: number of rounds after which peers agree exactly; None: never.
     """
 
     least_degree: int
@@ -53,16 +54,22 @@ def facts(graph_in: Callable[[int], "nx.Graph[int]"], matrix_in: Callable[[int],
     """Find a topology's properties.
 
     Args:
-        graph_in: round → graph.
-        matrix_in: round → W, dense or sparse.
-        changes: whether they differ between rounds.
+        graph_in: function from a round to its graph.
+        matrix_in: function from a round to its W, dense or sparse.
+        changes: True if graphs differ between rounds.
     """
     rounds = range(1, 1 + (ROUNDS_MEASURED if changes else 1))
     degrees = [degree for number in rounds for _, degree in _receivers(graph_in(number))]
     first = graph_in(1)
     diameter = int(nx.diameter(first)) if separate_parts(first) == 1 else None
     contraction, exact_after = _contraction(matrix_in, rounds)
-    return Facts(min(degrees), max(degrees), diameter, contraction, exact_after)
+    return Facts(
+        least_degree=min(degrees),
+        most_degree=max(degrees),
+        diameter=diameter,
+        contraction=contraction,
+        exact_after=exact_after,
+    )
 
 
 def separate_parts(graph: "nx.Graph[int]") -> int:
@@ -86,10 +93,12 @@ def _contraction(matrix_in: Callable[[int], Tensor], rounds: range) -> tuple[flo
         rho = float(moduli[-2]) if len(moduli) > 1 else 0.0
         return (0.0, 1) if rho < _EXACT else (rho, None)
     peers = len(matrix_NN)
-    product_NN, left = torch.eye(peers, dtype=torch.float64) - 1 / peers, 1.0
+    product_NN = torch.eye(peers, dtype=torch.float64) - 1 / peers
+    left = 1.0
     for number in rounds:
-        product_NN, before = matrix_in(number).to_dense() @ product_NN, left
-        left = float(torch.linalg.matrix_norm(product_NN, 2))
+        before = left
+        product_NN = matrix_in(number).to_dense() @ product_NN
+        left = float(torch.linalg.matrix_norm(product_NN, 2))  # the largest factor by which peers still disagree
         if left < _EXACT:  # at once, or else little by little
             return (0.0, number) if before > _SHARE else (left ** (1 / number), None)
     return left ** (1 / len(rounds)), None

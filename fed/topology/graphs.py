@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 __all__ = [
     "clusters",
@@ -64,7 +64,7 @@ def torus(peers: int, rows: PositiveInt | None = None) -> "nx.Graph[int]":
 
     Args:
         peers: n = rows × columns.
-        rows: the number of rows; unless given the largest divisor of n up to √n.
+        rows: number of rows; unless given the largest divisor of n up to √n.
 
     Raises:
         InvalidExperiment: if n is no multiple of the rows.
@@ -123,7 +123,7 @@ def tree(peers: int, branching: PositiveInt = 2) -> "nx.Graph[int]":
 
     Args:
         peers: n ≥ 1.
-        branching: children of a peer.
+        branching: number of children of a peer.
     """
     graph: nx.Graph[int] = nx.full_rary_tree(branching, peers)
     return graph
@@ -150,11 +150,14 @@ def erdos_renyi(
 
     Args:
         peers: n ≥ 1.
-        streams: the run's.
-        probability: of an edge; above ln(n)/n most draws are connected.
+        streams: random streams of the run.
+        probability: probability of each edge, in (0, 1]; above ln(n)/n most draws are connected.
     """
     return _connected(
-        "erdos_renyi", streams, lambda draw: nx.gnp_random_graph(peers, probability, seed=draw), "raise probability"
+        "erdos_renyi",
+        streams,
+        draw=lambda generator: nx.gnp_random_graph(peers, probability, seed=generator),
+        remedy="raise probability",
     )
 
 
@@ -163,8 +166,8 @@ def random_regular(peers: int, streams: Streams, degree: PositiveInt = 3) -> "nx
 
     Args:
         peers: n > degree; n × degree even.
-        streams: the run's.
-        degree: neighbours of a peer.
+        streams: random streams of the run.
+        degree: number of neighbours of a peer.
 
     Raises:
         InvalidExperiment: if there is no such graph.
@@ -175,7 +178,10 @@ def random_regular(peers: int, streams: Streams, degree: PositiveInt = 3) -> "nx
             f"{peers} peers and degree {degree}: change degree"
         )
     return _connected(
-        "random_regular", streams, lambda draw: nx.random_regular_graph(degree, peers, seed=draw), "raise degree"
+        "random_regular",
+        streams,
+        draw=lambda generator: nx.random_regular_graph(degree, peers, seed=generator),
+        remedy="raise degree",
     )
 
 
@@ -189,9 +195,9 @@ def small_world(
 
     Args:
         peers: n > degree.
-        streams: the run's.
-        degree: near neighbours of a peer, an even number.
-        rewired: the probability that an edge leads to a random peer instead.
+        streams: random streams of the run.
+        degree: even number of near neighbours of a peer.
+        rewired: probability in [0, 1] that an edge leads to a random peer instead.
 
     Raises:
         InvalidExperiment: if there are too few peers.
@@ -204,8 +210,8 @@ def small_world(
     return _connected(
         "small_world",
         streams,
-        lambda draw: nx.watts_strogatz_graph(peers, degree, rewired, seed=draw),
-        "lower rewired, or raise degree",
+        draw=lambda generator: nx.watts_strogatz_graph(peers, degree, rewired, seed=generator),
+        remedy="lower rewired, or raise degree",
     )
 
 
@@ -214,8 +220,8 @@ def clusters(peers: int, count: PositiveInt = 2, bridges: PositiveInt = 1) -> "n
 
     Args:
         peers: n ≥ count.
-        count: the number of clusters; the first ones have a peer more where n is no multiple.
-        bridges: edges between two neighbouring clusters, no two of which share a peer.
+        count: number of clusters; the first ones have a peer more where n is no multiple of it.
+        bridges: number of edges between two neighbouring clusters; no two of them share a peer.
 
     Raises:
         InvalidExperiment: if a cluster has fewer peers than bridges.
@@ -247,9 +253,9 @@ def edges(
 
     Args:
         peers: n; nodes are 0 … n − 1.
-        pairs: the edges.
+        pairs: edges, as pairs of peers.
         file: path of the file; "#" begins a comment.
-        directed: a pair is from the first, who sends, to the second, who receives.
+        directed: True if the first peer of a pair sends and the second receives; False if both do.
 
     Raises:
         InvalidExperiment: if neither or both are given, the file cannot be read, or a number is no peer's.
@@ -291,8 +297,8 @@ def random_directed(peers: int, streams: Streams, degree: PositiveInt = 2) -> "n
 
     Args:
         peers: n > degree.
-        streams: the run's.
-        degree: receivers of a peer.
+        streams: random streams of the run.
+        degree: number of receivers of a peer.
 
     Raises:
         InvalidExperiment: if there are too few peers.
@@ -327,13 +333,13 @@ def _connected(
     """The first connected graph of many draws.
 
     Args:
-        kind: of the topology.
-        streams: the run's.
-        draw: gives a graph from a generator.
-        remedy: what to change where none is connected.
+        kind: kind of the topology, for the error.
+        streams: random streams of the run.
+        draw: function that draws a graph from a generator.
+        remedy: clause on the change to make where no draw is connected.
 
     Raises:
-        InvalidExperiment: if none is.
+        InvalidExperiment: if no draw is connected.
     """
     generator = streams.generator("topology")
     for _ in range(_TRIES):

@@ -1,6 +1,6 @@
 """Topology of a run: each round's graph of peers, and its weights.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import inspect
@@ -10,11 +10,11 @@ from typing import Any
 import networkx as nx
 
 from fed.errors import InvalidExperiment
-from fed.mixing import Weights
-from fed.randomness import Streams
-from fed.tensors import Tensor
 from fed.topology.facts import separate_parts
 from fed.topology.weights import WeightsKind, is_doubly_stochastic, mixing_matrix
+from fed.vectors.mixing import Weights
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 
 __all__ = ["Topology"]
 
@@ -23,17 +23,17 @@ class Topology:
     """Graphs and weights of a section ``topology``.
 
     Attributes:
-        changes: graphs differ between rounds.
-        is_directed: edges have a direction, from sender to receiver.
-        keeps_mean: W of the first round is doubly stochastic.
+        changes: True if graphs differ between rounds.
+        is_directed: True if edges have a direction, from sender to receiver.
+        keeps_mean: True if W of the first round is doubly stochastic.
 
     Args:
-        make: gives a graph from ``peers``, ``number`` and ``streams``.
-        kind: the callable behind it, whose parameter ``number`` makes it change with the round.
-        peers: N.
-        streams: the run's.
-        weights: rule of the weights; None: what suits the graph.
-        lazy: mix by (I + W)/2.
+        make: function that makes a graph from ``peers``, ``number`` and ``streams``.
+        kind: callable behind ``make``; graphs change with the round if it has a parameter ``number``.
+        peers: N, the number of peers.
+        streams: random streams of the run.
+        weights: rule of the weights; None: the one that suits the graph.
+        lazy: True to mix by (I + W)/2.
 
     Raises:
         InvalidExperiment: if the graph has other nodes, falls into parts though it never changes, or does not suit the
@@ -50,12 +50,15 @@ class Topology:
         lazy: bool = False,
     ) -> None:
         self.changes = "number" in inspect.signature(kind).parameters
-        self._make, self._peers, self._streams = make, peers, streams
-        self._rule, self._lazy = weights, lazy
-        self.is_directed = self.keeps_mean = True
+        self._make = make
+        self._peers = peers
+        self._streams = streams
+        self._rule = weights
+        self._lazy = lazy
         self._last: tuple[int, nx.Graph[int], Tensor, Weights] | None = None
         graph, matrix_NN, _ = self._of(1)
-        self.is_directed, self.keeps_mean = graph.is_directed(), is_doubly_stochastic(matrix_NN)
+        self.is_directed = graph.is_directed()
+        self.keeps_mean = is_doubly_stochastic(matrix_NN)
         if not self.changes and (parts := separate_parts(graph)) > 1:
             raise InvalidExperiment(f"a topology must be connected, got {parts} separate parts")
 
@@ -79,5 +82,5 @@ class Topology:
                     f"topology must have a node for each of {self._peers} peers, got {graph}: make as many nodes"
                 )
             matrix_NN = mixing_matrix(graph, self._rule, lazy=self._lazy)
-            self._last = number, graph, matrix_NN, Weights.of(matrix_NN)
+            self._last = (number, graph, matrix_NN, Weights.of(matrix_NN))
         return self._last[1:]

@@ -1,6 +1,6 @@
-"""Mixing matrices: the weights with which a peer counts what its neighbours send.
+"""Mixing matrices: the weights that a peer gives its neighbours' vectors.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import networkx as nx
 
 from fed.errors import InvalidExperiment
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ _ROUNDING = 1e-12  # of sums of weights up to 1
 
 
 def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None, *, lazy: bool = False) -> Tensor:
-    r"""W [N, N], with which peer i counts W_ij of what peer j sends.
+    r"""W [N, N], in which W_ij is the weight that peer i gives the vector of peer j.
 
     .. math::
         \text{metropolis: } W_{ij} = \frac{1}{1 + \max(d_i, d_j)}, \qquad \text{uniform: } \frac{1}{1 + d_i}, \qquad
@@ -34,11 +34,11 @@ def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None, *, la
     other graphs they converge to a mean weighted by the degrees, and are refused. Column-stochastic ones need push-sum.
 
     Args:
-        graph: its nodes 0 … N − 1; a directed one has edges from sender to receiver. A node is not its own neighbour.
-            Edges may bring symmetric weights of their own, as ``weight``.
-        kind: None: the edges' own weights where they have some; else metropolis on an undirected graph, on a directed
-            one uniform if that is doubly stochastic, and column_stochastic if not.
-        lazy: give (I + W)/2.
+        graph: graph of the nodes 0 … N − 1; a directed one has edges from sender to receiver. A node is not its own
+            neighbour. Edges may bring symmetric weights of their own, as ``weight``.
+        kind: rule of the weights. None: the edges' own weights where they have some; else metropolis on an undirected
+            graph, and on a directed one uniform if that is doubly stochastic, or column_stochastic if not.
+        lazy: True for (I + W)/2 in place of W.
 
     Returns:
         A sparse float64 tensor.
@@ -64,7 +64,8 @@ def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None, *, la
     is_regular = len({*degrees.values(), *receivers.values()}) <= 1
     own = nx.get_edge_attributes(graph, "weight")
     if kind is None and not own:
-        kind = "metropolis" if not directed else "uniform" if is_regular else "column_stochastic"
+        of_directed: WeightsKind = "uniform" if is_regular else "column_stochastic"
+        kind = of_directed if directed else "metropolis"
     _check_kind(kind, graph, degrees, is_regular=is_regular)
     most = max(degrees.values(), default=0)
     weight: dict[WeightsKind | None, Callable[[int, int], float]] = {
@@ -90,13 +91,13 @@ def _check_kind(kind: WeightsKind | None, graph: "nx.Graph[int]", degrees: dict[
     """Refuse weights that do not suit a graph.
 
     Args:
-        kind: of the weights.
-        graph: of the peers.
-        degrees: the number of neighbours that send to each peer.
-        is_regular: all peers send to, and receive from, equally many.
+        kind: rule of the weights.
+        graph: graph of the peers.
+        degrees: number of neighbours that send to each peer.
+        is_regular: True if all peers send to, and receive from, the same number of peers.
 
     Raises:
-        InvalidExperiment: with the reason and the way out.
+        InvalidExperiment: if the weights do not suit the graph, with the reason and the way out.
     """
     if kind in ("metropolis", "laplacian") and graph.is_directed():
         raise InvalidExperiment(

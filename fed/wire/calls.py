@@ -11,27 +11,31 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fed.identity.credentials import peer_of
+from fed.protocol.protocol_pb2 import Chunk, FromNode, Part, PeerMessage, ToNode, Wanted
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
-from fed.wire.protocol_pb2 import Chunk, FromNode, Part, ToNode, Wanted
 from fed.wire.rate_limits import Refusals, Unnamed
 
-__all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file"]
+__all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file", "within"]
 
 _log = logging.getLogger(__name__)
 
 Admission: TypeAlias = Callable[[str, bytes], str | None]
-"""(name, certificate in PEM) → why a node is refused, or None."""
+"""Function from a name and a certificate in PEM to the reason why a node is refused, or None."""
 
 _Result = TypeVar("_Result")
-_Message = TypeVar("_Message", FromNode, Part)
-_MOST_BYTES = {FromNode: 1 << 16, Part: CHUNK_BYTES + (1 << 16)}  # a part has room for a chunk and its header
+_Message = TypeVar("_Message", FromNode, Part, PeerMessage)
+_MOST_BYTES = {
+    FromNode: 1 << 16,
+    Part: CHUNK_BYTES + (1 << 16),  # a chunk and its header
+    PeerMessage: 2 << 20,  # a chunk, or the table of many members
+}
 _CALLS_AT_ONCE = 8
 _BREAKING_S = 1.0  # gRPC ends the stream of a call that broke off a moment before it says that it did
 
 
 class TurnedAway(Exception):
-    """A call that is ended because of what its caller says or is."""
+    """A call that is ended because of its caller, or of a message of its caller."""
 
     def __init__(self, code: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -43,12 +47,12 @@ class Call:
     """A call, in the name that its caller's certificate says.
 
     Attributes:
-        name: the caller's; None where there are no certificates, and a call may claim any.
+        name: name of the caller; None where there are no certificates, and a call may claim any name.
 
     Args:
-        context: gRPC's.
-        admits: who may call; None: there are no certificates.
-        identified: function that is told the caller's address once it has shown a certificate.
+        context: context of the call, from gRPC.
+        admits: rule on who may call; None: there are no certificates.
+        identified: function that is called with the caller's address once it has shown a certificate.
     """
 
     def __init__(self, context: Any, admits: Admission | None, identified: Callable[[str], object]) -> None:
@@ -111,7 +115,7 @@ class Call:
             TurnedAway: if it may not be taken, or does not come in time.
         """
         try:
-            message = await _within(limit_s, self._context.read())
+            message = await within(limit_s, self._context.read())
         except DecodeError:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
         self.hold_to_roster()
@@ -125,7 +129,7 @@ class Call:
         """
         self.hold_to_roster()
         # a caller that reads nothing must not hold the call for ever
-        await _within(limit_s, self._context.write(message))
+        await within(limit_s, self._context.write(message))
 
     async def abort(self, code: grpc.StatusCode, reason: str) -> NoReturn:
         """End it."""
@@ -134,12 +138,12 @@ class Call:
 
 
 class Reception:
-    """Takes calls: finds out who makes each, holds each caller to a few at once, and counts what is refused.
+    """Takes calls: identifies each caller, holds it to a few calls at once, and counts refused calls.
 
     Args:
-        admits: who may call; None: there are no certificates.
-        refusals: takes down what is refused.
-        identified: function that is told the address of each call that shows a certificate.
+        admits: rule on who may call; None: there are no certificates.
+        refusals: counter of refused calls.
+        identified: function that is called with the address of each call that shows a certificate.
     """
 
     def __init__(self, admits: Admission | None, refusals: Refusals, identified: Callable[[str], object]) -> None:
@@ -152,8 +156,8 @@ class Reception:
         """Serve one call; a caller that may not make it, or breaks the protocol, is turned away.
 
         Args:
-            context: gRPC's.
-            serve: answers the call.
+            context: context of the call, from gRPC.
+            serve: function that answers the call.
         """
         call = Call(context, self._admits, self._identified)
         try:
@@ -180,10 +184,10 @@ async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> 
     """Send a payload's chunks, from the offset that is wanted; each is read while the one before it is sent.
 
     Args:
-        call: the caller's.
-        spool: the folder that holds payloads, each under its hash.
-        wanted: which of them.
-        limit_s: for each chunk.
+        call: call that the file answers.
+        spool: folder of payloads, each under its hash.
+        wanted: hash of the payload, and the offset to begin at.
+        limit_s: seconds in which each chunk must be taken.
 
     Raises:
         TurnedAway: if no payload can be meant.
@@ -195,8 +199,10 @@ async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> 
         if wanted.offset > (size_bytes := path.stat().st_size):
             reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
             raise TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
-        ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
-        chunk, read_bytes = next(ready, None), wanted.offset
+        ready = chunks(path, wanted.offset)
+        loop = asyncio.get_running_loop()
+        chunk = next(ready, None)
+        read_bytes = wanted.offset
     except FileNotFoundError:  # another thread removes it
         await call.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
     while chunk is not None:
@@ -233,7 +239,16 @@ def parsed(kind: type[_Message], data: bytes) -> _Message:
     return kind.FromString(data)
 
 
-async def _within(limit_s: float, step: Awaitable[_Result]) -> _Result:
+async def within(limit_s: float, step: Awaitable[_Result]) -> _Result:
+    """Result of one step of a stream.
+
+    Args:
+        limit_s: seconds that the step may take.
+        step: the step that is waited for.
+
+    Raises:
+        TurnedAway: if the step takes longer.
+    """
     try:
         async with asyncio.timeout(limit_s):  # Python 3.11's wait_for swallows a cancellation as the step ends
             return await step

@@ -4,7 +4,6 @@ import logging
 import queue
 import random
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,18 +13,23 @@ import grpc
 
 from fed.errors import RunFailed
 from fed.identity.credentials import hold_to_loopback
+from fed.processes.clock import SYSTEM_CLOCK, Clock
+from fed.protocol.limits import MOST_MESSAGE_BYTES
+from fed.protocol.protocol_pb2 import FromNode, ToNode
 from fed.wire.messages import one_line
-from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import FromNode, ToNode
 
-__all__ = ["DialPatience", "Dialler", "Outbox", "words_of"]
+__all__ = ["WRONG_AUTHORITY", "WRONG_NAME", "DialPatience", "Dialler", "Outbox", "words_of"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
 _OPTIONS = (("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.initial_reconnect_backoff_ms", 200))
 _NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
-_WRONG_NAME = ("Hostname Verification Check failed", "not match")
-_WRONG_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
+
+WRONG_NAME = ("Hostname Verification Check failed", "not match")
+"""Words of gRPC about a certificate that does not name the host that was dialled."""
+
+WRONG_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
+"""Word of gRPC about a certificate of another authority."""
 
 Outbox: TypeAlias = queue.Queue[FromNode | None]
 
@@ -35,10 +39,11 @@ class DialPatience:
     """Time limits of the dialling side.
 
     Args:
-        silence_s: without a message from the other side, after which the connection counts as lost.
-        call_s: for one transfer; a longer one is continued by the next.
-        backoff_s: before it dials again, doubled up to ``most_backoff_s``, times a random factor.
-        most_backoff_s: the longest pause.
+        silence_s: seconds without a message from the other side, after which the connection counts as lost.
+        call_s: seconds for one transfer; the next transfer continues a longer one.
+        backoff_s: seconds before it dials again, doubled with each failure up to ``most_backoff_s``, times a random
+            factor.
+        most_backoff_s: seconds of the longest pause.
     """
 
     silence_s: float = 20.0
@@ -58,21 +63,23 @@ class Dialler(ABC):
     """Keeps a stream to a server open until that says farewell for good.
 
     Attributes:
-        connected: whether the stream is there and the server has taken it; set by :meth:`take`.
-        heartbeat_s: between two heartbeats.
-        farewell: the server's reason to end for good; it ends the dialler.
-        problem: what no patience mends; it ends the dialler.
-        parting: a problem that the server is told before it ends the stream, which is then not opened again.
+        connected: event that is set while the stream is open and the server has accepted it; :meth:`take` sets it.
+        heartbeat_s: seconds from one heartbeat to the next.
+        farewell: reason of the server to end for good; it ends the dialler.
+        problem: error that another attempt does not mend; it ends the dialler.
+        parting: error that the server is told before it ends the stream, which is then not opened again.
 
     Args:
-        server: HOST:PORT.
-        credentials: for the channel; None: without any, on loopback.
-        patience: how long it waits.
+        server: address of the server, HOST:PORT.
+        credentials: credentials of the channel; None: no encryption, on loopback only.
+        patience: time limits.
+        clock: clock by which it waits.
     """
 
     server: str
     credentials: grpc.ChannelCredentials | None
     patience: DialPatience = field(default_factory=DialPatience, kw_only=True)
+    clock: Clock = field(default=SYSTEM_CLOCK, kw_only=True)
 
     def __post_init__(self) -> None:
         self._heard_s = 0.0
@@ -84,7 +91,7 @@ class Dialler(ABC):
 
     @abstractmethod
     def open(self, channel: grpc.Channel, said: Iterator[FromNode]) -> Any:
-        """Make the call whose stream carries what is said, and yields what is heard."""
+        """Make the call whose stream carries this side's messages, and yields those of the other side."""
 
     @abstractmethod
     def greet(self, outbox: Outbox) -> None:
@@ -96,21 +103,22 @@ class Dialler(ABC):
 
     @abstractmethod
     def take(self, message: ToNode) -> None:
-        """Do what a message asks for; it must not take long."""
+        """Act on a message; this must not take long."""
 
     def dial(self, stopped: threading.Event) -> str:
-        """Attend again and again; returns the server's farewell.
+        """Attend again and again, until the server's farewell, which is returned.
 
         Args:
-            stopped: ends it from another thread.
+            stopped: event by which another thread ends the dialler.
 
         Raises:
-            InvalidInput: if it goes without credentials to another machine.
+            InvalidInput: if another machine would be dialled without credentials.
             RunFailed: if the server refuses this side for good, or is not the one that was meant.
         """
         failures = 0
         while not self._is_over(stopped):
-            began_s, words = time.monotonic(), "it has ended the connection"
+            began_s = self.clock.monotonic_s()
+            words = "it has ended the connection"
             try:
                 self.attend(stopped)
             except grpc.RpcError as error:
@@ -119,10 +127,10 @@ class Dialler(ABC):
             if self._is_over(stopped):
                 break
             # a connection that lasted begins the backoff anew
-            failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
+            failures = 0 if self.clock.monotonic_s() - began_s > self.patience.silence_s else failures + 1
             if failures in (0, 1, 5) or failures % 20 == 0:  # a server that is down for a day must not fill the log
                 _log.info("%s cannot be reached (%s); trying again", self.server, words)
-            stopped.wait(self.patience.pause_s(failures))
+            self.clock.wait(self.patience.pause_s(failures), stopped)
         if problem := self.problem or self.parting:
             raise problem
         return self.farewell
@@ -135,14 +143,14 @@ class Dialler(ABC):
         outbox: Outbox = queue.Queue()
         self.greet(outbox)
         with self._channel() as channel:
-            self._heard_s = time.monotonic()
+            self._heard_s = self.clock.monotonic_s()
             call = self.open(channel, iter(outbox.get, None))
             ended = threading.Event()
             watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
             watching.start()
             try:
                 for message in call:
-                    self._heard_s = time.monotonic()
+                    self._heard_s = self.clock.monotonic_s()
                     self.take(message)
                     if self.farewell or self.problem is not None:
                         return
@@ -161,9 +169,9 @@ class Dialler(ABC):
 
     def _watch(self, call: grpc.Call, outbox: Outbox, ended: threading.Event, stopped: threading.Event) -> None:
         """Send heartbeats, and give the connection up when nothing comes from the other side."""
-        said_s = time.monotonic()
-        while not ended.wait(_LOOKS_EVERY_S):
-            now_s = time.monotonic()
+        said_s = self.clock.monotonic_s()
+        while not self.clock.wait(_LOOKS_EVERY_S, ended):
+            now_s = self.clock.monotonic_s()
             # cancelling ends attend(), which would wait for a message for ever
             if stopped.is_set() or self.problem is not None or now_s > self._heard_s + self.patience.silence_s:
                 call.cancel()
@@ -173,17 +181,18 @@ class Dialler(ABC):
                 said_s = now_s
 
     def _hold_to_authority(self, error: grpc.RpcError) -> None:
-        """End with what no patience mends."""
-        code, words = error.code(), one_line(error.details() or "")
+        """End the dialler for an error that another attempt does not mend."""
+        code = error.code()
+        words = one_line(error.details() or "")
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
             self.problem = RunFailed(f"{self.server} refuses this node: {words}")
-        elif any(part in words for part in _WRONG_NAME):
+        elif any(part in words for part in WRONG_NAME):
             host = self.server.rpartition(":")[0].strip("[]")
             self.problem = RunFailed(
                 f"{self.server} shows a certificate that does not name {host}: {words}; dial the server by a name "
                 f"that its certificate has, or give it one that names this one too (fed keys server DIR --host {host})"
             )
-        elif _WRONG_AUTHORITY in words:
+        elif WRONG_AUTHORITY in words:
             self.problem = RunFailed(
                 f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
                 "address, and are the credentials of the same authority?"

@@ -35,7 +35,7 @@ class Door:
     """The listening sockets of this process on a port; where the system has no such filter it stays open.
 
     Args:
-        port: the port on which something listens.
+        port: port on which something listens.
     """
 
     def __init__(self, port: int) -> None:

@@ -3,4 +3,4 @@
 __all__ = ["FLOWER"]
 
 FLOWER = "flwr==1.41.*"
-"""The versions of Flower that are tested, as pip takes them."""
+"""Versions of Flower that are tested, as pip takes them."""

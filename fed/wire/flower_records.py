@@ -10,13 +10,16 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from fed.errors import InvalidInput, InvalidPayload
+from fed.protocol.protocol_pb2 import Request, Response
 from fed.wire.engines import FLOWER
-from fed.wire.protocol_pb2 import Request, Response
 
 __all__ = ["array_of", "flower", "packed", "unpacked"]
 
-_ARRAYS, _FLAT = "arrays", "flat"
-_SETTINGS, _HEADER = "config", "header"
+# names of records and of their only keys
+_ARRAYS = "arrays"
+_FLAT = "flat"
+_SETTINGS = "config"
+_HEADER = "header"
 _Header = TypeVar("_Header", Request, Response)
 
 
@@ -24,7 +27,7 @@ def flower(name: str) -> ModuleType:
     """One of Flower's public modules.
 
     Args:
-        name: app, serverapp or clientapp.
+        name: name of the module: app, serverapp or clientapp.
 
     Raises:
         InvalidInput: if Flower is not installed.
@@ -46,8 +49,8 @@ def packed(header: Request | Response, array: Any = None) -> Any:
     """A message's content.
 
     Args:
-        header: all that is said beside tensors.
-        array: the tensors that the header's payload names, as :func:`array_of` makes it; None: there are none.
+        header: fields of the message beside its tensors.
+        array: tensors that the header's payload describes, from :func:`array_of`; None for none.
     """
     app = flower("app")
     content = app.RecordDict({_SETTINGS: app.ConfigRecord({_HEADER: header.SerializeToString()})})
@@ -60,13 +63,14 @@ def unpacked(content: Mapping[str, Any], kind: type[_Header]) -> tuple[_Header, 
     """The header and the payload's bytes of an untrusted message's content.
 
     Args:
-        content: as Flower hands it on.
-        kind: the header's type.
+        content: records of the message, from Flower.
+        kind: type of the header.
 
     Raises:
         InvalidPayload: if it has another form.
     """
-    settings, arrays = content.get(_SETTINGS), content.get(_ARRAYS, {})
+    settings = content.get(_SETTINGS)
+    arrays = content.get(_ARRAYS, {})
     header = settings.get(_HEADER) if isinstance(settings, Mapping) else None
     if not isinstance(header, bytes):
         raise InvalidPayload(f"a message must have a record {_SETTINGS!r} with the bytes of a {_HEADER!r}")

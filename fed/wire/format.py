@@ -1,6 +1,6 @@
 """The format of a run's messages: parts, lengths, types, codecs and sizes, made once when the run is prepared.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,35 +14,35 @@ from fed.compression.codec import Codec, CodecState, Draw, Values
 from fed.compression.feedback import EF21, Encoder, ErrorFeedback, NoFeedback
 from fed.compression.lossless import Zstd
 from fed.errors import InvalidExperiment, InvalidPayload
-from fed.randomness import Streams
 from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.tensors import Tensor, torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:
-    from fed.wire.protocol_pb2 import Assignment
-    from fed.wire.protocol_pb2 import Format as FormatHeader
+    from fed.protocol.protocol_pb2 import Assignment
+    from fed.protocol.protocol_pb2 import Format as FormatHeader
 
 __all__ = ["MOST_CLIENTS", "MOST_DIFFERENCES", "Format", "Outgoing", "TaskSpec"]
 
 MOST_CLIENTS = 1 << 20
-"""Clients of a run, for each of which a message may have a number."""
+"""Largest number of clients of a run; a message may have a number for each."""
 
 MOST_DIFFERENCES = 64
-"""That a client is sent: one that is further behind gets the whole model."""
+"""Largest number of differences that a client is sent: one that is further behind gets the whole model."""
 
 
 class Outgoing(NamedTuple):
     """The encoded messages of K clients.
 
     Args:
-        payloads: the tensors of each, as ``uplink`` says, without the integers.
-        received_KM: the messages as the coordinator finds them, in float64.
-        sizes: bytes of each client's tensors but the integers, where codecs decide on them; else empty.
-        counted: what the clients keep for the codecs once their messages count, [K, ·] each.
-        lost: what they keep if the messages are lost.
-        overflown: row → why its client's message has no lanes, under secure aggregation.
+        payloads: tensors of each message, as ``uplink`` describes them, without the integers.
+        received_KM: messages as the coordinator finds them, in float64; under secure aggregation the lanes.
+        sizes: bytes of each client's tensors but the integers, where they depend on the codecs; else empty.
+        counted: states that the clients keep for the codecs once their messages count, [K, ·] each.
+        lost: states that the clients keep for the codecs if the messages are lost, [K, ·] each.
+        overflown: row → reason why its client's message has no lanes, under secure aggregation.
     """
 
     payloads: list[tuple[Tensor, ...]]
@@ -54,12 +54,12 @@ class Outgoing(NamedTuple):
 
 
 class TaskSpec(NamedTuple):
-    """The tensors of tasks, by which a node holds a server to what was agreed.
+    """Tensors of tasks, as agreed; a node holds a server to them.
 
     Args:
-        model: of a task that brings the whole model.
-        difference: of each difference, in a task that brings differences.
-        beside: what follows these.
+        model: tensors of a task that brings the whole model.
+        difference: tensors of each difference, in a task that brings differences.
+        beside: tensors that follow the differences.
     """
 
     model: tuple[TensorSpec, ...] = ()
@@ -82,21 +82,21 @@ class Format:
     moves each number by at most 2⁻²⁴ of itself, far less than the noise of a mini-batch.
 
     Args:
-        dtype: the model's type, which values have on the wire.
-        parts: numbers of each part of a client's message, the update first.
-        buffers: numbers of the float buffers' update, which follows the parts.
-        integers: numbers of the integer buffers.
-        parameters: numbers of the parameters; codecs encode parts of this length.
-        broadcast: numbers of each tensor that goes out beside the model in the first round.
-        later_broadcast: the same in later rounds.
-        sends_models: clients send their trained model in place of a message.
-        codecs: the chain that encodes values, first to last.
-        layers: the shapes of the parameters' tensors, one after another, for codecs that look at them.
-        error_feedback: what keeps the errors of the codecs.
-        weighs_samples: a client's weight is its number of samples; known to the coordinator alone.
-        downlink_codecs: the chain that encodes the differences of models that go out, first to last.
-        votes: parameters of a message count by their signs alone; known to the coordinator alone.
-        fixed: how messages become lanes that are masked and added; None where they travel by themselves.
+        dtype: type of the model, and of values on the wire.
+        parts: number of values in each part of a client's message, the update first.
+        buffers: number of values in the float buffers' update, which follows the parts.
+        integers: number of values in the integer buffers.
+        parameters: number of parameters; codecs encode parts of this length.
+        broadcast: number of values in each tensor that goes out beside the model in the first round.
+        later_broadcast: number of values in each of these tensors in later rounds.
+        sends_models: True if clients send their trained model in place of a message.
+        codecs: chain of codecs that encodes values, first to last.
+        layers: shapes of the parameters' tensors, one after another, for codecs that look at them.
+        error_feedback: error feedback around the codecs.
+        weighs_samples: True if a client's weight is its number of samples; known to the coordinator alone.
+        downlink_codecs: chain of codecs for the differences of models that go out, first to last.
+        votes: True if parameters of a message count by their signs alone; known to the coordinator alone.
+        fixed: fixed point by which messages become lanes that are masked and added; None where each travels by itself.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -122,7 +122,7 @@ class Format:
 
     def header(self) -> "FormatHeader":
         """The format as a plan says it; nodes know the codecs from the experiment."""
-        from fed.wire.protocol_pb2 import Format as FormatHeader
+        from fed.protocol.protocol_pb2 import Format as FormatHeader
 
         others = {name: getattr(self, name) for name in FormatHeader.DESCRIPTOR.fields_by_name if name != "dtype"}
         return FormatHeader(dtype=str(self.dtype).removeprefix("torch."), **others)
@@ -132,8 +132,8 @@ class Format:
         """The format that a plan says, held to the node's own model and algorithm.
 
         Args:
-            header: from a server.
-            own: the format that the node's own experiment has with one client.
+            header: untrusted format from a server.
+            own: format that the node's own experiment has with one client.
 
         Raises:
             InvalidPayload: if the server's model or algorithm is another.
@@ -171,7 +171,7 @@ class Format:
 
     @cached_property
     def encoder(self) -> Encoder | None:
-        """The codecs with what keeps their errors, for a part as long as the parameters; None where none is encoded."""
+        """The codecs with their error feedback, for a part as long as the parameters; None where none is encoded."""
         if not self.codecs or self.parameters not in self.parts:
             return None
         return Encoder(self.chain(self.codecs), self.error_feedback)
@@ -180,7 +180,7 @@ class Format:
     def downlink_encoder(self) -> Encoder | None:
         """The codecs of the differences of models that go out; None where models go out whole.
 
-        What a difference lacks is part of the next one, so that a chain is scaled as under error feedback.
+        The error of a difference is part of the next one, so that a chain is scaled as under error feedback.
         """
         return Encoder(self.chain(self.downlink_codecs), EF21()) if self.downlink_codecs else None
 
@@ -203,7 +203,8 @@ class Format:
     def _check(self, key: str, chain: CodecChain) -> None:
         draw = Draw(Streams(0), [1], [0])
         for place, (codec, values) in enumerate(zip(chain.lossy, chain.stages, strict=False)):
-            alone, name = CodecChain((codec,), values), type(codec).__name__
+            alone = CodecChain((codec,), values)
+            name = type(codec).__name__
             rows_1M = torch.zeros(1, values.numbers, dtype=values.dtype)
             try:
                 state = {key: part[None] for key, part in alone.init().items()}
@@ -301,7 +302,7 @@ class Format:
         """The numbers [K, P] of a model that differences are of, and the tensors that go beside differences.
 
         Args:
-            tensors: as ``downlink`` says.
+            tensors: tensors of the model, as ``downlink`` describes them.
         """
         model_V, integers_I, *broadcast = tensors
         coded = [*zip(broadcast, self._are_broadcast_coded, strict=True)]
@@ -311,7 +312,8 @@ class Format:
 
     def join_model(self, numbers_KP: Tensor, beside: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The model's tensors, as ``downlink`` says, from what :meth:`split_model` gave."""
-        (model_P, *coded), (buffers_R, integers_I, *rest) = numbers_KP.unbind(), beside
+        model_P, *coded = numbers_KP.unbind()
+        buffers_R, integers_I, *rest = beside
         broadcast = [(coded if is_coded else rest).pop(0) for is_coded in self._are_broadcast_coded]
         return (torch.cat([model_P, buffers_R]), integers_I, *broadcast)
 
@@ -324,7 +326,7 @@ class Format:
 
         Args:
             update_KM: finite messages, [K, M].
-            state: what the clients keep for the codecs, [K, ·] each.
+            state: states that the clients keep for the codecs, [K, ·] each.
             draw: the random streams.
         """
         if self.encoder is None:
@@ -332,7 +334,8 @@ class Format:
             # bits.
             values_KM = update_KM.to(self.dtype)
             return Outgoing([(row_M,) for row_M in values_KM], self._counted(values_KM).double())
-        encoder, parts = self.encoder, update_KM.split_with_sizes(self.sizes, 1)
+        encoder = self.encoder
+        parts = update_KM.split_with_sizes(self.sizes, 1)
         coded = [part for part, is_coded in zip(parts, self.are_coded, strict=True) if is_coded]
         kept = {name: part.chunk(len(coded), 1) for name, part in state.items()}
         sent = [
@@ -348,7 +351,7 @@ class Format:
             for states in ([one.counted for one in sent], [one.lost for one in sent])
         )
         sizes = tuple(sum(tensor.nbytes for tensor in payload) for payload in payloads)
-        return Outgoing(payloads, received_KM, sizes, counted, lost)
+        return Outgoing(payloads, received_KM, sizes=sizes, counted=counted, lost=lost)
 
     @cached_property
     def summed_sizes(self) -> list[int]:
@@ -363,16 +366,17 @@ class Format:
         return sum(self.summed_sizes) * self.dtype.itemsize + self.integers * torch.int64.itemsize
 
     def read(self, mean_M: Tensor, streams: Streams, number: int) -> Tensor:
-        """Read the mean of what was decoded, [M], where codecs leave that to the end.
+        """Read the mean of decoded messages, [M], where codecs leave that to the end.
 
         Args:
             mean_M: the mean of the messages as the coordinator adds them.
-            streams: the run's.
-            number: of the round, from 1.
+            streams: random streams of the run.
+            number: number of the round, from 1.
         """
         if self.encoder is None:
             return mean_M
-        draw, chain = Draw(streams, [number], [0]), self.encoder.chain
+        draw = Draw(streams, [number], [0])
+        chain = self.encoder.chain
         if self.fixed is not None:
             parts = zip(mean_M.split_with_sizes(self._linear_sizes), self.are_coded, strict=True)
             dtype = chain.values.dtype
@@ -391,7 +395,7 @@ class Format:
         """The format of the same messages in lanes that are masked and added.
 
         Args:
-            settings: of secure aggregation.
+            settings: settings of secure aggregation.
             most_clients: the largest number of clients that a round asks.
 
         Raises:
@@ -411,20 +415,29 @@ class Format:
                 f"secure_aggregation.clip must be one number, or one for each of {len(parts)} parts of a message, of "
                 f"{parts} numbers, got {[*clips]}: correct it"
             )
-        return replace(self, fixed=FixedPoint(settings.bits, tuple(parts), clips, most_clients, heaviest))
+        fixed = FixedPoint(
+            bits=settings.bits,
+            parts=tuple(parts),
+            clips=clips,
+            most_clients=most_clients,
+            max_weight=heaviest,
+        )
+        return replace(self, fixed=fixed)
 
     def hide(self, update_KM: Tensor, state: CodecState, draw: Draw, beside: ClientNumbers) -> Outgoing:
         """Messages as lanes, to be masked and added.
 
         Args:
             update_KM: finite messages, [K, M].
-            state: what the clients keep for the codecs, [K, ·] each.
+            state: states that the clients keep for the codecs, [K, ·] each.
             draw: the random streams.
-            beside: the clients' numbers.
+            beside: numbers of the clients that are summed beside their messages.
         """
         assert self.fixed is not None
-        encoder, parts = self.encoder, update_KM.split_with_sizes(self.sizes, 1)
-        wanted, values = [], []
+        encoder = self.encoder
+        parts = update_KM.split_with_sizes(self.sizes, 1)
+        wanted = []
+        values = []
         for part, is_coded, kept in zip(parts, self.are_coded, self._kept_by_part(state), strict=True):
             if encoder is None or not is_coded:
                 values.append(part)
@@ -440,7 +453,8 @@ class Format:
         if overflown:
             return Outgoing([], torch.empty(len(values_KJ), 0), overflown=overflown)
         lanes, read_KJ = self.fixed.quantise(values_KJ, beside, generators)
-        counted, lost = [], []
+        counted = []
+        lost = []
         if encoder is not None and wanted[0][1]:  # a client knows what its lanes stand for, clipping and rounding too
             read = read_KJ.split_with_sizes(self._linear_sizes, 1)
             coded = [part for part, is_coded in zip(read, self.are_coded, strict=True) if is_coded]
@@ -471,7 +485,7 @@ class Format:
         """Decode one client's message [M]; in the type on the wire where nothing is encoded.
 
         Args:
-            payload: its tensors, untrusted but of the types and lengths that ``uplink`` says, without the integers.
+            payload: tensors of the message without the integers, untrusted but of the types and lengths of ``uplink``.
             draw: the random streams with which it was encoded.
 
         Raises:
@@ -484,7 +498,9 @@ class Format:
 
     def _joined(self, coded: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Messages [K, M] in float64 from their coded parts and from the values that go raw."""
-        left, raw, parts = [*coded], values[0].double() if values else None, []
+        left = [*coded]
+        raw = values[0].double() if values else None
+        parts = []
         for numbers, is_coded in zip(self.sizes, self.are_coded, strict=True):
             if is_coded:
                 parts.append(left.pop(0).double())
@@ -515,5 +531,5 @@ def _state_refused(codec: Codec, state: CodecState) -> str:
     kept = ", ".join(state)
     name = type(codec).__name__
     if codec.is_common:
-        return f"a codec that is the same for all clients must keep no state of one, got {kept}: correct {name}"
+        return f"a codec that is the same for all clients must keep no client's state, got {kept}: correct {name}"
     return f"a codec that keeps a state must be the first of its chain, got {kept} of {name}: put it first"

@@ -1,22 +1,31 @@
 """Messages between a coordinator and its clients: tasks with the global model, and the clients' answers.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from fed.reduction import WeightedMean
 from fed.secure_aggregation.fixed_point import SumOfClients
-from fed.tensors import Tensor, torch
+from fed.vectors.reduction import WeightedMean
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "LARGEST",
     "MOST_SAMPLES",
     "Answer",
+    "Content",
     "Difference",
+    "Failure",
     "GlobalModel",
+    "Lanes",
+    "PartialSum",
+    "RevealedSum",
+    "TakenBySession",
     "Task",
+    "TrainedModel",
+    "Update",
+    "answer_of",
     "client_id_of",
     "client_order",
     "one_line",
@@ -29,20 +38,20 @@ _MOST_WORDS = 500
 _NOTHING = torch.empty(0)
 
 LARGEST = 1e200
-"""Of a number that a client says: far above what any holds, and so low that a weighted mean of them can be found."""
+"""Largest magnitude of a number that is accepted from a client; a weighted mean of such numbers stays finite."""
 
 MOST_SAMPLES = 2**53
-"""That a client may hold: beyond it float64 does not count one by one."""
+"""Largest number of samples of a client; beyond it float64 does not count one by one."""
 
 
 class Difference(NamedTuple):
     """Encoded difference of two versions of :class:`fed.wire.reference.Reference`.
 
     Args:
-        number: the model's version after it, which names the random streams.
-        before: the name of the reference that it is added to.
-        after: the name of what comes of it.
-        messages: one for each of K vectors.
+        number: version of the model after the difference; it names the random streams.
+        before: name of the reference that the difference is added to.
+        after: name of the reference that results.
+        messages: one encoded message for each of K vectors.
     """
 
     number: int
@@ -60,12 +69,12 @@ class GlobalModel(NamedTuple):
     """The global model of one version, as it goes out with every task of that version.
 
     Args:
-        version: the number of times that the model had moved.
-        params_V: where training starts: parameters and float buffers, in the model's type.
-        integers_I: the integer buffers.
+        version: number of times that the model had moved.
+        params_V: parameters and float buffers at which training starts, in the model's type.
+        integers_I: integer buffers.
         broadcast: tensors that the algorithm gives to every client beside the model.
-        reference: the name of the reference that it is, where differences are encoded; else empty.
-        beside: the tensors that go with differences, which nothing encodes.
+        reference: name of the reference that the model is, where differences are encoded; else empty.
+        beside: tensors that go with differences, which nothing encodes.
     """
 
     version: int
@@ -85,16 +94,17 @@ class Task(NamedTuple):
     """Task: train this model on your data.
 
     Args:
-        id: unique within the run.
-        round: the round it belongs to, from 1.
-        client: the client that trains.
-        model: the global model, of which tasks of one version share the tensors.
-        lr: the step size of local steps; None: the experiment's.
-        steps: optimizer steps; None: the experiment's.
-        repeats: earlier tasks of the client in this round: with client and round it names the random streams.
+        id: number of the task, unique within the run.
+        round: number of the round that it belongs to, from 1.
+        client: client that trains.
+        model: global model; tasks of one version share its tensors.
+        lr: step size of local steps, > 0; None: as the experiment says.
+        steps: number of optimizer steps; None: as the experiment says.
+        repeats: number of earlier tasks of the client in this round; with client and round it names the random streams.
         deadline_s: seconds from dispatch in which the answer must arrive; None: no deadline.
-        takes_parts: the client may answer with fewer steps, if that is all it can do in time.
-        differences: what is sent in place of the model, to a client that has an earlier version; None: all of it.
+        takes_parts: True if the client may answer with fewer steps, where it cannot do more in time.
+        differences: differences that are sent in place of the model, to a client that has an earlier version; None: the
+            whole model is sent.
     """
 
     id: int
@@ -117,7 +127,7 @@ class Task(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int | None]:
-        """Key of what is sent: the same tensors for all tasks that have the same one."""
+        """Key of the tensors that are sent: tasks with the same key have the same tensors."""
         return self.model.version, None if self.differences is None else len(self.differences)
 
     def size_bytes(self) -> int:
@@ -132,67 +142,176 @@ def task_of(saved: Mapping[str, Any]) -> Task:
     return Task(**{**saved, "model": GlobalModel(**saved["model"]), "differences": missing})
 
 
-class Answer(NamedTuple):
-    r"""The answer to one task, or to several that started from one model and were reduced: updates, or a failure.
+class Update(NamedTuple):
+    r"""Update of a client, or the mean update of a group whose clients started from one model.
 
     .. math:: \sum_k w_k m_k / \sum_k w_k
 
     A message m holds the parts that the algorithm reports, then the update of the float buffers.
 
     Args:
-        tasks: their ids.
-        round: the tasks' round.
-        clients: the clients that trained, in the order of the tasks.
         mean_update_M: the weighted mean of the messages; float64 but for a single client's.
-        weight: the sum of the clients' weights.
+        weight: the sum of the clients' weights, > 0.
+    """
+
+    mean_update_M: Tensor
+    weight: float
+
+
+class TrainedModel(NamedTuple):
+    """Trained model of a client: its update is the difference, found piece by piece, so that nobody copies the model.
+
+    Args:
+        params_V: the trained model.
+        start_V: the model that training started from.
+        weight: the client's weight, > 0.
+    """
+
+    params_V: Tensor
+    start_V: Tensor
+    weight: float
+
+    def update(self) -> Update:
+        """The update that it stands for, in float64."""
+        return Update(self.params_V.double() - self.start_V.double(), self.weight)
+
+
+class Lanes(NamedTuple):
+    """Message of a client under secure aggregation, or the sum of a group's, modulo 2^R.
+
+    Args:
+        lanes: integers of R bits; those of a real client are masked.
+    """
+
+    lanes: Tensor
+
+
+class PartialSum(NamedTuple):
+    """Exact sum of clients' updates, from an edge coordinator or a ring of replicas.
+
+    Args:
+        total: the sum and its weight.
+    """
+
+    total: WeightedMean
+
+
+class RevealedSum(NamedTuple):
+    """Sum of a round under secure aggregation, which tells nothing of one client.
+
+    Args:
+        of_clients: the sum, and what is added up beside it.
+    """
+
+    of_clients: SumOfClients
+
+
+class TakenBySession(NamedTuple):
+    """Note that a message has come, which a session has taken."""
+
+
+class Failure(NamedTuple):
+    """Reason why a client has no update.
+
+    Args:
+        reason: sentence for the user.
+        has_diverged: True if the loss or the model is no longer finite.
+    """
+
+    reason: str
+    has_diverged: bool = False
+
+
+Content: TypeAlias = Update | TrainedModel | Lanes | PartialSum | RevealedSum | TakenBySession | Failure
+"""All that an answer can hold."""
+
+
+class Answer(NamedTuple):
+    """Answer to one task, or to several that started from one model and were reduced.
+
+    Args:
+        tasks: ids of the tasks.
+        round: number of the tasks' round, from 1.
+        clients: the clients that trained, in the order of the tasks.
+        content: the update, or what stands for it, or the reason why there is none.
         integers_I: the largest of the trained integer buffers.
-        samples: the number of samples of each client.
-        train_losses: each client's mean loss over the samples trained on.
-        size_bytes: what travelled from the clients.
-        start_V: the model that training started from, where ``mean_update_M`` is a trained model: their difference is
-            the update, found piece by piece, so that no copy of the model is made.
-        partial: an exact sum of messages, from an edge coordinator, in place of ``mean_update_M``.
-        hidden: the sum of a round under secure aggregation, in place of all that is of one client.
-        more_bytes_down: what travelled to clients beside their tasks, or to an edge coordinator to send on.
-        problem: the reason why there is no update, as a sentence for the user; empty where there is one.
-        diverged: the loss or the model is no longer finite.
+        samples: number of samples of each client; empty where the content tells nothing of single clients.
+        train_losses: each client's mean loss over the samples trained on; empty likewise.
+        size_bytes: bytes that travelled from the clients.
+        more_bytes_down: bytes that travelled to clients beside their tasks, or to an edge coordinator to send on.
     """
 
     tasks: tuple[int, ...]
     round: int
     clients: tuple[int | str, ...]
-    mean_update_M: Tensor = _NOTHING
-    weight: float = 0.0
+    content: Content
     integers_I: Tensor = _NOTHING
     samples: tuple[int, ...] = ()
     train_losses: tuple[float, ...] = ()
     size_bytes: int = 0
-    start_V: Tensor | None = None
-    partial: WeightedMean | None = None
-    hidden: SumOfClients | None = None
     more_bytes_down: int = 0
-    problem: str = ""
-    diverged: bool = False
 
     @classmethod
-    def failure(cls, task: Task, problem: str, *, diverged: bool = False) -> "Answer":
+    def failure(cls, task: Task, reason: str, *, has_diverged: bool = False) -> "Answer":
         """The answer of a client that has no update.
 
         Args:
             task: the task that failed.
-            problem: the reason, as a sentence.
-            diverged: the loss or the model is no longer finite.
+            reason: sentence for the user.
+            has_diverged: True if the loss or the model is no longer finite.
         """
-        return cls((task.id,), task.round, (task.client,), problem=problem, diverged=diverged)
+        return cls((task.id,), task.round, (task.client,), Failure(reason, has_diverged))
+
+    @property
+    def problem(self) -> str:
+        """Reason why there is no update; empty where there is one."""
+        return self.content.reason if isinstance(self.content, Failure) else ""
+
+    @property
+    def has_diverged(self) -> bool:
+        """True if it is the failure of a client whose loss or model is no longer finite."""
+        return isinstance(self.content, Failure) and self.content.has_diverged
+
+    @property
+    def update(self) -> Update:
+        """Content of the answer, where that is known to be an update."""
+        assert isinstance(self.content, Update)
+        return self.content
+
+    @property
+    def lanes(self) -> Tensor:
+        """Lanes of the answer, where its content is known to be some."""
+        assert isinstance(self.content, Lanes)
+        return self.content.lanes
+
+    def with_update(self, mean_update_M: Tensor) -> "Answer":
+        """The same answer with another update in place of its own."""
+        return self._replace(content=self.update._replace(mean_update_M=mean_update_M))
+
+    def saved(self) -> dict[str, Any]:
+        """Fields for a checkpoint, of an answer that holds an update or lanes."""
+        fields = self._asdict()
+        del fields["content"]
+        update = Update(self.content.lanes, 0.0) if isinstance(self.content, Lanes) else self.update
+        return {**fields, **update._asdict()}
+
+
+def answer_of(saved: Mapping[str, Any]) -> Answer:
+    """Answer whose fields a checkpoint holds."""
+    names = [name for name in Answer._fields if name != "content"]
+    message = saved["mean_update_M"]
+    # lanes are whole numbers, updates are not
+    content = Update(message, saved["weight"]) if message.is_floating_point() else Lanes(message)
+    return Answer(content=content, **{name: saved[name] for name in names})
 
 
 def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | None:
     """Reason why an update must not count, from the numbers beside its tensors; None if it may.
 
     Args:
-        samples: how many the client holds.
-        weight: of it in the mean.
-        train_loss: mean over the samples trained on.
+        samples: number of samples that the client holds.
+        weight: weight of the client in the mean.
+        train_loss: mean loss over the samples trained on.
     """
     if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:  # True is an int, and no count
         return f"samples must be a whole number from 1 to 2^53, got {samples!r}"

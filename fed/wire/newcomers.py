@@ -1,9 +1,9 @@
 """Connections as they come: held to a rate, and counted until they show a certificate."""
 
-import asyncio
 import logging
 import threading
 
+from fed.processes.clock import Clock
 from fed.wire.door import Door
 from fed.wire.rate_limits import Allowance
 
@@ -23,24 +23,27 @@ _MOST_KNOWN = 10_000  # connections with a certificate that are told apart
 
 
 class Newcomers:
-    """Connections that have begun, and what became of them.
+    """Connections that have begun, and the number of them that have shown a certificate.
 
     A connection counts as a stranger's until a call over it shows a certificate. gRPC ends it by itself where TLS
     fails; it tells nobody but its own log.
 
     Attributes:
-        begun: connections that have come.
-        identified: those of them over which a call has shown a certificate.
+        begun: number of connections that have begun.
+        identified: number of connections over which a call has shown a certificate.
 
     Args:
-        at_once: connections that may come at once.
-        per_s: connections that may come in each second after that.
+        clock: clock of the process.
+        at_once: number of connections that may come at once.
+        per_s: number of connections that may come in each second after that.
     """
 
-    def __init__(self, at_once: float = _AT_ONCE, per_s: float = _PER_S) -> None:
-        self.begun = self.identified = 0
+    def __init__(self, clock: Clock, at_once: float = _AT_ONCE, per_s: float = _PER_S) -> None:
+        self.begun = 0
+        self.identified = 0
         self._lock = threading.Lock()  # gRPC tells of connections in threads of its own
-        self._allowance = Allowance(at_once, per_s)
+        self._clock = clock
+        self._allowance = Allowance(at_once, per_s, clock)
         self._per_s = per_s
         self._door: Door | None = None
         self._known: dict[str, None] = {}
@@ -67,13 +70,13 @@ class Newcomers:
         """Open and shut the door of a port, and say now and then how many strangers have come, until it is cancelled.
 
         Args:
-            port: the port on which they come.
+            port: port on which they come.
         """
         door = self._door = Door(port)
         try:
             while True:
                 for _ in range(round(_SAYS_EVERY_S / _LOOKS_EVERY_S)):
-                    await asyncio.sleep(_LOOKS_EVERY_S)
+                    await self._clock.pause(_LOOKS_EVERY_S)
                     with self._lock:
                         if door.is_shut and self._allowance.left >= _OPENS_FOR:
                             door.open()

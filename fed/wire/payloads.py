@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fed.errors import DamagedPayload, InvalidPayload
+from fed.protocol.protocol_pb2 import Chunk, Payload
+from fed.protocol.protocol_pb2 import Tensor as TensorMessage
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor, torch
-from fed.wire.protocol_pb2 import Chunk, Payload
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "CHUNK_BYTES",
@@ -36,16 +36,16 @@ _MOST_TENSORS = 1000  # bounds what a hostile header costs
 _LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
 
 SHA256 = re.compile("[0-9a-f]{64}")
-"""How a hash is written, by which a payload is named."""
+"""Pattern of the hash by which a payload is named."""
 
 
 class TensorSpec(NamedTuple):
-    """The type and length of a tensor on the wire.
+    """Type and length of a tensor on the wire.
 
     Args:
-        dtype: its type.
-        numbers: its length.
-        may_be_shorter: that is the longest it can be.
+        dtype: type of the numbers.
+        numbers: length of the tensor.
+        may_be_shorter: True if that is the largest length.
     """
 
     dtype: "torch.dtype"
@@ -77,13 +77,14 @@ def size_of(spec: Sequence[TensorMessage]) -> int:
 
 
 def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
-    """Write tensors into a file that is sent in chunks, and say what is in it.
+    """Write tensors into a file that is sent in chunks, and describe it.
 
     Raises:
         InvalidPayload: if one has a type that does not travel.
         OSError: if the file cannot be written.
     """
-    spec, digest = _spec_of(tensors), hashlib.sha256()
+    spec = _spec_of(tensors)
+    digest = hashlib.sha256()
     with path.open("wb") as file:
         for tensor in tensors:
             content = bytes_of(tensor)
@@ -93,7 +94,7 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
 
 
 def joined(tensors: Sequence[Tensor]) -> tuple[Payload, bytes]:
-    """Tensors in one piece, where an engine carries whole messages, and what is in it.
+    """Tensors in one piece, where an engine carries whole messages, with its description.
 
     Raises:
         InvalidPayload: if one has a type that does not travel.
@@ -116,12 +117,12 @@ def split(data: bytes, payload: Payload) -> list[Tensor]:
 
 
 def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorSpec] | None = None) -> None:
-    """Check bytes against what their sender says of them, and that against what was asked for.
+    """Check bytes against their sender's description, and the description against the tensors that were asked for.
 
     Args:
-        data: the bytes.
-        payload: what is said of them.
-        spec: what its tensors must be; None: whatever it says.
+        data: bytes to check.
+        payload: the sender's description of them.
+        spec: types and lengths of the tensors that were asked for; None: any.
 
     Raises:
         InvalidPayload: if they are others.
@@ -130,18 +131,18 @@ def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorSpec] | 
     if len(data) != payload.size_bytes:
         raise InvalidPayload(f"the tensors take {payload.size_bytes} bytes, got {len(data)}")
     if hashlib.sha256(data).hexdigest() != payload.sha256:
-        raise InvalidPayload("the whole has another hash than was said")
+        raise InvalidPayload("the bytes have another hash than their sender has announced")
 
 
 def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
-    """Check what a sender says of a payload, before any of it is taken.
+    """Check a sender's description of a payload, before any of it is taken.
 
     Args:
-        payload: as its sender describes it.
-        spec: the tensors it must hold, if they are known.
+        payload: the sender's description of it.
+        spec: types and lengths of the tensors that were asked for; None: any.
 
     Raises:
-        InvalidPayload: if it cannot be, or holds something else.
+        InvalidPayload: if the description contradicts itself, or is of other tensors.
     """
     said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
     if spec is not None:
@@ -155,7 +156,7 @@ def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
 
 
 def check_tensors(said: Sequence[tuple[str, int]], spec: Sequence[TensorSpec]) -> None:
-    """Hold tensors of these types and lengths to what was asked for.
+    """Hold tensors of these types and lengths to those that were asked for.
 
     Raises:
         InvalidPayload: if they are others.
@@ -177,15 +178,15 @@ class Incoming:
     """A file that arrives in chunks, over several connections if it must.
 
     Attributes:
-        received_bytes: how much of it is there.
+        received_bytes: number of bytes that have arrived.
 
     Args:
-        path: where it is put.
-        payload: what the sender says of it.
-        spec: what it must hold, if that is known.
+        path: path of the file.
+        payload: the sender's description of it.
+        spec: types and lengths of the tensors that were asked for; None: any.
 
     Raises:
-        InvalidPayload: if it says something else.
+        InvalidPayload: if the description contradicts itself, or is of other tensors.
     """
 
     def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorSpec] | None = None) -> None:
@@ -200,7 +201,7 @@ class Incoming:
         """The next chunk.
 
         Raises:
-            DamagedPayload: if it is not what was sent; what was there stays.
+            DamagedPayload: if its checksum is wrong; earlier chunks stay.
             InvalidPayload: if it is too small, or there is more than was said.
             OSError: if the disk is full.
         """
@@ -231,7 +232,7 @@ class Incoming:
             DamagedPayload: if it is another; all of it has to be sent again.
         """
         if self._digest.hexdigest() != self.payload.sha256:
-            raise DamagedPayload("the whole has another hash than was said")
+            raise DamagedPayload("the bytes have another hash than their sender has announced")
 
 
 def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tensor]:

@@ -1,8 +1,9 @@
-"""Refusals, all counted but few of one sender logged, and limits of how often something may be done."""
+"""Refusals, all counted but few of one sender logged, and limits on the rate of an action."""
 
 import logging
-import time
 from collections.abc import Callable
+
+from fed.processes.clock import Clock
 
 __all__ = ["Allowance", "Refusals", "Unnamed"]
 
@@ -12,18 +13,25 @@ _MOST_SENDERS = 1000  # that are told apart in that
 
 
 class Allowance:
-    """Limit of how often something may be done: a number of times at once, and again as time passes."""
+    """Limit on the rate of an action: a number of times at once, and again as time passes.
 
-    def __init__(self, most: float, per_s: float) -> None:
+    Args:
+        most: number of times at once, > 0.
+        per_s: number of times that each second adds, > 0.
+        clock: time that passes.
+    """
+
+    def __init__(self, most: float, per_s: float, clock: Clock) -> None:
         self._most = self._left = most
         self._per_s = per_s
-        self._since_s = time.monotonic()  # the wall clock may be set back
+        self._clock = clock
+        self._since_s = clock.monotonic_s()  # the wall clock may be set back
         self.denied = 0
 
     @property
     def left(self) -> float:
         """Number of times that it may be used now."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         self._left = min(self._most, self._left + self._per_s * (now_s - self._since_s))
         self._since_s = now_s
         return self._left
@@ -44,17 +52,21 @@ class Unnamed(str):
 
 
 class Refusals:
-    """Refusals of what others say.
+    """Refusals of messages and calls.
 
     Attributes:
-        count: how often.
+        count: number of refusals.
 
     Args:
-        on_refusal: is told each sender and reason.
+        clock: clock by which the log has few lines of one sender.
+        on_refusal: function that is called with the sender and the reason of each refusal.
     """
 
-    def __init__(self, on_refusal: Callable[[int | str, str], object] = lambda sender, reason: None) -> None:
+    def __init__(
+        self, clock: Clock, on_refusal: Callable[[int | str, str], object] = lambda sender, reason: None
+    ) -> None:
         self.count = 0
+        self._clock = clock
         self._on_refusal = on_refusal
         self._lines: dict[object, Allowance] = {}
 
@@ -64,7 +76,8 @@ class Refusals:
         self._on_refusal(sender, reason)  # before the limit of the log: each one counts
         # beyond that they share one allowance, so that memory stays bounded
         known = sender if sender in self._lines or len(self._lines) < _MOST_SENDERS else None
-        lines = self._lines.setdefault(known, Allowance(_LINES, 0.1))
+        lines = self._lines.setdefault(known, Allowance(_LINES, 0.1, self._clock))
         if lines.spend():
-            more, lines.denied = lines.denied, 0
+            more = lines.denied
+            lines.denied = 0
             _log.warning("refused %r: %s%s", sender, reason, f" ({more} more were not logged)" if more else "")

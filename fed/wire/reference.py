@@ -3,7 +3,7 @@
 .. math:: x̂ ← x̂ + C(x - x̂)
 
 It has a name that follows from its first numbers and from all differences since, so that equal names mean equal
-numbers, whichever server or node they come from. Shapes: see :mod:`fed.layout`.
+numbers, whichever server or node they come from. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import hashlib
@@ -13,9 +13,9 @@ from typing import NamedTuple
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
 from fed.storage.serialization import bytes_of
-from fed.tensors import Tensor
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor
 from fed.wire.messages import Difference
 
 __all__ = ["Reference"]
@@ -27,8 +27,8 @@ class Reference(NamedTuple):
     """A version of the reference.
 
     Args:
-        name: of these numbers.
-        numbers_KP: the model's parameters, then what is broadcast of the same length, in the model's type, [K, P].
+        name: name of these numbers.
+        numbers_KP: parameters of the model, then the broadcast tensors of the same length, in the model's type, [K, P].
     """
 
     name: str
@@ -45,14 +45,19 @@ class Reference(NamedTuple):
         """The next version, with the difference to it and the state of the codecs after it.
 
         Args:
-            model_KP: the model that the reference follows.
-            number: the model's version.
-            encoder: of differences.
-            state: of the codecs, [K, ·] each.
-            streams: the run's.
+            model_KP: model that the reference follows.
+            number: version of the model.
+            encoder: encoder of differences.
+            state: state of the codecs, [K, ·] each.
+            streams: random streams of the run.
         """
         sent = encoder.encode(model_KP, {**state, "sent": self.numbers_KP}, self._draw(number, streams))
-        difference = Difference(number, self.name, _digest(self.name, sent.messages), tuple(sent.messages))
+        difference = Difference(
+            number=number,
+            before=self.name,
+            after=_digest(self.name, sent.messages),
+            messages=tuple(sent.messages),
+        )
         kept = dict(sent.counted)
         return Reference(difference.after, kept.pop("sent").to(self.numbers_KP.dtype)), difference, kept
 
@@ -60,21 +65,21 @@ class Reference(NamedTuple):
         """The version after a difference.
 
         Args:
-            difference: untrusted.
-            encoder: of differences.
-            streams: the run's.
+            difference: untrusted difference.
+            encoder: encoder of differences.
+            streams: random streams of the run.
 
         Raises:
-            InvalidPayload: if it is not the one that is said, or cannot be decoded.
+            InvalidPayload: if the difference does not lead to the version that it names, or cannot be decoded.
         """
         if _digest(self.name, difference.messages) != difference.after:
-            raise InvalidPayload("the difference of two versions of the model is another than was said")
+            raise InvalidPayload("the difference does not lead to the version of the model that was announced")
         decoded_KP = encoder.decode(difference.messages, self._draw(difference.number, streams))
         return Reference(difference.after, (self.numbers_KP + decoded_KP).to(self.numbers_KP.dtype))
 
     def _draw(self, number: int, streams: Streams) -> Draw:
         rows = range(len(self.numbers_KP))
-        return Draw(streams, [number] * len(rows), rows, "downlink codec")
+        return Draw(streams, rounds=[number] * len(rows), clients=rows, purpose="downlink codec")
 
 
 def _digest(name: str, tensors: Sequence[Tensor]) -> str:

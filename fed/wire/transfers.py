@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,13 +9,14 @@ from typing import TYPE_CHECKING
 import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload, RunFailed
+from fed.processes.clock import Clock
+from fed.protocol.limits import TIMES_DAMAGED
+from fed.protocol.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
 from fed.wire.dialling import DialPatience, words_of
 from fed.wire.payloads import Incoming, TensorSpec, chunks
-from fed.wire.protocol import TIMES_DAMAGED
-from fed.wire.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
 
 if TYPE_CHECKING:
-    from fed.wire.protocol_pb2_grpc import CoordinationStub
+    from fed.protocol.protocol_pb2_grpc import CoordinationStub
 
 __all__ = ["Transfers"]
 
@@ -28,15 +28,17 @@ class Transfers:
     """Calls beside the node's stream, which wait for that when they break off.
 
     Attributes:
-        over: ends all that goes on.
-        stub: of the connection that there is, or was last.
+        over: event that ends all transfers.
+        stub: stub of the present connection, or of the last one.
 
     Args:
-        patience: how long they wait.
-        connected: whether the stream is there.
+        patience: time limits of the transfers.
+        connected: event that is set while the node's stream is open.
+        clock: clock by which they wait.
     """
 
-    def __init__(self, patience: DialPatience, connected: threading.Event) -> None:
+    def __init__(self, patience: DialPatience, connected: threading.Event, clock: Clock) -> None:
+        self._clock = clock
         self._patience = patience
         self._connected = connected
         self.over = threading.Event()
@@ -46,10 +48,10 @@ class Transfers:
         """Fetch a file; False if it is not wanted any more.
 
         Args:
-            payload: as the server says it is.
-            path: where it is put.
-            spec: what it must hold.
-            is_wanted: whether to go on.
+            payload: description of the file by the server.
+            path: path of the file to write.
+            spec: types and lengths of its tensors.
+            is_wanted: function that returns True as long as the transfer shall go on.
 
         Raises:
             InvalidPayload: if it holds something else.
@@ -57,7 +59,9 @@ class Transfers:
             RunFailed: if the server does not have it any more.
             OSError: if it cannot be written.
         """
-        incoming, failures, times_damaged = Incoming(path, payload, spec), 0, 0
+        incoming = Incoming(path, payload, spec)
+        failures = 0
+        times_damaged = 0
         while is_wanted() and not self.over.is_set():
             before_bytes = incoming.received_bytes
             try:
@@ -94,9 +98,9 @@ class Transfers:
         """Send an answer until the server has it, or says that it wants none; None if it is not wanted any more.
 
         Args:
-            answer: its header.
-            path: of its file.
-            is_wanted: whether to go on.
+            answer: header of the answer.
+            path: path of its file.
+            is_wanted: function that returns True as long as the transfer shall go on.
 
         Raises:
             InvalidPayload: if the server says that it has more than there is.
@@ -116,8 +120,8 @@ class Transfers:
                 return receipt
             if receipt.received_bytes > answer.payload.size_bytes:
                 raise InvalidPayload(
-                    f"the server has {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an answer, as it "
-                    "says"
+                    f"the server claims to have {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an "
+                    "answer"
                 )
             failures = failures + 1 if receipt.received_bytes <= offset else 0
             offset = receipt.received_bytes
@@ -127,11 +131,11 @@ class Transfers:
 
     def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
         """Wait for a pause, and until the server is connected."""
-        until_s = time.monotonic() + self._patience.pause_s(failures)
+        until_s = self._clock.monotonic_s() + self._patience.pause_s(failures)
         while is_wanted() and not self.over.is_set():
-            if time.monotonic() > until_s and self._connected.is_set():
+            if self._clock.monotonic_s() > until_s and self._connected.is_set():
                 return
-            time.sleep(_LOOKS_EVERY_S)
+            self._clock.wait(_LOOKS_EVERY_S)
 
 
 def _parts(answer: Answer, path: Path, offset: int) -> Iterator[Part]:

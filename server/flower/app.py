@@ -11,11 +11,13 @@ from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists, os_errors_as
 from fed.quantities import score_text
-from fed.scores import score_of, words_of
-from fed.server.deploy import Deployment
 from fed.server.flower.fleet import FlowerFleet
+from fed.server.grpc.deploy import Deployment
+from fed.server.observer import Essential, Event, Kinds, RoundEnded
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.telling import Observers
 from fed.storage.run_folder import RunFolder
+from fed.storage.scores import score_of, words_of
 from fed.wire.flower_records import flower
 
 __all__ = ["server_app", "write_app"]
@@ -36,8 +38,8 @@ def write_app(experiment: Experiment, folder: Path) -> None:
     """Write a Flower app that runs an experiment.
 
     Args:
-        experiment: what to run.
-        folder: of the app; it is made, and must be empty if it is there.
+        experiment: experiment to run.
+        folder: folder of the app; it is made, and must be empty if it is there.
 
     Raises:
         InvalidInput: if the experiment cannot be deployed, or the folder cannot be written to.
@@ -77,7 +79,7 @@ def server_app(path: Path) -> Any:
     """Flower's ``ServerApp`` for an experiment.
 
     Args:
-        path: of the experiment's file, which travels with the app.
+        path: path of the experiment's file, which travels with the app.
 
     Raises:
         InvalidInput: if Flower is not installed.
@@ -101,7 +103,7 @@ def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: in
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
     with folder.held():
-        deployment.run(fleet, min_nodes, folder, resume=resume, after_round=_say)
+        deployment.run(fleet, min_nodes, folder, resume=resume, observers=Observers([Essential(_RoundLog())]))
 
 
 def _deployment(experiment: Experiment) -> Deployment:
@@ -121,10 +123,18 @@ def _name_of(experiment: Experiment) -> str:
     return re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "experiment"
 
 
-def _say(line: Mapping[str, Any]) -> None:
-    score = score_of(line)
-    found = "" if score is None else f", test {words_of(score[0])} {score_text(score[1])}"
-    _log.info("round %d: %d of %d replied%s", line["round"], line["replied"], line["selected"], found)
+class _RoundLog:
+    """Line of the log for each round; in line, so that the log is in order."""
+
+    kinds: Kinds = (RoundEnded,)
+
+    def observe(self, event: Event) -> None:
+        """Log a finished round."""
+        assert isinstance(event, RoundEnded)
+        line = event.line
+        score = score_of(line)
+        found = "" if score is None else f", test {words_of(score[0])} {score_text(score[1])}"
+        _log.info("round %d: %d of %d replied%s", line["round"], line["replied"], line["selected"], found)
 
 
 def _log_to_flower() -> None:

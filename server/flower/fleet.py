@@ -3,18 +3,19 @@
 import logging
 import math
 import secrets
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from fed.errors import InvalidPayload
+from fed.processes.clock import SYSTEM_CLOCK, Clock
+from fed.protocol import protocol_pb2 as pb
+from fed.server.observer import NodeCame, NodeWent
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.storage.checkpoints import Tree
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, client_id_of
@@ -24,7 +25,9 @@ from fed.wire.rate_limits import Unnamed
 __all__ = ["FlowerFleet", "flat_payload"]
 
 _log = logging.getLogger(__name__)
-_MESSAGE_LOST, _NODE_LOST = 3, 5  # Flower's codes
+# codes of Flower's errors
+_MESSAGE_LOST = 3
+_NODE_LOST = 5
 _UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
 _SHORTEST_TTL_S = 1.0
 _MOST_LETTERS = 200
@@ -35,11 +38,11 @@ class _Sent(NamedTuple):
     """A message under way.
 
     Args:
-        node: the receiver.
-        kind: what it is asked: who it is, to do a task, or to score a model.
-        client: the one that it stands for, once it has said so.
-        number: of the task or the examination.
-        round: the task's.
+        node: id of the receiving node, from Flower.
+        kind: "query", who it is; "train", to do a task; or "evaluate", to score a model.
+        client: client that the node stands for; None: it has not said so yet.
+        number: number of the task or the examination; 0 for a query.
+        round: number of the task's round; 0 where there is no task.
     """
 
     node: int
@@ -54,9 +57,9 @@ class _Progress:
     """A task until its answer is there.
 
     Args:
-        due_s: when it must be answered.
-        since_s: when it began to wait to be sent; None: it is under way.
-        sends: how often it was sent.
+        due_s: time by which it must be answered, in seconds of the fleet's clock.
+        since_s: time since which it has waited to be sent, in seconds of that clock; None: it is under way.
+        sends: number of times that it was sent.
     """
 
     due_s: float
@@ -72,14 +75,15 @@ class FlowerFleet(RealFleet):
     again. A client is who its node says: the first of several nodes that say the same, for as long as that is there.
 
     Attributes:
-        pull_every_s: between two looks for answers.
-        look_every_s: between two looks for nodes.
-        absent_s: for a node that is gone to come back for its task, after which the task has failed.
-        sends: how often a task is sent before it has failed.
+        pull_every_s: seconds from one look for answers to the next.
+        look_every_s: seconds from one look for nodes to the next.
+        absent_s: seconds that a node which is gone has to come back for its task, after which the task has failed.
+        sends: number of times that a task is sent before it has failed.
 
     Args:
-        grid: Flower's.
-        accepts: what a node says of its data → why it is refused, or None.
+        grid: grid of the ``ServerApp``, from Flower.
+        accepts: function from what a node says of its data to the reason why it is refused, or None.
+        clock: time, by which it waits.
     """
 
     pull_every_s = 0.05
@@ -87,8 +91,8 @@ class FlowerFleet(RealFleet):
     absent_s = 60.0
     sends = 3
 
-    def __init__(self, grid: Any, *, accepts: Callable[[pb.Joining], str | None]) -> None:
-        super().__init__()
+    def __init__(self, grid: Any, *, accepts: Callable[[pb.Joining], str | None], clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(clock)
         self._grid = grid
         self._accepts = accepts
         self._run = secrets.token_hex(8)  # nodes keep the states of each run under this name
@@ -144,7 +148,8 @@ class FlowerFleet(RealFleet):
         for client, node in self._free().items():
             examination = pb.Examination(id=self._examination, payload=payload, **self._kept_state(client))
             content = packed(pb.Request(plan=self._plan, examination=examination), array)
-            asked.append((_Sent(node, "evaluate", client, self._examination), content, limit_s))
+            sent = _Sent(node, "evaluate", client=client, number=self._examination)
+            asked.append((sent, content, limit_s))
             self._unscored.add(client)
         self._push(asked)
 
@@ -171,12 +176,12 @@ class FlowerFleet(RealFleet):
         self._poll()
         if before == (self._changes, len(self._answers)):
             # Flower's grid is polled, since it tells nothing by itself
-            time.sleep(max(0.0, min(self.pull_every_s, until - self.clock)))
+            self.time.wait(min(self.pull_every_s, until - self.clock))
 
     def _poll(self) -> None:
-        if time.monotonic() >= self._look_s:
+        if self.time.monotonic_s() >= self._look_s:
             self._look()
-            self._look_s = time.monotonic() + self.look_every_s
+            self._look_s = self.time.monotonic_s() + self.look_every_s
         self._send()
         for message in self._grid.pull_messages(set(self._sent)) if self._sent else ():
             self._take(message)
@@ -186,9 +191,10 @@ class FlowerFleet(RealFleet):
         """Look for nodes; newcomers are asked who they are."""
         there = list(self._grid.get_node_ids())
         for node in self._present.keys() - set(there):
-            client = self._present.pop(node)
-            if client is not None:
-                self._changes += 1
+            who = self._present.pop(node)
+            if who is not None:
+                client, _ = who
+                self._note_presence(NodeWent(client))
                 _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
         self._present |= dict.fromkeys(new)
@@ -199,7 +205,8 @@ class FlowerFleet(RealFleet):
         waiting = [(number, one) for number, one in self._progress.items() if one.since_s is not None]
         if not waiting:
             return
-        free, attending = self._free(), self._attending()
+        free = self._free()
+        attending = self._attending()
         asked = []
         for number, progress in waiting:
             task = self._open[number]
@@ -207,8 +214,10 @@ class FlowerFleet(RealFleet):
             left_s = progress.due_s - self.clock
             if node is not None and left_s > 0:
                 ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
-                asked.append((_Sent(node, "train", task.client, number, task.round), self._content(task), ttl_s))
-                progress.sends, progress.since_s = progress.sends + 1, None
+                sent = _Sent(node, "train", client=task.client, number=number, round=task.round)
+                asked.append((sent, self._content(task), ttl_s))
+                progress.sends += 1
+                progress.since_s = None
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
             elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self.absent_s:
@@ -264,7 +273,8 @@ class FlowerFleet(RealFleet):
             else:
                 self._take_scores(sent.client, sent.number, response.scores)
         except InvalidPayload as error:
-            self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, str(error))
+            sender: int | str = Unnamed(f"node {sent.node}") if sent.client is None else sent.client
+            self._refusals.note(sender, str(error))
             self._give_up(sent, f"its answer was refused: {error}")
 
     def _take_joining(self, node: int, joining: pb.Joining) -> None:
@@ -277,6 +287,7 @@ class FlowerFleet(RealFleet):
             else:
                 _log.info("client %r is there with %d samples", client, joining.samples)
                 self._members.come(client, joining.samples)
+                self._note_presence(NodeCame(client))
             self._present[node] = client, joining.samples
 
     def _take_answer(self, sent: _Sent, header: pb.Answer, data: bytes) -> None:
@@ -338,8 +349,8 @@ def _response_of(kind: str, content: Mapping[str, Any]) -> tuple[pb.Response, by
     """A node's untrusted response, as far as it can be checked without the task, and the bytes of its payload.
 
     Args:
-        kind: what the node was asked.
-        content: of its message.
+        kind: kind of the request: "query", "train" or "evaluate".
+        content: content of the node's message, from Flower.
 
     Raises:
         InvalidPayload: if no node can answer that.
@@ -349,7 +360,8 @@ def _response_of(kind: str, content: Mapping[str, Any]) -> tuple[pb.Response, by
         raise InvalidPayload(f"a node must answer {_ANSWERS[kind]} or failed, got {what or 'nothing'}")
     reason = refusal_of_scores(response.scores) if what == "scores" else None
     if what == "joining":
-        name, reason = response.joining.name, refusal_of_joining(response.joining)
+        name = response.joining.name
+        reason = refusal_of_joining(response.joining)
         if not 0 < len(name) <= _MOST_LETTERS:
             reason = f"a client's name must have 1 to {_MOST_LETTERS} letters, got {len(name)}"
     if reason is not None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload
+from fed.processes.clock import Clock
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import TIMES_DAMAGED
 from fed.server.grpc.leases import Lease, Leases
-from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Call, TurnedAway
 from fed.wire.messages import refusal_of_numbers
-from fed.wire.protocol import TIMES_DAMAGED
 from fed.wire.rate_limits import Allowance, Refusals
 
 if TYPE_CHECKING:
@@ -24,25 +25,26 @@ _SAYS_EVERY_S = 30.0
 
 
 class Deliveries:
-    """Takes nodes' answers.
+    """Receiver of nodes' answers.
 
     Attributes:
-        spec: what an answer's tensors must be.
+        spec: types and lengths that an answer's tensors must have.
 
     Args:
-        leases: the tasks that are answered.
-        refusals: takes down what is refused.
-        spool: the folder of files on their way.
-        stall_s: for the next piece of a delivery.
+        leases: leases of the tasks that are answered.
+        refusals: counter of refused answers.
+        spool: folder of files on their way.
+        stall_s: seconds to wait for the next piece of a delivery.
+        clock: time, which limits how often the log reports a full disk.
     """
 
-    def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float) -> None:
+    def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float, clock: Clock) -> None:
         self.spec: tuple[TensorSpec, ...] = ()
         self._leases = leases
         self._refusals = refusals
         self._spool = spool
         self._stall_s = stall_s
-        self._full = Allowance(1, 1 / _SAYS_EVERY_S)  # of the log to say that the disk is
+        self._full = Allowance(1, 1 / _SAYS_EVERY_S, clock)  # limits how often the log reports a full disk
 
     async def take(self, call: Call) -> pb.Receipt:
         """Take one delivery.

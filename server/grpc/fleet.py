@@ -16,16 +16,17 @@ import grpc
 
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import ServerCredentials, hold_to_loopback
+from fed.processes.clock import Clock
+from fed.protocol.limits import MOST_MESSAGE_BYTES
+from fed.protocol.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
 from fed.server.grpc.leases import TaskOutcome
-from fed.server.grpc.service import NodeService, Patience, Scored, SessionMessage, handler_of
+from fed.server.grpc.service import Arrival, NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
-from fed.tensors import Tensor
+from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import read, written
-from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
 
 if TYPE_CHECKING:
     from fed.server.grpc.sessions import NodeSessions
@@ -34,7 +35,7 @@ __all__ = ["NodeFleet"]
 
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
-_ENDING_S = 2.0
+_ENDING_S = 2.0  # seconds in which gRPC's calls may end after the server has stopped
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # else a second server could take the same port, and some of the nodes
@@ -50,15 +51,16 @@ class NodeFleet(RealFleet):
     """A fleet of nodes that hold a task each until its answer is there, through lost connections and restarts.
 
     Attributes:
-        patience: how long it waits.
-        sessions: of the nodes under secure aggregation; None without.
+        patience: time limits.
+        sessions: sessions of the nodes under secure aggregation; None without it.
 
     Args:
-        listen: HOST:PORT.
-        spool: a folder for files on their way, of this fleet alone.
-        credentials: of the server; None: no encryption, for loopback alone.
-        accepts: what a node says when it joins → why it is refused, or None.
-        patience: how long to wait for nodes.
+        listen: address, HOST:PORT.
+        spool: folder for files on their way, of this fleet alone.
+        credentials: credentials of the server; None: no encryption, on loopback only.
+        accepts: function from what a node says when it joins to the reason why it is refused, or None.
+        patience: time limits; None: the usual ones.
+        clock: time, by which it waits.
 
     Raises:
         InvalidInput: if it cannot listen there, or must not.
@@ -71,30 +73,31 @@ class NodeFleet(RealFleet):
         *,
         credentials: ServerCredentials | None,
         accepts: Callable[[Joining], str | None],
+        clock: Clock,
         patience: Patience | None = None,
     ) -> None:
         if credentials is None:
             hold_to_loopback(listen)
-        super().__init__()
+        super().__init__(clock)
         self.patience = patience or Patience()
         self._spool = spool
         self.sessions: NodeSessions | None = None
-        # None: a node has come or gone
-        self._arrivals: SimpleQueue[TaskOutcome | Scored | SessionMessage | None] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._ready: deque[TaskOutcome] = deque()
         self._is_closed = False
         self._due_s: dict[int, float] = {}  # by task
         self._payloads: dict[tuple[int, int | None], Payload] = {}
         self._loop = asyncio.new_event_loop()
-        self._newcomers = Newcomers()
+        self._newcomers = Newcomers(clock)
         self._service = NodeService(
-            self._start,
-            spool,
-            self._arrivals,
-            None if credentials is None else credentials.roster.admits,
-            accepts,
-            self.patience,
+            start=self._start,
+            spool=spool,
+            arrivals=self._arrivals,
+            admits=None if credentials is None else credentials.roster.admits,
+            accepts=accepts,
+            clock=clock,
             refusals=self._refusals,
+            patience=self.patience,
             identified=self._newcomers.identify,
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
@@ -167,7 +170,8 @@ class NodeFleet(RealFleet):
 
     def _make_known(self, plan: Plan, message: Format) -> None:
         plan.heartbeat_s = self._service.patience.heartbeat_s
-        self._plan, self._spec = plan, message.uplink
+        self._plan = plan
+        self._spec = message.uplink
         self._call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
@@ -187,17 +191,19 @@ class NodeFleet(RealFleet):
 
     def _pass_time(self, until: float) -> None:
         with contextlib.suppress(Empty):
-            self._take(self._arrivals.get(timeout=max(0.0, min(until - self.clock, _LOOKS_EVERY_S))))
+            self._take(self.time.take(self._arrivals, min(until - self.clock, _LOOKS_EVERY_S)))
         if self.sessions is not None:
             self.sessions.tick()
 
-    def _take(self, arrival: TaskOutcome | Scored | SessionMessage | None) -> None:
+    def _take(self, arrival: Arrival) -> None:
         if isinstance(arrival, SessionMessage):
             if self.sessions is not None:
                 self.sessions.take_message(arrival.client, arrival.message)
         elif isinstance(arrival, TaskOutcome):
             if self.sessions is not None and arrival.answer is None and not arrival.lacks_model:
-                self.sessions.take_failure(self._open[arrival.task].client if arrival.task in self._open else "")
+                # no client has the empty name: a failure of a task that is over makes no difference
+                holder = self._open[arrival.task].client if arrival.task in self._open else ""
+                self.sessions.take_failure(holder)
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
             if task is None:
                 self._ready.append(arrival)
@@ -207,7 +213,7 @@ class NodeFleet(RealFleet):
         elif isinstance(arrival, Scored):
             self._take_scores(arrival.client, arrival.scores.id, arrival.scores)
         else:
-            self._changes += 1
+            self._note_presence(arrival)
             if self.sessions is not None:
                 self.sessions.resend()
 
@@ -226,7 +232,7 @@ class NodeFleet(RealFleet):
             return Answer.failure(task, f"its answer was refused: {error}")
 
     def _payload(self, content: tuple[int, int | None], tensors: tuple[Tensor, ...]) -> Payload:
-        """The file of these tensors; a content that no open task has goes."""
+        """Description of the file of these tensors; files that no open task needs are removed."""
         if content in self._payloads:
             return self._payloads[content]
         needed = {task.content for task in self._open.values()}

@@ -1,16 +1,16 @@
 """Tasks under way: who holds each, until when it is waited for, and what has come of its answer."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fed.wire import protocol_pb2 as pb
+from fed.processes.clock import Clock
+from fed.protocol import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, TensorSpec
 
 __all__ = ["Lease", "Leases", "TaskOutcome"]
 
-_MOST_DELIVERED = 10_000  # that are remembered, so that one sent twice is known
+_MOST_DELIVERED = 10_000  # number of answers that are remembered, so that one sent twice is known
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class TaskOutcome:
     """Outcome of a task, as its node says.
 
     Args:
-        task: its number.
-        answer: the header of the answer; None: there is no answer.
-        path: of the answer's file.
-        problem: why there is no answer; empty where there is one.
-        lacks_model: the node does not have what the differences are added to.
+        task: number of the task.
+        answer: header of the answer; None: there is no answer.
+        path: path of the answer's file; None: there is no answer.
+        problem: reason why there is no answer; empty where there is one.
+        lacks_model: True if the node does not have the model that the task's differences are added to.
     """
 
     task: int
@@ -37,14 +37,15 @@ class Lease:
     """A task under way.
 
     Args:
-        assignment: as it was given.
-        client: to which it was given.
-        given_s: when, by :func:`time.monotonic`.
-        lease_until_s: when it has failed, unless a heartbeat of its holder comes.
-        is_accepted: whether a node has said that it holds it.
-        incoming: what has come of its answer.
-        deliveries: the number begun; only the last counts, since earlier ones had connections that were cut.
-        times_damaged: how often its answer came damaged.
+        assignment: assignment of the task, as it was given.
+        client: client that it was given to.
+        given_s: time at which it was given, in seconds of the server's clock.
+        lease_until_s: time at which the task has failed, in seconds of the server's clock; a heartbeat of its holder
+            puts it off.
+        is_accepted: True if a node has said that it holds the task.
+        incoming: file of the answer, as far as it has come; None: nothing has come.
+        deliveries: number of deliveries begun; only the last counts, since earlier ones had connections that were cut.
+        times_damaged: number of times that the answer came damaged.
     """
 
     assignment: pb.Assignment
@@ -61,11 +62,15 @@ class Lease:
         """Number of the task."""
         return self.assignment.task.number
 
-    def told(self) -> pb.ToNode:
-        """The assignment with the seconds that are left until its deadline."""
+    def told(self, now_s: float) -> pb.ToNode:
+        """The assignment with the seconds that are left until its deadline.
+
+        Args:
+            now_s: present time, in seconds of the server's clock.
+        """
         message = pb.ToNode(assignment=self.assignment)  # a copy: the lease keeps the deadline as it was given
         if self.assignment.HasField("deadline_s"):
-            left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
+            left_s = self.given_s + self.assignment.deadline_s - now_s
             message.assignment.deadline_s = max(left_s, 0.0)
         return message
 
@@ -77,16 +82,20 @@ class Lease:
 
 
 class Leases:
-    """All tasks of one start of a server that are under way, and which were answered last.
+    """All tasks of one start of a server that are under way, and the last ones that were answered.
 
     Args:
-        start: of the server.
-        spool: the folder of files on their way.
-        arrived: takes what becomes of a task.
+        start: number that names this start of the server.
+        spool: folder of files on their way.
+        arrived: function that takes the outcome of a task.
         lease_s: seconds without a heartbeat after which a task has failed.
+        clock: time, by which leases end.
     """
 
-    def __init__(self, start: int, spool: Path, arrived: Callable[[TaskOutcome], object], lease_s: float) -> None:
+    def __init__(
+        self, start: int, spool: Path, arrived: Callable[[TaskOutcome], object], lease_s: float, clock: Clock
+    ) -> None:
+        self._clock = clock
         self._start = start
         self._spool = spool
         self._arrived = arrived
@@ -104,8 +113,9 @@ class Leases:
 
     def give(self, client: int | str, assignment: pb.Assignment) -> Lease:
         """Begin a lease for a task."""
-        now_s = time.monotonic()
-        lease = self._open[assignment.task.number] = Lease(assignment, client, now_s, now_s + self._lease_s)
+        now_s = self._clock.monotonic_s()
+        lease = Lease(assignment, client, given_s=now_s, lease_until_s=now_s + self._lease_s)
+        self._open[assignment.task.number] = lease
         return lease
 
     def find(self, task: pb.TaskId) -> Lease | None:
@@ -123,15 +133,15 @@ class Leases:
 
     def renew(self, lease: Lease) -> None:
         """Extend a lease after a heartbeat of its holder."""
-        lease.lease_until_s = time.monotonic() + self._lease_s
+        lease.lease_until_s = self._clock.monotonic_s() + self._lease_s
 
     def incoming(self, lease: Lease, answer: pb.Answer, spec: Sequence[TensorSpec]) -> Incoming:
         """File of this answer as far as it has come: empty, where it is another answer than before.
 
         Args:
-            lease: of the task that it answers.
-            answer: its header.
-            spec: the tensors that it must hold.
+            lease: lease of the task that is answered.
+            answer: header of the answer.
+            spec: types and lengths that its tensors must have.
 
         Raises:
             InvalidPayload: if its tensors are not what is asked for.
@@ -146,9 +156,9 @@ class Leases:
         """End a lease with its answer.
 
         Args:
-            lease: of the task.
-            answer: its header.
-            path: of its file.
+            lease: lease of the task.
+            answer: header of the answer.
+            path: path of the answer's file.
         """
         del self._open[lease.number]
         self._delivered[lease.number] = lease.client, answer.payload.sha256
@@ -160,8 +170,8 @@ class Leases:
         """True if this answer has been accepted before.
 
         Args:
-            client: whose it is; None: any client's.
-            answer: its header.
+            client: client that sent it; None: any client.
+            answer: header of the answer.
         """
         delivered = self._delivered.get(answer.task.number) if answer.task.start == self._start else None
         if delivered is None:
@@ -180,9 +190,9 @@ class Leases:
         """End a lease without an answer; one that is over stays so.
 
         Args:
-            lease: to be ended.
-            reason: one sentence for the user.
-            lacks_model: the node does not have what the differences are added to.
+            lease: lease that ends.
+            reason: reason of the failure, one sentence for the user.
+            lacks_model: True if the node does not have the model that the task's differences are added to.
         """
         if self.withdraw(lease.number) is not None:
             self._arrived(TaskOutcome(lease.number, problem=reason, lacks_model=lacks_model))

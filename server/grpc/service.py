@@ -5,28 +5,29 @@ All of it runs in one event loop; a fleet in another thread hands it assignments
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from fed.processes.clock import Clock
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import MOST_HELD, NODE_NAME
 from fed.server.grpc.deliveries import Deliveries
 from fed.server.grpc.leases import Lease, Leases, TaskOutcome
+from fed.server.observer import NodeCame, NodeWent
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
-from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line
 from fed.wire.payloads import TensorSpec
-from fed.wire.protocol import MOST_HELD, NODE_NAME
 from fed.wire.rate_limits import Allowance, Refusals
 
-__all__ = ["Node", "NodeService", "Patience", "Scored", "SessionMessage", "handler_of"]
+__all__ = ["Arrival", "Node", "NodeService", "Patience", "Scored", "SessionMessage", "handler_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +41,11 @@ class Patience:
     """Time limits of a server.
 
     Args:
-        heartbeat_s: between two heartbeats, either way.
-        silence_s: without one, after which a connection counts as lost.
+        heartbeat_s: seconds from one heartbeat to the next, either way.
+        silence_s: seconds without a message, heartbeats among them, after which a connection counts as lost.
         lease_s: seconds without a heartbeat after which a task has failed.
-        stall_s: for the next piece of a transfer.
-        session_s: for the messages of one phase of a session of secure aggregation.
+        stall_s: seconds to wait for the next piece of a transfer.
+        session_s: seconds to wait for the messages of one phase of a session of secure aggregation.
     """
 
     heartbeat_s: float = 5.0
@@ -59,11 +60,11 @@ class Node:
     """A node that has joined in this run.
 
     Args:
-        client: its id.
-        samples: that it trains on.
-        unasked: how much it may say unasked.
-        outbox: what is to be told it; None while it does not attend.
-        owed: answers in sessions that it was asked for, and has not sent.
+        client: id of the client that it stands for.
+        samples: number of samples that it trains on.
+        unasked: allowance of messages that it was not asked for.
+        outbox: queue of messages to it; None while it does not attend.
+        owed: number of answers in sessions that it was asked for, and has not sent.
     """
 
     client: int | str
@@ -87,45 +88,64 @@ class Scored(NamedTuple):
     scores: pb.Scores
 
 
+Arrival: TypeAlias = TaskOutcome | Scored | SessionMessage | NodeCame | NodeWent
+"""Arrival that a fleet takes: what becomes of a task, what a node says, or a node that has come or gone."""
+
+
 @dataclass
 class NodeService:
     """Answers nodes' calls, each in the name that its certificate says.
 
     Args:
-        start: of this server, which its tasks are named by.
-        spool: the folder of files on their way.
-        arrivals: takes what becomes of tasks; None when a node comes or goes.
-        admits: (name, certificate in PEM) → why a node is refused, or None; where there are no certificates it is
-            None itself, and nodes are believed.
-        accepts: what a node says when it joins → why it is refused, or None.
-        patience: how long to wait.
-        plan: what nodes are told when they join; None until it is known.
-        refusals: takes down what nodes are refused.
-        identified: function that is told the address of each call that shows a certificate.
-        nodes: by the client that each stands for.
+        start: number that names this start of the server, and its tasks.
+        spool: folder of files on their way.
+        arrivals: queue of what becomes of tasks, what nodes say, and of nodes that come and go.
+        admits: function from a name and a certificate in PEM to the reason why a node is refused, or None. It is None
+            itself where there are no certificates, and nodes are believed.
+        accepts: function from what a node says when it joins to the reason why it is refused, or None.
+        patience: time limits.
+        plan: plan that nodes are told when they join; None until it is known.
+        refusals: counter of refused messages.
+        identified: function that is called with the address of each call that shows a certificate.
+        nodes: client → node that stands for it.
+        clock: time, by which it waits.
     """
 
     start: int
     spool: Path
-    arrivals: SimpleQueue[TaskOutcome | Scored | SessionMessage | None]
+    arrivals: SimpleQueue[Arrival]
     admits: Admission | None
     accepts: Callable[[pb.Joining], str | None]
+    _: KW_ONLY
+    clock: Clock
+    refusals: Refusals
     patience: Patience = field(default_factory=Patience)
     plan: pb.Plan | None = None
-    refusals: Refusals = field(default_factory=Refusals)
     identified: Callable[[str], object] = lambda address: None
     nodes: dict[int | str, Node] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._reception = Reception(self.admits, self.refusals, self.identified)
-        self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
-        self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s)
+        self._leases = Leases(
+            self.start,
+            self.spool,
+            arrived=self.arrivals.put,
+            lease_s=self.patience.lease_s,
+            clock=self.clock,
+        )
+        self._deliveries = Deliveries(
+            self._leases,
+            self.refusals,
+            self.spool,
+            stall_s=self.patience.stall_s,
+            clock=self.clock,
+        )
 
     def assign(self, assignments: Sequence[tuple[int | str, pb.Assignment]]) -> None:
         """Give tasks to nodes; a node that does not attend gets its task when it returns."""
         for client, assignment in assignments:
-            self._tell(client, self._leases.give(client, assignment).told())
+            self._tell(client, self._leases.give(client, assignment).told(self.clock.monotonic_s()))
 
     def examine(self, client: int | str, examination: pb.Examination) -> bool:
         """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
@@ -143,7 +163,8 @@ class NodeService:
 
     def make_known(self, plan: pb.Plan, answer_spec: tuple[TensorSpec, ...]) -> None:
         """Tell the plan to all that attend, and from now on to all that join."""
-        self.plan, self._deliveries.spec = plan, answer_spec
+        self.plan = plan
+        self._deliveries.spec = answer_spec
         for client in self.nodes:
             self._tell(client, pb.ToNode(plan=plan))
 
@@ -167,9 +188,9 @@ class NodeService:
         """Fail tasks whose holders send no heartbeat."""
         every_s = self.patience.lease_s / 20
         while True:
-            began_s = time.monotonic()
-            await asyncio.sleep(every_s)
-            now_s = time.monotonic()
+            began_s = self.clock.monotonic_s()
+            await self.clock.pause(every_s)
+            now_s = self.clock.monotonic_s()
             if (frozen_s := now_s - began_s - every_s) > every_s:  # this process was frozen, and heard no heartbeat
                 for lease in self._leases:
                     lease.lease_until_s += frozen_s
@@ -205,7 +226,7 @@ class NodeService:
         assert outbox is not None
         numbers = "hides its number of samples" if joining.hides_numbers else f"has {joining.samples} samples"
         _log.info("client %r has joined: it %s", client, numbers)
-        self.arrivals.put(None)
+        self.arrivals.put(NodeCame(client))
         try:
             problems = await converse(self._tell_all(call, node, outbox), self._listen(call, node))
         finally:
@@ -213,7 +234,7 @@ class NodeService:
                 node.outbox = None
                 self._drop_examination(client)
                 _log.info("client %r is gone", client)
-                self.arrivals.put(None)
+                self.arrivals.put(NodeWent(client))
         for problem in problems:
             if isinstance(problem, TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
@@ -226,7 +247,7 @@ class NodeService:
     async def _tell_all(self, call: Call, node: Node, outbox: "asyncio.Queue[pb.ToNode]") -> None:
         while True:
             try:
-                message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
+                message = await self.clock.within(self.patience.heartbeat_s, outbox.get())
             except TimeoutError:
                 message = pb.ToNode(heartbeat=pb.Heartbeat())
             if message.HasField("session") or message.assignment.model_sha256:  # which begins a session
@@ -249,7 +270,7 @@ class NodeService:
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
     def _problem_with(self, message: pb.FromNode, node: Node) -> str | None:
-        """Reason to refuse a message; "" for one that is in order, None for one that was asked for."""
+        """Reason to refuse a message; None: it was asked for; "": it is in order, but was not asked for."""
         client = node.client
         if message.HasField("heartbeat"):
             return self._heard(client, message.heartbeat)
@@ -263,7 +284,8 @@ class NodeService:
             return self._scored(client, message.scores)
         if message.HasField("session"):
             self.arrivals.put(SessionMessage(client, message.session))
-            node.owed, is_asked = max(node.owed - 1, 0), node.owed > 0
+            is_asked = node.owed > 0
+            node.owed = max(node.owed - 1, 0)
             return None if is_asked else ""
         if message.HasField("farewell"):
             return ""
@@ -281,7 +303,7 @@ class NodeService:
         return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
 
     def _renew(self, client: int | str, task: pb.TaskId) -> str:
-        """Renew the lease of a client's task; the refusal if the task is another's, else "". A task may be over."""
+        """Renew the lease of a client's task, if it is not over; returns the refusal of another's task, else ""."""
         lease = self._leases.find(task)
         if lease is None:
             return ""
@@ -310,7 +332,7 @@ class NodeService:
     def _joined(self, client: int | str, joining: pb.Joining) -> Node:
         node = self.nodes.get(client)
         if node is None:
-            unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s)
+            unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s, self.clock)
             node = self.nodes[client] = Node(client, joining.samples, unasked)
         if not node.unasked.spend():
             raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
@@ -318,17 +340,18 @@ class NodeService:
             # a dead connection may not have been noticed yet
             node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason="another connection came in your name")))
             self._drop_examination(client)
-        node.samples, node.outbox = joining.samples, asyncio.Queue()
+        node.samples = joining.samples
+        node.outbox = asyncio.Queue()
         if self.plan is not None:
             node.outbox.put_nowait(pb.ToNode(plan=self.plan))
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
-            if self._leases.find(task) is None:
+            if self._leases.find(task) is None:  # it has ended while the node was away
                 node.outbox.put_nowait(pb.ToNode(withdrawal=pb.Withdrawal(task=task)))
         for lease in self._leases.of(client):
-            if lease.number not in held:
-                node.outbox.put_nowait(lease.told())
+            if lease.number not in held:  # it was lost with a connection, or with the node's process
+                node.outbox.put_nowait(lease.told(self.clock.monotonic_s()))
         return node
 
     def _drop_examination(self, client: int | str) -> None:
@@ -358,7 +381,7 @@ class NodeService:
 
 
 def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
-    """Calls of the protocol, for a server; bytes that are no request are taken for an empty one, which is refused."""
+    """Handlers of the protocol's calls; bytes that are no request count as an empty one, which is refused."""
 
     def wanted(request: bytes) -> pb.Wanted:
         try:

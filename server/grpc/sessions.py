@@ -1,6 +1,6 @@
 """Sessions of secure aggregation with real nodes: the coordinator's side, driven by what arrives and by the clock.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fed.errors import InvalidExperiment, InvalidPayload, SessionFailed
 from fed.identity.identities import SignedIdentities
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import model_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator, SessionPhase
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
@@ -16,13 +17,12 @@ from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Terms
 from fed.server.fleet import ConversingFleet
 from fed.server.secure_fleet import SessionResult
-from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import Answer, GlobalModel, Task, one_line
 
 __all__ = ["NodeSessions"]
 
 _log = logging.getLogger(__name__)
-_ATTEMPTS = 2
+_ATTEMPTS = 2  # of a round: the second has fresh keys, and the clients that have revealed no shares
 _WHILE_TRAINING = {SessionPhase.KEYS: "keys", SessionPhase.SHARES: "shares"}
 
 
@@ -36,14 +36,14 @@ class NodeSessions:
     keys.
 
     Args:
-        fleet: of the nodes.
-        settings: the section of the experiment.
-        fixed: how messages become lanes.
-        run: names the run.
-        identities: returns the clients' newest identities.
-        patience_s: how long to wait for the messages of a phase.
+        fleet: fleet of the nodes.
+        settings: section of the experiment.
+        fixed: fixed point by which messages become lanes.
+        run: name of the run.
+        identities: function that returns the clients' newest identities.
+        patience_s: seconds to wait for the messages of a phase.
         plan_sha256: digest of the run's plan, set before the first round.
-        attempt: of the round, from 0.
+        attempt: number of the attempt in its round, from 0.
     """
 
     fleet: ConversingFleet
@@ -68,7 +68,9 @@ class NodeSessions:
 
     def open(self, tasks: Sequence[Task]) -> None:
         """Begin a round; the fleet's dispatch of these tasks begins the session."""
-        self.attempt, self._result, self._revealed = 0, SessionResult(), set()
+        self.attempt = 0
+        self._result = SessionResult()
+        self._revealed = set()
         left_s = tasks[0].deadline_s
         self._deadline_s = None if left_s is None else self.fleet.clock + left_s
         self._expect(tasks)
@@ -77,13 +79,14 @@ class NodeSessions:
         """Begin the session of tasks that are being sent, and write attempt and model digest into their assignments.
 
         Args:
-            assignments: by client.
-            model: that they bring.
+            assignments: assignment of each client.
+            model: global model that the assignments bring.
         """
         if self._digested[0] != model.version:
             self._digested = model.version, model_digest(model.tensors)
         for assignment in assignments.values():
-            assignment.attempt, assignment.model_sha256 = self.attempt, self._digested[1]
+            assignment.attempt = self.attempt
+            assignment.model_sha256 = self._digested[1]
         if not assignments.keys() & {task.client for task in self._tasks.values()} or self._coordinator is not None:
             return  # a task that is sent again, with the whole model
         signed = self.identities()
@@ -92,7 +95,14 @@ class NodeSessions:
         number = next(iter(self._tasks.values())).round
         task_sha256 = task_digest(next(iter(assignments.values())))
         terms = Terms(
-            self.settings, self.fixed, self.run, number, self.attempt, self.plan_sha256, task_sha256, identities.sha256
+            settings=self.settings,
+            fixed=self.fixed,
+            run=self.run,
+            round=number,
+            attempt=self.attempt,
+            plan_sha256=self.plan_sha256,
+            task_sha256=task_sha256,
+            identities_sha256=identities.sha256,
         )
         self._coordinator = SessionCoordinator(terms, identities)
         self._task_ids = {str(client): assignment.task for client, assignment in assignments.items()}
@@ -104,14 +114,15 @@ class NodeSessions:
         if self._coordinator is None or name not in self._tasks:
             return  # the client has dropped out meanwhile
         try:
-            self._coordinator.take_masked(name, answer.mean_update_M)
+            self._coordinator.take_masked(name, answer.lanes)
             self._sent.add(name)
         except InvalidPayload as error:
             _log.warning("round %d: the masked message of %r does not count: %s", answer.round, name, error)
 
     def take_message(self, client: int | str, message: pb.FromSession) -> None:
         """Take a client's message; one of another session, or that was taken before, makes no difference."""
-        name, coordinator = str(client), self._coordinator
+        name = str(client)
+        coordinator = self._coordinator
         self._result.bytes_up += _size_bytes(message)
         if coordinator is None or name not in self._tasks or message.attempt != self.attempt:
             return
@@ -167,7 +178,8 @@ class NodeSessions:
                 result.problem = ""
                 break
             except SessionFailed as error:
-                result.problem, result.survivors = str(error), ()
+                result.problem = str(error)
+                result.survivors = ()
             if not self._begin_again(sorted(self._sent - self._revealed)):
                 break
             self._collect_again()
@@ -217,6 +229,7 @@ class NodeSessions:
     def _collect_again(self) -> None:
         """Take the masked messages of another attempt, for which no client trains again."""
         tasks = [task.id for task in self._tasks.values()]
+        # keys, shares and masked messages each have their time
         for answer in self.fleet.collect(self.fleet.clock + 3 * self.patience_s):
             if not answer.problem:
                 self._result.bytes_up += answer.size_bytes
@@ -225,7 +238,10 @@ class NodeSessions:
 
     def _expect(self, tasks: Sequence[Task]) -> None:
         self._tasks = {str(task.client): task for task in tasks}
-        self._coordinator, self._unanswered, self._sent, self._taken = None, {}, set(), set()
+        self._coordinator = None
+        self._unanswered = {}
+        self._sent = set()
+        self._taken = set()
 
     def _advance(self) -> None:
         """Close the phase of keys or of shares once no message of it is missing."""

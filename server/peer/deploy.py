@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment
 from fed.server.evaluation import check_scored_by_both
+from fed.server.observer import Essential, Observer
 from fed.server.peer.gossip_peer import GossipPeer
 from fed.server.peer.real_peer import PeerSetup, RealPeer, messages_folder
 from fed.server.peer.replica_peer import ReplicaPeer
 from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.telling import Observers
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.wire.messages import client_id_of
@@ -39,19 +41,20 @@ def take_part(
     overwrite: bool = False,
     resume: bool = False,
     on_listen: Callable[[int | None], None] | None = None,
-    after_round: Callable[[Mapping[str, Any]], None] | None = None,
+    observers: Iterable[Observer | Essential] = (),
 ) -> Run:
     """Run an experiment at one peer.
 
     Args:
-        experiment: to run, the same at all peers.
-        own: what this peer trains on.
-        setup: how it meets the others.
+        experiment: the experiment to run, the same at all peers.
+        own: the data that this peer trains on.
+        setup: addresses, credentials and waits of this peer.
         output: the run's folder.
-        overwrite: replace a run that the folder holds.
-        resume: continue the run that the folder holds, from its newest whole checkpoint.
-        on_listen: called with the port.
-        after_round: called after each round with its line of the metrics.
+        overwrite: True if a run that the folder holds is replaced.
+        resume: True if the run that the folder holds continues, from its newest whole checkpoint.
+        on_listen: function that is called with the port, or with None if this peer only dials.
+        observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
+            slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
     Returns:
         The run, with this peer's model.
@@ -71,7 +74,8 @@ def take_part(
         kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
         if not resume:
             shutil.rmtree(messages_folder(output), ignore_errors=True)
-        peer = kind(experiment, prepared, client, setup, output, is_resumed=kept is not None)
+        told = Observers(observers, setup.clock)
+        peer = kind(experiment, prepared, client, setup, output, observers=told, is_resumed=kept is not None)
         if kept is None:
             folder.begin(experiment, parts=parts)
         peer.resume(kept)
@@ -79,14 +83,17 @@ def take_part(
             port = peer.listen()
             if on_listen is not None:
                 on_listen(port)
-            loop = peer.loop(fingerprint, folder, after_round)
+            loop = peer.loop(fingerprint, folder)
+            first = 1
             if kept is not None:
-                loop.restore(*kept)
+                last, state = kept
+                loop.restore(last, state)
+                first = last + 1
             count = peer.meet()
             there = "1 peer is" if count == 1 else f"{count} peers are"
-            _log.info("%s there: round %d begins", there, 1 + (kept[0] if kept else 0))
+            _log.info("%s there: round %d begins", there, first)
             run = loop.run()
-        except BaseException:  # Ctrl-C too: the others are told
+        except BaseException:  # Ctrl-C too: the others must be told that this peer leaves
             peer.stop()
             raise
         peer.end()
@@ -108,7 +115,7 @@ def serve_end(
         own: the data that this peer trained on.
         setup: addresses, credentials and waits of this peer.
         output: the run's folder.
-        on_listen: function that is called with the port.
+        on_listen: function that is called with the port, or with None if this peer only dials.
 
     Raises:
         InvalidInput: if nothing can listen there, or what was kept cannot be read.

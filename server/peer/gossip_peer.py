@@ -13,19 +13,20 @@ from fed.clients.training.groups import Groups
 from fed.config.experiment import Experiment
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment, InvalidPayload
-from fed.server.federation import step_sizes
-from fed.server.peer.gossip_service import GossipService
-from fed.server.peer.membership import Member
-from fed.server.peer.message_sizes import exchange_specs
-from fed.server.peer.neighbourhood import PeerCodec
-from fed.server.peer.outbox import ExchangeKey
-from fed.server.peer.peers import Peers
+from fed.server.mixing.message_sizes import exchange_specs
+from fed.server.mixing.neighbourhood import PeerCodec
+from fed.server.mixing.peers import Peers
+from fed.server.peer.gossip.gossip_service import GossipService
+from fed.server.peer.gossip.outbox import ExchangeKey
+from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
+from fed.server.peer.members.membership import Member
 from fed.server.peer.reachability import reachable_graph
-from fed.server.peer.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.real_peer import PeerSetup, RealPeer
+from fed.server.rounds.coordinated import step_sizes
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
-from fed.tensors import torch
 from fed.topology import Topology
+from fed.vectors.tensors import torch
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import TensorSpec
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["GossipPeer"]
 
 _log = logging.getLogger(__name__)
-_AHEAD = 2  # rounds, beside those between two checkpoints
+_AHEAD = 2  # rounds that another may be ahead, beside those between two checkpoints
 _COPY_WITHIN_S = 60.0
 
 
@@ -53,10 +54,13 @@ class GossipPeer(RealPeer[GossipService]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
         rule: PeerRule = prepared.algorithm
-        self._rule, layout, every = rule, prepared.layout, experiment.checkpoints.every
+        self._rule = rule
+        layout = prepared.layout
+        every = experiment.checkpoints.every
         self._keeps_checkpoints = every is not None
         codec = PeerCodec(prepared.peer_encoder(), prepared.streams) if rule.compresses else None
         service = GossipService(
@@ -74,11 +78,27 @@ class GossipPeer(RealPeer[GossipService]):
             pushes=rule.corrects_weights,
             deadline_s=self.deadline_s,
             waits_alone=self.policy.waits_alone,
+            observers=self.observers,
         )
         self.thread = self._neighbourhood.thread
-        groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
-        first, lr_in = layout.pack(prepared.module), step_sizes(experiment, self.policy)
-        self._peers = Peers(rule, self._neighbourhood, [self.size], groups, self.executor, layout, first, lr_in, codec)
+        groups = Groups(
+            experiment.local,
+            size=1,
+            never_single=normalises_batches(prepared.module),
+            phases=prepared.phases,
+        )
+        self._peers = Peers(
+            rule,
+            self._neighbourhood,
+            sizes=[self.size],
+            groups=groups,
+            executor=self.executor,
+            layout=layout,
+            first=layout.pack(prepared.module),
+            lr_in=step_sizes(experiment, self.policy),
+            codec=codec,
+            stages=prepared.update_stages(),
+        )
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
         self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # fails at once where it cannot be made
 
@@ -99,7 +119,7 @@ class GossipPeer(RealPeer[GossipService]):
         self._neighbourhood.resume(number, state, keeps_checkpoints=self._keeps_checkpoints)
 
     def resume_end(self) -> None:
-        """Say from now on that this peer has ended; it has nothing that others need."""
+        """Say from now on that this peer has ended; it keeps nothing that others need."""
         self.thread.call(self.service.restore, self.policy.count, {})
         self._end_again()
 
@@ -107,7 +127,7 @@ class GossipPeer(RealPeer[GossipService]):
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
         if not self._is_resumed and self._neighbourhood.is_late():
             self._join()
-            # its share of a sum may be lost with an earlier life
+            # an earlier life of this peer may have taken its share of a sum along
             self.thread.call(self.service.begin_generation)
         self.thread.call(self.service.members.make_ready)
         return self._neighbourhood.await_members(self.setup.min_peers)
@@ -135,15 +155,23 @@ class GossipPeer(RealPeer[GossipService]):
             _log.warning("%d peers mix over a ring until others come or go: %s", len(members), error)
         ring = TOPOLOGIES.make("ring")
         make = partial(_made_reachable, members, ring.make)
-        return Topology(make, ring.target, len(members), self.prepared.streams, lazy=True)
+        return Topology(make, kind=ring.target, peers=len(members), streams=self.prepared.streams, lazy=True)
 
     def _topology(self, members: Sequence[Member]) -> Topology:
-        section, partners = self.experiment.topology, self._rule.partners()
+        section = self.experiment.topology
+        partners = self._rule.partners()
         rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
-        kind, made = (section.target, section.make) if section is not None else (partners, partners)
+        kind = section.target if section is not None else partners
+        made = section.make if section is not None else partners
         assert kind is not None
         assert made is not None
-        topology = Topology(partial(_made_reachable, members, made), kind, len(members), self.prepared.streams, **rules)
+        topology = Topology(
+            partial(_made_reachable, members, made),
+            kind=kind,
+            peers=len(members),
+            streams=self.prepared.streams,
+            **rules,
+        )
         self._rule.check_topology(topology)
         if self._rule.corrects_weights or (topology.keeps_mean and not topology.is_directed):
             return topology

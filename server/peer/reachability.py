@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fed.errors import InvalidExperiment
-from fed.server.peer.membership import Member
+from fed.server.peer.members.membership import Member
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -19,8 +19,11 @@ def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Gr
     """A graph without edges between two members that only dial; parts that fall off are joined to a listening member.
 
     Args:
-        members: in the order of the graph's nodes.
-        graph: as the topology has it.
+        members: one record for each of the graph's nodes, in their order.
+        graph: the topology's graph, with nodes 0, 1, …
+
+    Returns:
+        The same graph where all its edges can be dialled, otherwise a changed copy without weights.
 
     Raises:
         InvalidExperiment: if no member listens.
@@ -37,22 +40,22 @@ def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Gr
     reachable.remove_edges_from(cannot)
     for whole in map(sorted, nx.connected_components(graph.to_undirected())):
         hub = next((place for place in whole if members[place].address), listening[0])
-        for part in _parts(reachable.subgraph(whole), graph.subgraph(whole)):
+        for part in _parts(reachable.subgraph(whole), before=graph.subgraph(whole)):
             if hub not in part:
                 reachable.add_edge(part[0], hub)
                 if reachable.is_directed():
                     reachable.add_edge(hub, part[0])
-    for _, _, values in reachable.edges(data=True):  # weights of its own were made for the whole graph
+    for _, _, values in reachable.edges(data=True):  # the topology made its weights for the whole graph
         values.pop("weight", None)
     named = ", ".join(f"{members[one].name}–{members[other].name}" for one, other in cannot)
     _log.info("these only dial and cannot be neighbours: %s", named)
     return reachable
 
 
-def _parts(reachable: Any, graph: Any) -> list[list[int]]:
-    """Parts between which nothing passes, or one way alone though it passed both ways before edges were removed."""
+def _parts(reachable: Any, before: Any) -> list[list[int]]:
+    """Parts between which nothing passes, or one way alone where it passed both ways before edges were removed."""
     import networkx as nx
 
-    if graph.is_directed() and nx.is_strongly_connected(graph):
+    if before.is_directed() and nx.is_strongly_connected(before):
         return sorted(map(sorted, nx.strongly_connected_components(reachable)))
     return sorted(map(sorted, nx.connected_components(reachable.to_undirected())))

@@ -1,10 +1,9 @@
-"""Run of an experiment at a real peer, of whichever kind."""
+"""Run of an experiment at a real peer: the part that all kinds of peers share."""
 
 import hashlib
 import json
 import logging
 import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fed.clients.data import ClientId, Pair
-from fed.clients.measures import directions
 from fed.clients.setup import Preparation
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed, os_errors_as
 from fed.identity.credentials import PeerCredentials
-from fed.reports.population import described
-from fed.server.confusion import confusion_of
+from fed.processes.clock import SYSTEM_CLOCK, Clock
+from fed.server.assembly import assembled
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
-from fed.server.federation import Federation, State
-from fed.server.peer.end_file import EndFile
-from fed.server.peer.link import StreamPatience
-from fed.server.peer.member_service import MemberService
-from fed.server.peer.membership import Member, Timing
-from fed.server.peer.service_thread import ServiceThread
+from fed.server.federation import Federation
+from fed.server.peer.members.end_file import EndFile
+from fed.server.peer.members.link import StreamPatience
+from fed.server.peer.members.member_service import MemberService
+from fed.server.peer.members.membership import Member, Timing
+from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.resume import run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
@@ -40,13 +40,12 @@ from fed.wire.rate_limits import Refusals
 if TYPE_CHECKING:
     import networkx as nx
 
-    from fed.tensors import nn
 
 __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
 _log = logging.getLogger(__name__)
 _Service = TypeVar("_Service", bound=MemberService)
-_DEADLINE_S = 60.0  # where rounds have none
+_DEADLINE_S = 60.0  # deadline of rounds whose section has none
 _LOOKS_EVERY_S = 0.05
 _SAID_AFTER_S = 2.0
 
@@ -62,14 +61,15 @@ class PeerSetup:
     """Setup of a peer among others.
 
     Args:
-        name: of its certificate, or where there is none what it is to be called.
-        listen: HOST:PORT; port 0 takes a free one; None: it only dials.
-        join: addresses of other peers.
-        credentials: of the peer; None: no encryption, for loopback alone.
-        advertise: HOST:PORT at which others reach it; as it listens unless given.
-        min_peers: the number of peers to wait for before the first round.
+        name: the name in the peer's certificate, or any node's name where there is no certificate.
+        listen: HOST:PORT to listen on; port 0 takes a free one; None: the peer only dials.
+        join: addresses of other peers, HOST:PORT each.
+        credentials: certificate and key of the peer; None: no encryption, on loopback alone.
+        advertise: HOST:PORT at which others reach the peer; None: the address that it listens on.
+        min_peers: the number of peers to wait for before the first round, this one among them.
         patience_s: seconds to wait for others without whom this peer cannot go on, > 0.
         serves_end_s: seconds for which a peer that has ended its rounds stays there for members that have not, >= 0.
+        clock: clock of all waits.
     """
 
     name: str
@@ -80,21 +80,23 @@ class PeerSetup:
     min_peers: int = 2
     patience_s: float = 3600.0
     serves_end_s: float = 60.0
+    clock: Clock = SYSTEM_CLOCK
 
 
 class RealPeer(ABC, Generic[_Service]):
     """Peer's part in a run.
 
     Attributes:
-        thread: runs its service; a subclass makes both.
+        thread: event loop of the peer's service; a subclass makes both.
 
     Args:
-        experiment: to run.
-        prepared: its algorithm, first model and this peer's samples.
-        client: that this peer is.
-        setup: how it meets the others.
+        experiment: the experiment to run.
+        prepared: algorithm and first model of the experiment, and this peer's samples.
+        client: identifier of the client that this peer is.
+        setup: addresses, credentials and waits of this peer.
         output: the run's folder.
-        is_resumed: the run goes on.
+        is_resumed: True if the run goes on from a checkpoint, or its end is served again.
+        observers: listeners to the run's events; None: no listeners.
     """
 
     thread: ServiceThread[_Service]
@@ -108,9 +110,15 @@ class RealPeer(ABC, Generic[_Service]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
-        self.experiment, self.prepared, self.client, self.setup = experiment, prepared, client, setup
-        self._output, self._is_resumed = output, is_resumed
+        self.experiment = experiment
+        self.prepared = prepared
+        self.client = client
+        self.setup = setup
+        self._output = output
+        self._is_resumed = is_resumed
+        self.observers = observers or Observers(clock=setup.clock)
         self._end_file = EndFile.read(messages_folder(output))
         self.policy = experiment.rounds.make()
         if isinstance(self.policy, Synchronous):
@@ -118,7 +126,7 @@ class RealPeer(ABC, Generic[_Service]):
         given_s = self.policy.deadline_s if isinstance(self.policy, Synchronous) else None
         self.deadline_s = given_s or _DEADLINE_S
         self.size = prepared.data.size_of(client)
-        self.executor = InProcess(partial(Work, prepared.recipe))
+        self.executor = InProcess(partial(Work, prepared.recipe), devices_of(1))
 
     @property
     def service(self) -> _Service:
@@ -141,7 +149,7 @@ class RealPeer(ABC, Generic[_Service]):
 
     @abstractmethod
     def resume(self, kept: tuple[int, Tree] | None) -> None:
-        """Take up what is on disk, before the service listens.
+        """Take up the peer's state on disk, before the service listens.
 
         Args:
             kept: the newest checkpoint, with its round; None: the run begins.
@@ -160,7 +168,7 @@ class RealPeer(ABC, Generic[_Service]):
         """Wait for the others; returns how many there are with this one."""
 
     def keep_end(self) -> None:
-        """Keep on disk what members that come late to the end of the run need.
+        """Keep on disk the state that members need which come late to the end of the run.
 
         Raises:
             CheckpointFailed: if it cannot be written.
@@ -173,7 +181,7 @@ class RealPeer(ABC, Generic[_Service]):
     def end(self) -> None:
         """Leave the others after the last round, once all members have ended it, or have not come for a while.
 
-        Where some have not come, the end is kept on disk, so that this peer can serve it again.
+        If some have not come, the end is kept on disk, so that this peer can serve it again.
         """
         self.thread.call(self.service.end, self.policy.count)
         earlier = self.thread.call(self.service.earlier_members)
@@ -187,7 +195,7 @@ class RealPeer(ABC, Generic[_Service]):
 
     @abstractmethod
     def resume_end(self) -> None:
-        """Take up what is on disk of a run that is over, before the service listens.
+        """Take up the end of a run that is over from disk, before the service listens.
 
         Raises:
             InvalidCheckpoint: if it is not there.
@@ -202,7 +210,7 @@ class RealPeer(ABC, Generic[_Service]):
         """Stay there for members that have not ended the run.
 
         Args:
-            earlier: the names of members of whom this process may have had no sign of life.
+            earlier: the names of members from before this process began, which it may not have heard yet.
         """
         self._keep_names(earlier)
         missing = self._await_end(earlier)
@@ -218,54 +226,62 @@ class RealPeer(ABC, Generic[_Service]):
             shutil.rmtree(self.service.folder, ignore_errors=True)
 
     def _keep_names(self, earlier: Collection[str]) -> None:
-        """Write down who has ended the run and who has not."""
+        """Write down the names of members that have ended the run, and of those that have not."""
         awaited = self.thread.call(self.service.awaited, earlier)
         ended = self.thread.call(self.service.members.ended)
         self._keep(lambda: EndFile(sorted(awaited), ended).write(self.service.folder))
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Write what late members need; the run's own results are written, and a full disk does not spoil them."""
+        """Write a file that late members need. Failure is only logged: the run's own results are safe already."""
         try:
             with os_errors_as(RunFailed, f"{self.service.folder} cannot be written to", "make room there"):
                 write()
         except FedError as error:
-            _log.warning("members that come late cannot be given the end of the run once this peer is gone: %s", error)
+            _log.warning("members that come late cannot get the end of the run from this peer: %s", error)
 
     def _await_end(self, earlier: Collection[str]) -> frozenset[str]:
         """Wait until all members have ended; returns those that have not."""
         limit_s = max(self.deadline_s, self.setup.serves_end_s) if self.setup.serves_end_s else 0.0
-        began_s = time.monotonic()
+        began_s = self.setup.clock.monotonic_s()
         is_said = False
         try:
             while missing := self.thread.call(self.service.awaited, earlier):
-                waited_s = time.monotonic() - began_s
+                waited_s = self.setup.clock.monotonic_s() - began_s
                 if waited_s >= limit_s:
                     return missing
                 if waited_s > _SAID_AFTER_S and not is_said:
                     is_said = True
                     left_s = limit_s - waited_s
                     _log.info("the run is over; this peer stays for %s, for up to %.0f s", _listed(missing), left_s)
-                time.sleep(_LOOKS_EVERY_S)
-        except KeyboardInterrupt:  # the results are written, and all that is lost is the wait
+                self.setup.clock.wait(_LOOKS_EVERY_S)
+        except KeyboardInterrupt:  # the results are written: only the wait is cut short
             return missing
         return frozenset()
 
     def service_arguments(self, *, is_ready: bool, gone_after_s: float) -> dict[str, Any]:
-        """Arguments of any :class:`fed.server.peer.member_service.MemberService`.
+        """Arguments of any :class:`fed.server.peer.members.member_service.MemberService`.
 
         Args:
-            is_ready: the peer takes part in rounds from the beginning.
-            gone_after_s: seconds of silence after which another is gone.
+            is_ready: True if the peer takes part in rounds from the beginning.
+            gone_after_s: seconds of silence after which another is gone, > 0.
         """
+        own = Member(
+            self.setup.name,
+            address="",  # known once the service listens
+            start=self.setup.clock.wall_ns(),
+            samples=self.size,
+            is_ready=is_ready,
+        )
         return {
-            "own": Member(self.setup.name, "", time.time_ns(), samples=self.size, is_ready=is_ready),
+            "own": own,
             "experiment": _hash(run_fingerprint(self.experiment, self.prepared.layout, None)),
             "introducers": tuple(self.setup.join),
             "folder": messages_folder(self._output),
             "credentials": self.setup.credentials,
             "timing": Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
             "patience": StreamPatience(silence_s=max(2.5, min(10.0, self.deadline_s / 2))),
-            "refusals": Refusals(),
+            "refusals": Refusals(self.setup.clock),
+            "clock": self.setup.clock,
             "rounds": self.policy.count,
             "patience_s": self.setup.patience_s,
         }
@@ -274,16 +290,15 @@ class RealPeer(ABC, Generic[_Service]):
         self,
         fingerprint: Mapping[str, Any],
         folder: RunFolder,
-        after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
         """The training loop of this peer.
 
         Args:
-            fingerprint: that its checkpoints belong to.
-            folder: of the run.
-            after_round: called after each round with its line of the metrics.
+            fingerprint: settings and shapes that the run's checkpoints must belong to.
+            folder: the run's folder.
         """
-        prepared, held_out = self.prepared, self.prepared.held_out
+        prepared = self.prepared
+        held_out = prepared.held_out
 
         def by_clients(held_out: Mapping[ClientId, Pair]) -> Scoring:
             return ScoringByClients(held_out, prepared.metrics, self.federation, self.executor).scores
@@ -299,35 +314,29 @@ class RealPeer(ABC, Generic[_Service]):
             on_own = by_clients(held_out)
             return lambda: scores_of_both(on_test(), on_own())
 
-        def load_module(state: State) -> "nn.Module":
-            prepared.layout.unpack(*state, prepared.module)
-            return prepared.module.eval()
-
-        return TrainingLoop(
+        return assembled(
             self.experiment,
+            prepared,
             self.federation,
+            self.executor,
             begin_scoring=begin_scoring,
-            has_scores=bool(held_out) or prepared.recipe.test is not None,
-            scores_meanwhile=False,
-            keeps_metrics=False,
-            load_module=load_module,
-            metrics=directions(prepared.metrics),
+            is_scored_by_clients=bool(held_out),
             facts=lambda: {
                 "peer": self.service.own.name,
                 "clients": len(self.service.standing().present),
                 "parameters": prepared.layout.parameters,
                 "refused": self.service.refusals.count,
             },
-            confusion=lambda state: confusion_of(prepared.recipe, state, self.executor, prepared.data.names.labels),
-            population=lambda confusion: described(None, self.graph(), confusion),
             fingerprint=fingerprint,
+            clock=self.setup.clock,
+            observers=self.observers,
             folder=folder,
-            after_round=after_round,
+            graph=self.graph,
         )
 
 
 def messages_folder(output: Path) -> Path:
-    """Folder of what a peer must not lose between rounds, beside that of its run."""
+    """Folder of the files that a peer must not lose between rounds, beside the folder of its run."""
     return output.with_name(f".{output.name}.messages")
 
 
@@ -336,7 +345,9 @@ def _listed(names: Collection[str]) -> str:
 
 
 def _hash(fingerprint: Mapping[str, Any]) -> str:
-    """Hash of what peers must agree on."""
+    """Hash of the settings and shapes that all peers must share."""
     keys = fingerprint["experiment"]
     agreed = {**{key: keys[key] for key in _AGREED}, "shapes": fingerprint["shapes"]}
+    if keys["stages"] is not None:  # without stages the hash must be that of an older version
+        agreed["stages"] = keys["stages"]
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()

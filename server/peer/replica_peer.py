@@ -7,22 +7,24 @@ from pathlib import Path
 from fed.aggregators.base import Aggregator
 from fed.clients.data import ClientId
 from fed.clients.setup import Preparation
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment
-from fed.reduction import PACKED_BYTES
-from fed.server.peer.ballots import BallotTiming
+from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.real_peer import PeerSetup, RealPeer
-from fed.server.peer.replica import Replicated, ReplicatedFleet
-from fed.server.peer.replica_service import ReplicaService
-from fed.server.peer.service_thread import ServiceThread
+from fed.server.peer.replica.ballots import BallotTiming
+from fed.server.peer.replica.replica import Replicated, ReplicatedFleet
+from fed.server.peer.replica.replica_service import ReplicaService
+from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
+from fed.vectors.reduction import PACKED_BYTES
 
 __all__ = ["ReplicaPeer"]
 
-_SLOWEST_BYTES_PER_S = 1e5  # of a ring's links
-_KEPT = 8  # rounds whose sums stay for those that are behind, at least
+_SLOWEST_BYTES_PER_S = 1e5  # rate of the slowest link of a ring that still ends in time
+_KEPT = 8  # least number of rounds whose sums stay on disk for members that are behind
 
 
 class ReplicaPeer(RealPeer[ReplicaService]):
@@ -37,8 +39,9 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         output: Path,
         *,
         is_resumed: bool,
+        observers: Observers | None = None,
     ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
         assert isinstance(prepared.algorithm, Aggregator)
         if prepared.algorithm.needs_fixed_members:
             raise InvalidExperiment(
@@ -46,7 +49,8 @@ class ReplicaPeer(RealPeer[ReplicaService]):
                 f"{type(prepared.algorithm).__name__}: choose a rule such as fedavg, or simulate the experiment"
             )
         message = prepared.message_format(setup.min_peers)
-        self.executor = InProcess(partial(Work, replace(prepared.recipe, format=message)))
+        recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
+        self.executor = InProcess(partial(Work, recipe), devices_of(1))
         numbers = sum(message.summed_sizes)
         takeover_s = min(1.0, self.deadline_s / 2)
         ballots = BallotTiming(
@@ -63,9 +67,19 @@ class ReplicaPeer(RealPeer[ReplicaService]):
             min_peers=setup.min_peers,
             snapshot=lambda: self._replicated.snapshot,
         )
-        self.thread, states = ServiceThread(service), prepared.client_states(message)
-        fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers)
-        self._replicated = Replicated(experiment, prepared, self.policy, fleet, message, states)
+        self.thread = ServiceThread(service)
+        states = prepared.client_states(message)
+        fleet = ReplicatedFleet(
+            self.thread,
+            size=self.size,
+            states=states,
+            executor=self.executor,
+            numbers=numbers,
+            observers=self.observers,
+        )
+        self._replicated = Replicated(
+            experiment, prepared, self.policy, fleet, message, states, observers=self.observers
+        )
 
     @property
     def federation(self) -> Replicated:
@@ -78,11 +92,11 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         return self._replicated.is_behind
 
     def resume(self, kept: tuple[int, Tree] | None) -> None:
-        """Take up what this replica has promised, and the sums that are on disk."""
+        """Take up this replica's promises, and the sums that are on disk."""
         self.thread.call(self.service.restore, 0 if kept is None else kept[0])
         if kept is not None and not self.service.has_record:
             raise InvalidCheckpoint(
-                f"{self.service.folder} must hold what this peer has promised the others, got nothing: bring it back, "
+                f"{self.service.folder} must hold this peer's promises to the others, got none: bring the folder back, "
                 "or let the peer join anew, under another name and with another --output"
             )
 

@@ -32,13 +32,13 @@ class _Unsynchronised(WithoutCohorts):
     All that happens in one instant is handled before the next dispatch.
 
     Args:
-        concurrency: how many clients have tasks at any time; all, where there are fewer.
-        staleness: s, the weight of an update by its age: polynomial, constant or hinge.
-        most_stale: the age beyond which an update is dropped; never unless given.
+        concurrency: number of clients that have tasks at any time; all, where there are fewer.
+        staleness: weight s of an update by its age: polynomial, constant or hinge.
+        most_stale: age beyond which an update is dropped, in versions of the model; never unless given.
     """
 
     mixes: ClassVar[bool] = False
-    """Whether the model moves towards clients' models, rather than by their updates."""
+    """True if the model moves towards clients' models, rather than by their updates."""
 
     concurrency: PositiveInt = 100
     staleness: Annotated[Component, STALENESSES] = field(default_factory=lambda: STALENESSES.validate("polynomial"))
@@ -80,15 +80,16 @@ class _Unsynchronised(WithoutCohorts):
 
         The round ends with fewer updates where clients keep states and all available ones have answered.
         """
-        accumulator, begins_s = coordinator.new_accumulator(mixes=self.mixes), coordinator.fleet.clock
+        accumulator = coordinator.new_accumulator(mixes=self.mixes)
+        begins_s = coordinator.fleet.clock
         while len(accumulator.replied) < self.updates:
             fail_if_stalled(coordinator, number, begins_s)
             free = self.asked_of(len(coordinator.fleet.registered())) - len(coordinator.open)
-            if clients := self.draw(coordinator, number, free, len(accumulator.asked)):
+            if clients := self.draw(coordinator, number, free, again=len(accumulator.asked)):
                 coordinator.dispatch(accumulator, number, clients, cohort=self.updates)
             if not coordinator.open:
                 if coordinator.keeps_states and accumulator.loss_of and not coordinator.fleet.available():
-                    break  # who could answer waits for the verdict on its last answer
+                    break  # all clients that could answer wait for the verdict on their last answers
                 await_clients(coordinator, number, 1)
                 continue
             # one instant at a time, so that free clients get tasks at once
@@ -114,7 +115,7 @@ class Buffered(_Unsynchronised):
     that arrive in one instant count together, even if they are more than the buffer's.
 
     Args:
-        buffer: K, how many updates move the model.
+        buffer: K, number of updates that move the model.
     """
 
     buffer: PositiveInt = 10

@@ -38,7 +38,7 @@ class BoundedStaleness(WithoutCohorts):
     to be drawn.
 
     Args:
-        bound: s; ``none``: no client ever waits.
+        bound: s ≥ 0, number of tasks by which a client may be ahead of the slowest; ``none``: no client ever waits.
     """
 
     bound: NonNegativeInt | Literal["none"] = 3
@@ -67,7 +67,9 @@ class BoundedStaleness(WithoutCohorts):
 
     def round(self, coordinator: "Coordinator", number: int, state: "ParameterStore") -> "RoundStats":
         """Run until the slowest client has finished as many tasks as the round's number."""
-        rounds_stats, begins_s, share_of = [], coordinator.fleet.clock, _shares(coordinator)
+        rounds_stats: list[RoundStats] = []
+        begins_s = coordinator.fleet.clock
+        share_of = _shares(coordinator)
         while state.slowest < number:
             fail_if_stalled(coordinator, number, begins_s)
             accumulator = coordinator.new_accumulator()

@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 if TYPE_CHECKING:
     from fed.server.fleet import Fleet
@@ -23,12 +23,12 @@ class CohortDraw(NamedTuple):
     """Inputs of a cohort's draw: the clients, its size, the round, and the random stream.
 
     Args:
-        fleet: the population.
-        number: of the round, from 1.
-        cohort: the number of clients to ask.
-        streams: the run's random streams.
-        losses: the last training loss of each client that has taken part.
-        again: how many clients were drawn for the round before.
+        fleet: fleet of the population.
+        number: number of the round, from 1.
+        cohort: number of clients to ask.
+        streams: random streams of the run.
+        losses: last training loss of each client that has taken part.
+        again: number of clients that have already been drawn for this round.
     """
 
     fleet: "Fleet"
@@ -40,7 +40,7 @@ class CohortDraw(NamedTuple):
 
     @property
     def population(self) -> int:
-        """The number of available clients."""
+        """Number of available clients."""
         return len(self.fleet.available())
 
     @property
@@ -50,7 +50,7 @@ class CohortDraw(NamedTuple):
 
     @property
     def stream(self) -> tuple[str, *tuple[int, ...]]:
-        """The name of the draw's own stream."""
+        """Name of the draw's own stream."""
         return ("cohort", self.number, self.again) if self.again else ("cohort", self.number)
 
     @property
@@ -79,8 +79,8 @@ class Sampling(Hyperparameters, ABC):
         """Largest number of clients that a round asks.
 
         Args:
-            cohort: those that it is to ask.
-            population: all clients.
+            cohort: number of clients that it is to ask.
+            population: number of all clients.
         """
         return cohort
 
@@ -131,7 +131,7 @@ class RoundRobin(Sampling):
     """Round-robin sampling: all clients in turn, in a random order that stays the same."""
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
-        """The next in the order."""
+        """Next clients in the order."""
         order = draw.streams.generator("order of clients").permutation(draw.population)
         return order[(np.arange(draw.size) + (draw.number - 1) * draw.size) % draw.population]
 
@@ -149,12 +149,13 @@ class Poisson(Sampling):
         return (Term(Feature.COHORTS, "write rounds.sampling: uniform", subject="rounds.sampling poisson"),)
 
     def most(self, cohort: int, population: int) -> int:
-        """All of them, by chance."""
+        """All clients, since chance may draw them all."""
         return population
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Draw each registered client with the same probability; keep the available ones."""
-        members, generator = draw.fleet.registered(), draw.generator
+        members = draw.fleet.registered()
+        generator = draw.generator
         # a binomial number, then that many of them, has the law of one coin a client
         count = generator.binomial(len(members), min(draw.cohort / len(members), 1.0))
         drawn = generator.choice(len(members), size=count, replace=False)
@@ -170,7 +171,7 @@ class PowerOfChoice(Sampling):
     looks at every client's size.
 
     Args:
-        candidates: d, how many are drawn, at least the cohort; twice the cohort unless given.
+        candidates: d, number of candidates that are drawn, at least the cohort; twice the cohort unless given.
     """
 
     candidates: PositiveInt | None = None
@@ -195,6 +196,7 @@ class PowerOfChoice(Sampling):
         """Candidates with the largest losses; of equal ones the first drawn."""
         self.check(draw.size)
         count = min(self.candidates or 2 * draw.size, draw.population)
-        nodes, drawn = draw.fleet.available(), draw.by_samples(count)
+        nodes = draw.fleet.available()
+        drawn = draw.by_samples(count)
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
         return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.size]]

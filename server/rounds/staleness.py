@@ -30,7 +30,7 @@ class Staleness(Hyperparameters, ABC):
             staleness: τ ≥ 0, versions.
 
         Returns:
-            In (0, 1], as far as float64 tells it from 0.
+            Factor in (0, 1], as far as float64 tells it from 0.
         """
 
 
@@ -40,7 +40,7 @@ class ConstantStaleness(Staleness):
 
     @property
     def discounts(self) -> bool:
-        """False."""
+        """False: every update counts in full."""
         return False
 
     def weight(self, staleness: int) -> float:
@@ -57,7 +57,7 @@ class Polynomial(Staleness):
     With a = 0.5 it is FedBuff's :math:`1 / \sqrt{1 + τ}` (Nguyen et al. 2022, 2106.06639).
 
     Args:
-        exponent: a ≥ 0; with 0 every update counts in full.
+        exponent: power a ≥ 0; with 0 every update counts in full.
 
     Example:
         >>> [round(Polynomial().weight(staleness), 3) for staleness in range(5)]
@@ -83,8 +83,8 @@ class Hinge(Staleness):
     .. math:: s(τ) = 1 \text{ if } τ ≤ b, \text{ else } 1 / (a (τ - b) + 1)
 
     Args:
-        slope: a > 0, how steeply s begins to fall behind the hinge.
-        grace: b ≥ 0, versions: the staleness up to which an update counts in full.
+        slope: steepness a > 0 with which s begins to fall beyond the hinge.
+        grace: staleness b ≥ 0, in versions of the model, up to which an update counts in full.
 
     Example:
         >>> [round(Hinge().weight(staleness), 3) for staleness in range(3, 8)]

@@ -12,15 +12,15 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import weighs_samples
-from fed.config.compatibility import Feature, Term
+from fed.config.compatibility import Feature, Sections, Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
 from fed.errors import InvalidExperiment, RunFailed
+from fed.secure_aggregation.settings import settings_of
 from fed.server.rounds.sampling import CohortDraw, Sampling
 
 if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
     from fed.server.accumulator import RoundStats, UpdateAccumulator
     from fed.server.coordinator import Coordinator
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 STAY_LONGER = (
     "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
 )
-"""What to do where no client will ever be there again."""
+"""Remedy, in errors, where no client will ever be there again."""
 _DAY_S = 86400.0
 _LONGEST_S = 7 * _DAY_S
 
@@ -40,12 +40,12 @@ class Rounds(Hyperparameters, ABC):
     """Base of all policies of rounds.
 
     Args:
-        count: how many rounds: how often the model moves.
-        sampling: who takes part: uniform, weighted, round_robin, poisson or power_of_choice.
+        count: number of rounds, each of which moves the model once.
+        sampling: rule that draws the clients of a round: uniform, weighted, round_robin, poisson or power_of_choice.
         evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
-        diverged: what a simulated client whose loss or update is not finite does: ``stop`` the run, or ``drop`` out of
-            its round as one that fails, counted as ``diverged`` and named in the log. A real node that reports it fails
-            its task in either case.
+        diverged: effect of a simulated client whose loss or update is not finite: ``stop`` ends the run; with ``drop``
+            the client fails its task, is counted as ``diverged`` and named in the log. A real node that reports it
+            fails its task in either case.
     """
 
     keeps_late: ClassVar[bool] = False
@@ -86,9 +86,9 @@ class Rounds(Hyperparameters, ABC):
         """Run a round, until the global model moves.
 
         Args:
-            coordinator: dispatches tasks and collects updates.
-            number: of the round, from 1.
-            state: of :meth:`init`, which the policy changes.
+            coordinator: coordinator that dispatches tasks and collects updates.
+            number: number of the round, from 1.
+            state: state from :meth:`init`, which the policy changes.
         """
 
     def evaluates(self, number: int) -> bool:
@@ -99,16 +99,22 @@ class Rounds(Hyperparameters, ABC):
         """Draw available clients, or all where there are fewer, by the sampling rule of the section.
 
         Args:
-            coordinator: of the clients.
-            number: the round's.
-            count: the number of clients to draw.
-            again: the number of draws in this round before.
+            coordinator: coordinator of the clients.
+            number: number of the round, from 1.
+            count: number of clients to draw.
+            again: number of clients that have already been drawn for this round.
         """
         if not count or not coordinator.fleet.available():
             return []
-        return self.rule.sample(
-            CohortDraw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again)
+        draw = CohortDraw(
+            fleet=coordinator.fleet,
+            number=number,
+            cohort=count,
+            streams=coordinator.streams,
+            losses=coordinator.losses,
+            again=again,
         )
+        return self.rule.sample(draw)
 
     @cached_property
     def rule(self) -> Sampling:
@@ -140,19 +146,20 @@ class Synchronous(Rounds):
     all members where they are fewer, for at most a day.
 
     Args:
-        cohort: how many clients a round, or ``all``. Algorithms over mix take all alone; for the baselines, whose
-            clients always take part, it has no effect.
-        over_selection: how many times the cohort is asked; a round ends with the cohort's number of replies. Google's
-            system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
-        deadline_s: how long after its beginning a round ends with the replies that are there; never unless given.
-        quorum: the share of the cohort without whose replies the model does not move, deadline or not; for clients that
-            fail others are asked. A round that for a day can ask nobody else ends, and the model stays as it was.
-        partial_work: whether a client that cannot finish by the deadline, or is cut off, answers with the steps that it
-            has taken, or not at all.
-        backup_after_s: how long after its beginning a round asks another client in place of each that has not answered;
-            who answers first counts. Never unless given.
-        alone: a peer that all others have left, in rounds of an algorithm over mix: ``wait`` until another is there, or
-            ``go_on`` alone.
+        cohort: number of clients of a round, or ``all``. Algorithms over mix take only ``all``; for the baselines,
+            whose clients always take part, it has no effect.
+        over_selection: number of clients that are asked, as a multiple of the cohort, ≥ 1; a round ends with the
+            cohort's number of replies. Google's system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
+        deadline_s: seconds after its beginning at which a round ends with the replies that are there; never unless
+            given.
+        quorum: smallest share of the cohort whose replies move the model, deadline or not; other clients are asked in
+            place of those that fail. A round that can ask nobody else for a day ends, and the model stays as it was.
+        partial_work: answer of a client that cannot finish by the deadline, or is cut off: with ``accept`` the steps
+            that it has taken, with ``drop`` none.
+        backup_after_s: seconds after its beginning at which a round asks another client in place of each that has not
+            answered; the first answer counts. Never unless given.
+        alone: behaviour of a peer that all others have left, in rounds of an algorithm over mix: ``wait`` until another
+            is there, or ``go_on`` alone.
     """
 
     cohort: PositiveInt | Literal["all"] = "all"
@@ -194,9 +201,10 @@ class Synchronous(Rounds):
                 "lower it, or drop one of them"
             )
 
-    def check_experiment(self, experiment: "Experiment") -> None:
+    def check_experiment(self, experiment: Sections) -> None:
         """Refuse cohorts whose sum could not be revealed under secure aggregation, and weights without a bound."""
-        secure, algorithm = experiment.secure_aggregation, experiment.algorithm.make()
+        secure = settings_of(experiment)
+        algorithm = experiment.algorithm.make()
         if secure is None or not isinstance(algorithm, Aggregator):
             return
         if secure.max_weight == "auto":
@@ -256,7 +264,8 @@ class Synchronous(Rounds):
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
         await_clients(coordinator, number, max(members, 1))  # 0 where nobody has registered yet
         # only now: clients may have registered during the wait
-        cohort, asked = self.cohort_of(len(fleet.registered())), self.asked_of(len(fleet.registered()))
+        cohort = self.cohort_of(len(fleet.registered()))
+        asked = self.asked_of(len(fleet.registered()))
         begins_s = fleet.clock
         until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
         accumulator = coordinator.new_accumulator()
@@ -267,7 +276,7 @@ class Synchronous(Rounds):
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
             slow = len(coordinator.open) if len(accumulator.replied) < enough else 0
-            backups = self.draw(coordinator, number, slow, len(accumulator.asked))
+            backups = self.draw(coordinator, number, slow, again=len(accumulator.asked))
             self._ask(coordinator, accumulator, number, backups, until)
         missing = None if enough is None else enough - len(accumulator.replied)
         coordinator.collect(accumulator, until=until, enough=missing)
@@ -316,7 +325,7 @@ class Synchronous(Rounds):
                 _wait_a_day(coordinator, number, lacking)
                 if not coordinator.fleet.available() and not coordinator.open:
                     return
-                clients = self.draw(coordinator, number, lacking, len(accumulator.asked))
+                clients = self.draw(coordinator, number, lacking, again=len(accumulator.asked))
                 if not clients and not coordinator.open:
                     return  # a sampling that may draw nobody would draw nobody again, for no time has passed
                 self._ask(coordinator, accumulator, number, clients)
@@ -327,19 +336,19 @@ def fail_if_stalled(coordinator: "Coordinator", number: int, begins_s: float) ->
     """Fail if a round has waited for a week of the clients' time.
 
     Args:
-        coordinator: of the round.
-        number: of the round, from 1.
-        begins_s: the clock when it began.
+        coordinator: coordinator of the round.
+        number: number of the round, from 1.
+        begins_s: time at which it began, in seconds of the fleet's clock.
 
     Raises:
         RunFailed: if it has not come to its end by then, as where no client stays for as long as its task takes.
     """
     if coordinator.fleet.clock > begins_s + _LONGEST_S:
         waiting = [task.client for task in coordinator.open.values()]
+        reason = f"it waits for {waiting[:3]}" if waiting else "those that it asks fail or are away"
         raise RunFailed(
-            f"round {number} has not ended within a week of the clients' time; "
-            + (f"it waits for {waiting[:3]}" if waiting else "those that it asks fail or are away")
-            + ": give tasks less to do, ask fewer clients, or lower a quorum or a buffer"
+            f"round {number} has not ended within a week of the clients' time; {reason}: give tasks less to do, ask "
+            "fewer clients, or lower a quorum or a buffer"
         )
 
 
@@ -347,9 +356,9 @@ def await_clients(coordinator: "Coordinator", number: int, count: int) -> None:
     """Wait until this many clients are available, or an answer has arrived; after a day one is enough.
 
     Args:
-        coordinator: of the clients.
-        number: the round's, for the message.
-        count: the number of clients.
+        coordinator: coordinator of the clients.
+        number: number of the round, for the message.
+        count: number of clients to wait for.
 
     Raises:
         RunFailed: if no client ever will, or none has for a week of the clients' time.
@@ -370,7 +379,8 @@ def await_clients(coordinator: "Coordinator", number: int, count: int) -> None:
 def _wait_a_day(coordinator: "Coordinator", number: int, count: int) -> None:
     """Wait for clients for at most a day, or until an answer has arrived."""
     fleet = coordinator.fleet
-    limit_s, is_said = fleet.clock + _DAY_S, False
+    limit_s = fleet.clock + _DAY_S
+    is_said = False
     while (there := len(fleet.available())) < count and fleet.clock < limit_s:
         if not is_said:
             _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, there)

@@ -21,8 +21,8 @@ def words_of_exit(code: int | None, fault: str) -> str:
     """Description of the end of a process that reported nothing itself.
 
     Args:
-        code: its exit code, as :mod:`multiprocessing` has it; None where it is unknown.
-        fault: what :mod:`faulthandler` wrote when it crashed, if it did.
+        code: exit code of the process, below 0 for a signal, as in :mod:`multiprocessing`; None if it is unknown.
+        fault: text of :mod:`faulthandler` about a crash; empty if there was none.
 
     Example:
         >>> words_of_exit(7, "")
@@ -33,16 +33,18 @@ def words_of_exit(code: int | None, fault: str) -> str:
     name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
     if -code == getattr(signal, "SIGKILL", None):
         return f"killed by signal {-code} ({name}): the system may have run out of memory"
-    crashed = fault.partition("Current thread")[2]  # which names the innermost frame first
+    crashed = fault.partition("Current thread")[2]  # the report names the innermost frame first
     frame = _innermost(re.findall(r'File "(.*)", line (\d+) in (.*)', crashed)[::-1])
     return ", ".join(filter(None, [f"ended by signal {-code} ({name})", *fault.splitlines()[:1], frame]))
 
 
 def words_of_error(error: BaseException) -> tuple[str, str]:
-    """Description of what the work raised, and where; and the whole traceback. Both are cut to a slot's size."""
+    """Description of an error of the work, with its place; and the whole traceback. Both are cut to fit into a slot."""
     frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0]
-    return f"{text} ({_innermost(frames)})"[:10_000], "".join(traceback.format_exception(error))[-100_000:]
+    description = f"{text} ({_innermost(frames)})"
+    details = "".join(traceback.format_exception(error))
+    return description[:10_000], details[-100_000:]
 
 
 def _innermost(frames: Sequence[tuple[str, int | str, str]]) -> str:

@@ -9,15 +9,15 @@ import heapq
 import logging
 import selectors
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fed.child_processes import one_thread_each, spawned, stop
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
+from fed.processes.child_processes import one_thread_each, spawned, stop
 from fed.simulations.executors.crash_report import words_of_exit
 from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
 from fed.simulations.executors.worker import (
@@ -31,12 +31,15 @@ from fed.simulations.executors.worker import (
     serve,
 )
 
+if TYPE_CHECKING:
+    from fed.vectors.tensors import torch
+
 __all__ = ["Workers"]
 
 _log = logging.getLogger(__name__)
 
 _DEATHS = 3
-"""An item that was at work in this many workers as they died is not given to another."""
+"""Number of deaths of workers during one item, after which it is given to no other."""
 
 _STOP_WITHIN_S = 5.0
 
@@ -59,6 +62,7 @@ class _Worker:
     """The parent's side of a worker."""
 
     number: int
+    device: "torch.device"
     memory: SharedMemory
     slots: list[Slot]
     process: BaseProcess
@@ -85,7 +89,7 @@ class _Worker:
 
 
 class Workers(Executor):
-    """Executor of items in processes, one thread each.
+    """Worker processes of this machine, one thread each.
 
     A worker that dies, is killed or runs out of memory is replaced, and so is one whose work raised anything but a
     :class:`fed.errors.FedError`; its items come first in the queue. Results are the same bits, for work is pure. A
@@ -93,15 +97,15 @@ class Workers(Executor):
     this process does, however that happens.
 
     Args:
-        make: makes what does the work, in each worker; picklable, with a
-            :class:`fed.simulations.executors.shared_memory.SharedTensor` for what need not be copied. It is
-            pickled whenever a worker begins, and not to be changed meanwhile.
-        count: how many processes, at least 1.
-        capacity_bytes: what the tensors of one item take at most, either way, each rounded up to 64 bytes. A worker
-            has twice this memory for them, beside its own.
-        small_bytes: an item whose tensors take less, and whose result alone is waited for, is done in this process:
-            sending it takes longer than doing it. Such items are begun when their results are asked for.
-        awaits: wait until a worker has begun.
+        make: function from a device to the work, called in each worker; picklable, with a
+            :class:`fed.simulations.executors.shared_memory.SharedTensor` in place of each large tensor, which is then
+            not copied. It is pickled whenever a worker begins, so it must not change meanwhile.
+        devices: device of each worker; at least one.
+        capacity_bytes: largest size of an item's tensors together, and of its result's, each tensor rounded up to 64
+            bytes. A worker has twice this memory for them, beside its own.
+        small_bytes: size of an item's tensors below which it is done in this process, if its result alone is waited
+            for: sending it takes longer than doing it. Such items are begun when their results are asked for.
+        awaits: True if the constructor waits until a worker has begun.
 
     Raises:
         InvalidInput: if there cannot be such workers.
@@ -112,13 +116,23 @@ class Workers(Executor):
     """
 
     is_parallel = True
+    pickles_work = True
+    shares_memory = True
 
-    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int = 0, awaits: bool = False) -> None:
-        if count < 1:
-            raise InvalidInput(f"there must be at least 1 worker, got {count}")
+    def __init__(
+        self,
+        make: Make,
+        devices: "Sequence[torch.device]",
+        capacity_bytes: int,
+        small_bytes: int = 0,
+        awaits: bool = False,
+    ) -> None:
+        if not devices:
+            raise InvalidInput("there must be at least 1 worker, got 0")
         self._make = make
         self._capacity_bytes = capacity_bytes
         self._small_bytes = small_bytes
+        self._first_device = devices[0]
         self._small: dict[int, Item] = {}
         self._work_here: Work | None = None
         self._settings = current_settings()
@@ -129,9 +143,9 @@ class Workers(Executor):
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
         try:
-            for number in range(count):
+            for number, device in enumerate(devices):
                 size = SLOTS * Slot.size_bytes(capacity_bytes) + FAULT_BYTES
-                self._workers.append(self._started(number, SharedMemory(size)))
+                self._workers.append(self._started(number, device, SharedMemory(size)))
             while awaits and not any(worker.is_ready for worker in self._workers):
                 self._listen(None)
         except BaseException:
@@ -141,24 +155,27 @@ class Workers(Executor):
     def submit(self, item: Item) -> int:  # noqa: D102
         self._check_open()
         self._submitted += 1
-        if item.priority == 0 and sum(part.numel() * part.element_size() for part in item.tensors) < self._small_bytes:
+        size_bytes = sum(part.numel() * part.element_size() for part in item.tensors)
+        if item.priority == 0 and size_bytes < self._small_bytes:
             self._small[self._submitted] = item
         else:
             self._send(self._submitted, item)
         return self._submitted
 
     def _send(self, ticket: int, item: Item) -> None:
-        parcel = Parcel.of((item.label, item.content), item.tensors, self._capacity_bytes, item.label)
-        task = self._pending[ticket] = _Task(ticket, item, parcel)
+        content = (item.label, item.content)
+        parcel = Parcel.of(content, item.tensors, capacity_bytes=self._capacity_bytes, what=item.label)
+        task = _Task(ticket, item, parcel)
+        self._pending[ticket] = task
         self._enqueue(task)
         self._listen(0)
         self._hand_out(1)
 
     def _done_here(self, ticket: int) -> Result | None:
-        """Result of a small item that is alone; None if it is one for workers, which may die of it."""
+        """Result of a small item, done in this process; None if that failed, and the item is for workers instead."""
         item = self._small.pop(ticket)
         try:
-            self._work_here = self._work_here or self._make(0)
+            self._work_here = self._work_here or self._make(self._first_device)
             content, tensors = self._work_here(item.content, item.tensors)
         except FedError:
             raise
@@ -189,7 +206,7 @@ class Workers(Executor):
                     if self._pending.keys().isdisjoint(wanted):
                         raise KeyError(f"no results are to come for tickets {sorted(wanted)}")
                     self._listen(None)
-                for ticket in done:  # workers get new items between results, which the caller may take long over
+                for ticket in done:  # workers get new items between results, for the caller may take long
                     self._listen(0)
                     self._hand_out(SLOTS)
                     wanted.discard(ticket)
@@ -199,7 +216,8 @@ class Workers(Executor):
             raise
 
     def close(self) -> None:  # noqa: D102
-        workers, self._workers = self._workers, []
+        workers = self._workers
+        self._workers = []  # closed from here on, even if what follows is interrupted
         try:
             for worker in workers:
                 if worker.is_ready and not worker.given:
@@ -230,7 +248,8 @@ class Workers(Executor):
 
     def _enqueue(self, task: _Task, *, is_lost: bool = False) -> None:
         # ranks differ by ticket, so that tasks are never compared
-        heapq.heappush(self._queue, (not is_lost, task.item.rank(task.ticket), task))
+        entry = (not is_lost, task.item.rank(task.ticket), task)
+        heapq.heappush(self._queue, entry)
 
     def _hand_out(self, slots: int) -> None:
         """Give every worker up to this many items."""
@@ -241,13 +260,13 @@ class Workers(Executor):
 
     def _next(self) -> _Task | None:
         while self._queue:
-            task = heapq.heappop(self._queue)[-1]
-            if task.ticket in self._pending:
+            _, _, task = heapq.heappop(self._queue)
+            if task.ticket in self._pending:  # else a recalled item, whose first result has come
                 return task
         return None
 
     def _recall(self) -> None:
-        """Let idle workers do what waits behind another's work; should both do it, the first result counts."""
+        """Give idle workers the items that wait behind another's work; if both do one, the first result counts."""
         idle = [worker for worker in self._workers if worker.is_ready and not worker.given]
         for worker in self._workers if idle else ():
             for task, slot in list(worker.given)[1:]:
@@ -255,14 +274,21 @@ class Workers(Executor):
                     worker.slots[slot].is_recalled = True
                     idle.pop().give(task)
 
-    def _started(self, number: int, memory: SharedMemory) -> _Worker:
+    def _started(self, number: int, device: "torch.device", memory: SharedMemory) -> _Worker:
         memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
-        arguments = memory, self._capacity_bytes, self._settings, Maker(self._make), number
         with os_errors_as(RunFailed, "a worker process cannot be started", "use fewer workers"), one_thread_each():
-            # a daemon, or an interpreter that ends without close() would wait for it
-            process, ours = spawned(serve, *arguments, name=f"worker {number}", daemon=True)
+            process, ours = spawned(
+                serve,
+                memory,
+                self._capacity_bytes,
+                self._settings,
+                Maker(self._make),
+                device,
+                name=f"worker {number}",
+                daemon=True,  # an interpreter that ends without close() would wait for any other process
+            )
         slots = [Slot(memory, index, self._capacity_bytes) for index in range(SLOTS)]
-        worker = _Worker(number, memory, slots, process, ours)
+        worker = _Worker(number=number, device=device, memory=memory, slots=slots, process=process, connection=ours)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return worker
 
@@ -273,7 +299,8 @@ class Workers(Executor):
             with contextlib.suppress(EOFError, OSError):
                 heard = worker.connection.recv_bytes()
             if heard:
-                self._take_reply(worker, *ANSWER.unpack(heard))
+                answer, slot, size = ANSWER.unpack(heard)
+                self._take_reply(worker, answer, slot, size)
             else:
                 self._remove_dead(worker, None)
 
@@ -284,7 +311,8 @@ class Workers(Executor):
         try:
             content, tensors = worker.slots[slot].read(size)
         except Exception as error:
-            answer, content = WorkerReply.REFUSED, RunFailed(f"what a worker answered cannot be read here: {error!r}")
+            answer = WorkerReply.REFUSED
+            content = RunFailed(f"the answer of a worker cannot be read here: {error!r}")
         if answer == WorkerReply.NOT_MADE:
             self.close()
             raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE.format(words=content))
@@ -312,28 +340,30 @@ class Workers(Executor):
         words, details = report or (words_of_exit(code, worker.fault()), worker.fault())
         at_work = worker.given[0].task if worker.given else None
         doing = f"at {at_work.item.label}" if at_work else "idle"
-        # it ended by itself, and another would too; a signal may not come again
+        # a process that ends by itself before it begins would do so again; a signal may not come again
         if not worker.is_ready and (code is None or code >= 0):
             self.close()
             raise RunFailed(_NO_START.format(words=words))
+        lines = [f"worker {worker.number} died, {doing}: {words}"]
         is_new = at_work is None or not at_work.deaths
-        lines = [f"worker {worker.number} died, {doing}: {words}", *([details] if is_new and details else [])]
+        if is_new and details:
+            lines.append(details)
         _log.warning("%s", "\n".join(lines))
         if at_work:
             at_work.deaths += 1
         for task, slot in worker.given:
             if task.deaths == _DEATHS:
                 self._finish(task, RunFailed(_GIVEN_UP.format(label=task.item.label, words=words)))
-            elif not worker.slots[slot].is_recalled:  # or another worker has it
+            elif not worker.slots[slot].is_recalled:  # otherwise another worker has it
                 self._enqueue(task, is_lost=True)
         self._replace(worker, words)
 
     def _replace(self, worker: _Worker, words: str) -> None:
-        """Start another worker in its place; after three that were killed before they began, do with one less."""
+        """Start another worker in a dead one's place; after three that were killed at their start, none."""
         index = self._workers.index(worker)
         false_starts = 0 if worker.is_ready else worker.false_starts + 1
         if false_starts < _DEATHS:
-            self._workers[index] = self._started(worker.number, worker.memory)
+            self._workers[index] = self._started(worker.number, worker.device, worker.memory)
             self._workers[index].false_starts = false_starts
             return
         del self._workers[index]

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from fed.errors import InvalidInput, RunFailed, os_errors_as
 from fed.quantities import bytes_text
-from fed.tensors import Tensor, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["CONTENT_BYTES", "Parcel", "Place", "SharedMemory", "SharedTensor", "Slot", "packed"]
 
 CONTENT_BYTES = 1 << 20
-"""What a content may take when it is pickled."""
+"""Largest size of a pickled content."""
 
 _ALIGNMENT_BYTES = 64
 
@@ -58,7 +58,8 @@ def packed(tensors: Sequence[Tensor]) -> tuple[list[Place], int]:
         >>> [place.begin for place in places], size_bytes
         ([0, 64], 128)
     """
-    places, end = [], 0
+    places = []
+    end = 0
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise InvalidInput(f"tensors between processes must be dense, got {tensor.layout} of {tensor.dtype}")
@@ -71,12 +72,12 @@ class SharedMemory:
     """Memory that this process sees, and every process that is spawned with this object among its arguments.
 
     Args:
-        size_bytes: how many; they are zero, and really there.
-        is_private: what a spawned process writes is seen by that process alone.
+        size_bytes: number of bytes. They are zero at first, and claimed from the system at once.
+        is_private: True if a spawned process's changes are seen by that process alone.
 
     Attributes:
-        all_bytes: all of them, at the beginning of a page.
-        fd: the descriptor of the file behind them.
+        all_bytes: tensor of all the bytes; it begins at the beginning of a page.
+        fd: descriptor of the file that holds the memory.
 
     Raises:
         RunFailed: if there is no such room.
@@ -85,7 +86,8 @@ class SharedMemory:
 
     def __init__(self, size_bytes: int, *, is_private: bool = False) -> None:
         self._access_in_child = mmap.ACCESS_COPY if is_private else mmap.ACCESS_WRITE
-        self._map(_claimed(max(size_bytes, 1)), max(size_bytes, 1), mmap.ACCESS_WRITE)
+        size_bytes = max(size_bytes, 1)  # an empty file cannot be mapped
+        self._map(_claimed(size_bytes), size_bytes, mmap.ACCESS_WRITE)
 
     def _map(self, fd: int, size_bytes: int, access: int) -> None:
         self.fd = fd
@@ -113,10 +115,10 @@ class SharedTensor:
     others compute with the original.
 
     Args:
-        tensors: what to copy, of one type.
+        tensors: tensors to copy, of one type, alike in all dimensions but the first; at least one.
 
     Attributes:
-        tensor: the copy.
+        tensor: copy of the joined tensors.
 
     Example:
         >>> SharedTensor(torch.arange(3), torch.ones(1, dtype=torch.int64)).tensor
@@ -125,9 +127,11 @@ class SharedTensor:
 
     def __init__(self, *tensors: Tensor) -> None:
         packed(tensors)  # refuses what has no bytes in a row
-        rows, (_, *others) = sum(map(len, tensors)), tensors[0].shape
+        rows = sum(map(len, tensors))
+        _, *others = tensors[0].shape
         place = Place(0, tensors[0].dtype, (rows, *others))
-        self.__setstate__((SharedMemory(sum(tensor.nbytes for tensor in tensors), is_private=True), place))
+        memory = SharedMemory(sum(tensor.nbytes for tensor in tensors), is_private=True)
+        self.__setstate__((memory, place))
         torch.cat([tensor.detach() for tensor in tensors], out=self.tensor)
 
     def __getstate__(self) -> tuple[SharedMemory, Place]:
@@ -149,10 +153,10 @@ class Parcel(NamedTuple):
         """Pack a content and tensors.
 
         Args:
-            content: anything that can be pickled, in up to 1 MiB.
-            tensors: what goes with it.
-            capacity_bytes: what they may take.
-            what: what people call it.
+            content: object to send, which takes at most 1 MiB when it is pickled.
+            tensors: tensors that go with the content.
+            capacity_bytes: largest size of all the tensors together, each rounded up to 64 bytes.
+            what: name of the content in errors, such as "clients 3, 7 and 9 in round 5".
 
         Raises:
             InvalidInput: if it is too large, or cannot be pickled.
@@ -176,9 +180,9 @@ class Slot:
     One byte says whether the content is recalled; what is pickled follows, and then the tensors.
 
     Args:
-        memory: whose part it is.
-        index: which of its slots, from 0.
-        capacity_bytes: what the tensors may take.
+        memory: memory that holds the slot.
+        index: number of the slot in the memory, from 0.
+        capacity_bytes: largest size of all tensors together, each rounded up to 64 bytes.
     """
 
     def __init__(self, memory: SharedMemory, index: int, capacity_bytes: int) -> None:
@@ -218,12 +222,13 @@ class Slot:
     def apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Copies of those tensors that lie in the memory to be written to; the others as they are."""
         whole = self._tensor_bytes.untyped_storage()
-        begin, end = whole.data_ptr(), whole.data_ptr() + whole.nbytes()
+        begin = whole.data_ptr()
+        end = begin + whole.nbytes()
         return [tensor.clone() if begin <= tensor.data_ptr() < end else tensor for tensor in tensors]
 
 
 def _claimed(size_bytes: int) -> int:
-    """File without a name, of zeros for which there is room."""
+    """Descriptor of a file without a name, filled with zeros, for which the system has set memory apart."""
     if sys.platform == "win32":
         raise InvalidInput("worker processes need memory that Windows does not have: use workers: 0")
     with _room_for(size_bytes):
@@ -261,7 +266,9 @@ def _fill(fd: int, size_bytes: int) -> None:
 def _available_bytes() -> float:
     """Bytes that this machine and this process's containers have left; infinite where no limit is known."""
     meminfo = _numbers(Path("/proc/meminfo"))
-    machine = 1024 * (meminfo["MemAvailable"] + meminfo.get("SwapFree", 0)) if "MemAvailable" in meminfo else math.inf
+    machine = math.inf
+    if "MemAvailable" in meminfo:
+        machine = 1024 * (meminfo["MemAvailable"] + meminfo.get("SwapFree", 0))  # the file counts in KiB
     return min(machine, *map(_left_in, _control_groups()))
 
 
@@ -293,7 +300,7 @@ def _left_in(group: Path) -> float:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Lines "name: number …" of one of the system's files; none if it is missing."""
+    """Numbers of one of the system's files, by name, from its lines "name: number …"; none if it is missing."""
     try:
         words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
     except OSError:

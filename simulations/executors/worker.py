@@ -22,40 +22,40 @@ from pathlib import Path
 from typing import Any
 
 from fed import errors
-from fed.child_processes import end_with_parent
 from fed.clients.training.executor import Make, Work
 from fed.errors import FedError
+from fed.processes.child_processes import end_with_parent
 from fed.simulations.executors.crash_report import words_of_error
 from fed.simulations.executors.shared_memory import CONTENT_BYTES, Parcel, SharedMemory, Slot
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["ANSWER", "FAULT_BYTES", "ORDER", "SLOTS", "Maker", "WorkerReply", "current_settings", "serve"]
 
 _log = logging.getLogger(__name__)
 
 SLOTS = 2
-"""An item waits beside the one at work."""
+"""Number of slots of a worker: one for the item at work, one for the item that waits."""
 
 FAULT_BYTES = 1 << 16
-"""The end of a worker's memory, for what is written when it crashes."""
+"""Size of the end of a worker's memory, where the report of a crash is written."""
 
 ORDER = struct.Struct("<BI")
-"""What the parent sends: a slot, and the size of what is pickled there."""
+"""Format of the parent's messages: number of a slot, and size of the pickled content there in bytes."""
 
 ANSWER = struct.Struct("<BBI")
-"""What the worker sends: an :class:`WorkerReply`, a slot, and the size of what is pickled there."""
+"""Format of the worker's messages: a :class:`WorkerReply`, number of a slot, and size of the pickled content there."""
 
 
 class WorkerReply(enum.IntEnum):
-    """Reply of a worker, and what the slot then holds.
+    """Reply of a worker. Each says what has happened, and what the slot then holds.
 
     Attributes:
-        READY: it waits for items; nothing.
-        NOT_MADE: the work could not be made, and the worker ends; a :class:`fed.errors.FedError`, or a text.
-        DONE: an item is done; its result.
-        SKIPPED: an item was recalled before it was begun; nothing.
-        REFUSED: the work raised a :class:`fed.errors.FedError`; that.
-        RAISED: the work raised anything else, and the worker ends; a description and the traceback.
+        READY: worker waits for items. The slot holds nothing.
+        NOT_MADE: work could not be made, and the worker ends. The slot holds a :class:`fed.errors.FedError` or a text.
+        DONE: item is done. The slot holds its result.
+        SKIPPED: item was recalled before it was begun. The slot holds nothing.
+        REFUSED: work raised a :class:`fed.errors.FedError`, which the slot holds.
+        RAISED: work raised another error, and the worker ends. The slot holds a description and the traceback.
     """
 
     READY = 0
@@ -70,27 +70,28 @@ def _flag(holder: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], No
     return lambda: getattr(holder, name), lambda value: setattr(holder, name, value)
 
 
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
-    (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    _flag(torch.backends.mkldnn, "enabled"),
-    *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
-    *(_flag(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
-)
-"""Settings of PyTorch that change the bits of results: how each is read, and how it is set."""
+def _settings() -> tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...]:
+    """Settings of PyTorch that change the bits of results: how each is read, and how it is set."""
+    return (
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+        _flag(torch.backends.mkldnn, "enabled"),
+        *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        *(_flag(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
+    )
 
 
 def current_settings() -> list[Any]:
     """Settings of this process that change the bits of results, for a worker to take over."""
-    return [current() for current, _ in _SETTINGS]
+    return [current() for current, _ in _settings()]
 
 
 class Maker:
     """Factory of a worker's work, sent through shared memory: a full pipe without a reader would block its writer.
 
     Args:
-        make: the factory; picklable. It is pickled when a process starts.
+        make: function from a device to the work; picklable. It is pickled when a process starts.
     """
 
     def __init__(self, make: Make) -> None:
@@ -106,11 +107,11 @@ class Maker:
     def __setstate__(self, state: tuple[SharedMemory, int]) -> None:
         self._memory, self._size = state
 
-    def make(self, number: int) -> Work:
-        """Make the work of the worker with this number; to be called in its process, and once."""
+    def make(self, device: "torch.device") -> Work:
+        """Make the work of a worker on its device; to be called in its process, and once."""
         make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
         del self._memory  # it may be large
-        return make(number)
+        return make(device)
 
 
 def serve(
@@ -119,25 +120,29 @@ def serve(
     capacity_bytes: int,
     settings: Sequence[Any],
     maker: Maker,
-    number: int,
+    device: "torch.device",
 ) -> None:
     """The main function of a worker: do items until there is nothing more to come.
 
     Args:
-        connection: the worker's end of the pipe.
-        memory: that it shares with its parent: the slots, and then ``FAULT_BYTES``.
-        capacity_bytes: what the tensors in a slot may take.
-        settings: the parent's :func:`current_settings`.
-        maker: makes the work.
-        number: the worker's, from 0.
+        connection: end of the pipe that belongs to the worker.
+        memory: memory shared with the parent: the slots, then ``FAULT_BYTES`` for the report of a crash.
+        capacity_bytes: largest size of all tensors in a slot together.
+        settings: settings of PyTorch from the parent's :func:`current_settings`.
+        maker: factory of the work.
+        device: device that the work computes on.
     """
     _prepare_process(connection, memory, settings)
     slots = [Slot(memory, index, capacity_bytes) for index in range(SLOTS)]
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            work = maker.make(number)
+            work = maker.make(device)
         except BaseException as error:
-            content = _portable(error) if isinstance(error, FedError) else words_of_error(error)[0]
+            content: FedError | str
+            if isinstance(error, FedError):
+                content = _portable(error)
+            else:
+                content, _ = words_of_error(error)
             size = slots[0].write(Parcel.of(content), ())
             connection.send_bytes(ANSWER.pack(WorkerReply.NOT_MADE, 0, size))
             _exit_at_once()
@@ -164,20 +169,19 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
     torch.set_num_threads(1)  # the last bits of a sum depend on how many threads share it
     with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
         torch.set_num_interop_threads(1)
-    for (_, set_to), value in zip(_SETTINGS, settings, strict=True):
+    for (_, set_to), value in zip(_settings(), settings, strict=True):
         set_to(value)
 
 
 def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[WorkerReply, int]:
     """Do a slot's item and put the result there; returns the reply, and the size of what is pickled."""
-    # The item's first result has come from elsewhere.
-    if slot.is_recalled:
+    if slot.is_recalled:  # another worker has the item
         return WorkerReply.SKIPPED, slot.write(Parcel.of(None), ())
     try:
         (label, content), tensors = slot.read(size)
         content, results = work(content, tensors)
         results = slot.apart(results)
-        parcel = Parcel.of(content, results, capacity_bytes, f"the result of {label}")
+        parcel = Parcel.of(content, results, capacity_bytes=capacity_bytes, what=f"the result of {label}")
         return WorkerReply.DONE, slot.write(parcel, results)
     except FedError as error:
         return WorkerReply.REFUSED, slot.write(Parcel.of(_portable(error)), ())
@@ -189,6 +193,7 @@ def _portable(error: FedError) -> FedError:
     """Error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`."""
     try:
         pickled = pickle.dumps(error)
+        # some errors can be pickled, and then not be loaded, or only as another type
         if type(pickle.loads(pickled)) is type(error) and len(pickled) < CONTENT_BYTES // 2:  # noqa: S301  # its own
             return error
     except Exception:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fed.mixing import Weights
-from fed.server.peer.neighbourhood import EncodedRows
+from fed.server.mixing.neighbourhood import EncodedRows
+from fed.vectors.mixing import Weights
 
 
 class Model(NamedTuple):

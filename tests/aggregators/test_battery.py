@@ -21,10 +21,10 @@ from fed.aggregators.fedopt import FedAdagrad, FedAdam, FedYogi
 from fed.aggregators.sign_majority import SignMajority
 from fed.config.docstrings import arguments
 from fed.config.registry import ALGORITHMS
-from fed.layout import Layout
-from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
-from fed.wire.messages import Answer, Task
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
+from fed.wire.messages import Answer, Task, Update
 from tests.scripted_fleet import ScriptedFleet, one_round
 
 KINDS = [kind for kind in ALGORITHMS.builtin if ALGORITHMS.make(kind).make().primitive == "mean"]
@@ -106,8 +106,9 @@ class TableFleet(ScriptedFleet):
             tuple(task.id for task in tasks),
             first.round,
             tuple(clients),
-            update_KM[0] if len(clients) == 1 else weights_K @ update_KM / weights_K.sum(),
-            float(weights_K.sum()),
+            Update(
+                update_KM[0] if len(clients) == 1 else weights_K @ update_KM / weights_K.sum(), float(weights_K.sum())
+            ),
             model.integers_I,
             tuple(1 + client % 3 for client in clients),
             tuple(1.0 + client for client in clients),

@@ -11,11 +11,11 @@ from fed.aggregators.d2 import D2
 from fed.aggregators.gradient_tracking import GradientTracking
 from fed.aggregators.peer_rule import PeerRule
 from fed.aggregators.sgp import SGP
-from fed.mixing import Weights
-from fed.randomness import Streams
-from fed.server.peer.neighbourhood import Exchanges, first_state, next_state, renewed_state
+from fed.server.mixing.neighbourhood import Exchanges, first_state, next_state, renewed_state
 from fed.topology import Topology, mixing_matrix
 from fed.topology.graphs import ring
+from fed.vectors.mixing import Weights
+from fed.vectors.randomness import Streams
 from tests.aggregators.peer_rules import Quadratics, Together
 from tests.aggregators.test_peer_rules import RULES, coded
 

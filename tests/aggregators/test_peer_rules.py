@@ -34,11 +34,11 @@ from fed.compression.quantisers import QSGD
 from fed.compression.sparsifiers import RandomK, TopK
 from fed.config.registry import ALGORITHMS
 from fed.errors import InvalidExperiment, RunFailed
-from fed.mixing import Weights
-from fed.randomness import Streams
-from fed.server.peer.neighbourhood import Exchanges, PeerCodec, first_state, next_state
+from fed.server.mixing.neighbourhood import Exchanges, PeerCodec, first_state, next_state
 from fed.topology import Topology, mixing_matrix
 from fed.topology.graphs import complete, directed_ring, exponential, ring
+from fed.vectors.mixing import Weights
+from fed.vectors.randomness import Streams
 from tests.aggregators.peer_rules import Alone, Model, Quadratics, Together
 
 PLAIN = [DPSGD(order="adapt_then_combine"), DPSGD(order="combine_then_adapt")]
@@ -355,7 +355,7 @@ def test_compressed_gossip_is_its_recursion_in_numpy(rule: CHOCO | DeepSqueeze) 
 
 
 def test_only_a_rule_that_says_so_may_encode() -> None:
-    with pytest.raises(InvalidExperiment, match="must say so, got one that does not: give the class compresses = True"):
+    with pytest.raises(InvalidExperiment, match="must have compresses = True, got one without it: add it"):
         Exchanges(Together(weights_of(ring)), NO_BUFFERS).encoded(start(1))
 
 

@@ -1,6 +1,6 @@
 """Majority vote of signs: counted by hand, whatever the grouping, and a bit a parameter each way.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools

@@ -8,7 +8,7 @@ import pytest
 import fed
 from examples.tcga_prepare import prepare
 from fed.clients.data import load
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FLAMBY = os.environ.get("FED_FLAMBY")

@@ -20,8 +20,8 @@ from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
-from fed.layout import Layout
-from fed.randomness import Streams
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
 
 IMAGES = [(28, 28), (1, 28, 28), (3, 32, 32), (2, 5, 9)]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fed.clients.node.sessions import SecureNode
-from fed.wire import protocol_pb2 as pb
+from fed.protocol import protocol_pb2 as pb
 
 __all__ = ["die_at"]
 

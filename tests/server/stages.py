@@ -15,11 +15,13 @@ from torch import Tensor
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import samples_of
 from fed.clients.node.training import Hidden
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
-from fed.randomness import Streams
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.protocol_pb2 import Answer, Assignment, Failed, Plan, Response, Signature
 from fed.server.fleet import Fleet
 from fed.server.flower.app import write_app
 from fed.server.flower.fleet import FlowerFleet, flat_payload
@@ -32,11 +34,11 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.storage.checkpoints import Tree
+from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import read, split, written
-from fed.wire.protocol_pb2 import Answer, Assignment, Failed, Plan, Response, Signature
 from tests.flower_stand_ins import Federation, Message, partitions
 from tests.server.grpc.threaded import ThreadedTraining
 
@@ -127,10 +129,10 @@ class Simulated(Stage):
     def __init__(self, experiment: Experiment, folder: Path, *, visits: bool = False) -> None:
         super().__init__(experiment, folder)
         made, devices = self._simulation, _Written(visits=visits)
-        executor = InProcess(partial(Work, made.recipe))
+        executor = InProcess(partial(Work, made.recipe), devices_of(1))
         clients = SimulatedClients(made.data, made.groups, executor, devices, made.streams)
-        assert made.message is not None
-        self.fleet = SimulatedFleet(clients, states=self._prepared.client_states(), message=made.message, reduces=True)
+        assert made.way_out is not None
+        self.fleet = SimulatedFleet(clients, states=self._prepared.client_states(), way_out=made.way_out, reduces=True)
 
     def restored(self, state: Tree, under_way: Iterable[Task]) -> Stage:
         """Its tasks are in the state."""
@@ -195,6 +197,7 @@ class OverGrpc(_Real):
             folder / "spool",
             credentials=None,
             accepts=lambda joining: None,
+            clock=SYSTEM_CLOCK,
             patience=Patience(heartbeat_s=0.2, silence_s=BOUND_S, lease_s=2.0, stall_s=BOUND_S),
         )
         self._gate = threading.Event()

@@ -10,7 +10,7 @@ import torch
 
 from fed.server.accumulator import Participation, RoundStats, UpdateAccumulator, joined, mean_loss
 from fed.storage.run_folder import to_json
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, GlobalModel, Task, Update
 
 INTEGERS_I = torch.zeros(0, dtype=torch.int64)
 NOW = 5
@@ -25,7 +25,7 @@ def opened(versions: Sequence[int]) -> dict[int, Task]:
 def group(clients: Sequence[int], mean: float, weight: float) -> Answer:
     mean_M, alike = torch.full((2,), mean, dtype=torch.float64), [1] * len(clients)
     of = tuple(clients)
-    return Answer(of, 1, of, mean_M, weight, INTEGERS_I, tuple(alike), tuple(0.5 for _ in clients))
+    return Answer(of, 1, of, Update(mean_M, weight), INTEGERS_I, tuple(alike), tuple(0.5 for _ in clients))
 
 
 def accumulator(*, is_linear: bool = True) -> UpdateAccumulator:

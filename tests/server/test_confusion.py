@@ -10,11 +10,11 @@ import torch
 
 import fed
 from fed.clients.data import load
-from fed.clients.evaluation import confusion_counts
-from fed.randomness import Streams
+from fed.clients.training.evaluation import confusion_counts
 from fed.reports.html import run_report, write_run_report
 from fed.reports.population import Confusion, described, read
-from fed.tensors import nn
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import nn
 from tests.simulations import users_parts as parts
 
 KEYS: dict[str, Any] = {"data": {"clients": 5}, "rounds": {"count": 2}, "model": {"kind": "logistic"}}

@@ -14,14 +14,19 @@ from fed.aggregators.client_side import format_of
 from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
+from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidPayload
-from fed.layout import Layout
-from fed.randomness import Streams
+from fed.protocol.protocol_pb2 import Answer as Header
 from fed.server.coordinator import Coordinator
-from fed.server.incoming import received
-from fed.wire.messages import Answer, Task
-from fed.wire.protocol_pb2 import Answer as Header
+from fed.server.observer import Essential
+from fed.server.recording import RunLog
+from fed.server.telling import Observers
+from fed.server.way_in import received
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
+from fed.wire.messages import Answer, Task, Update
 from tests.scripted_fleet import ScriptedFleet, one_round
+from tests.trial_stages import Drifts
 
 Script = Callable[[Task], Iterable[Answer]]
 LAYOUT = Layout.of(nn.Linear(2, 1))
@@ -56,11 +61,16 @@ class Scripted(ScriptedFleet):
             yield from self._scripts[int(task.client)](task)
 
 
-def over(fleet: Scripted, aggregator: Aggregator | None = None, module: nn.Module | None = None) -> Coordinator:
+def over(
+    fleet: Scripted,
+    aggregator: Aggregator | None = None,
+    module: nn.Module | None = None,
+    stages: tuple[Stage, ...] = (),
+) -> Coordinator:
     """Of a module's first model, or of zeros."""
     layout = COUNTING if module else LAYOUT
     start = layout.pack(module) if module else (torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64))
-    return Coordinator(aggregator or FedAvg(), fleet, layout, FORMATS[layout.size], *start, Streams(0))
+    return Coordinator(aggregator or FedAvg(), fleet, layout, FORMATS[layout.size], *start, Streams(0), stages=stages)
 
 
 def coordinator(*scripts: Script) -> Coordinator:
@@ -187,7 +197,7 @@ def test_round_with_too_few_replies_leaves_the_model(caplog: pytest.LogCaptureFi
 def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:
     moves = coordinator(
         lambda task: [reply(task, 1.0)],
-        lambda task: [Answer.failure(task, "the training loss became nan", diverged=True)],
+        lambda task: [Answer.failure(task, "the training loss became nan", has_diverged=True)],
     )
     with pytest.raises(Diverged, match="round 4, client 1: the training loss became nan"):
         one_round(moves, 4, [0, 1])
@@ -197,6 +207,7 @@ def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:
 def test_a_refusal_is_logged_with_sender_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     moves = coordinator(lambda task: [sent(task, torch.full((3,), math.nan))])
+    moves.observers = Observers([Essential(RunLog())])
     one_round(moves, 2, [0])
     assert "round 2: client 0 failed: its answer was refused: the vector must be finite" in caplog.text
 
@@ -224,8 +235,7 @@ def together(
         members = tuple(range(first, first + len(moves)))
         yield Answer(
             round=number,
-            mean_update_M=mean_update_M,
-            weight=float(sum(held)),
+            content=Update(mean_update_M, float(sum(held))),
             integers_I=task.model.integers_I,
             samples=held,
             train_losses=tuple(0.1 * (index + 1) for index in range(len(moves))),
@@ -301,7 +311,7 @@ def test_bytes_are_counted_whether_or_not_the_answer_counts() -> None:
 @pytest.mark.parametrize("step", [1, -1])
 def test_first_diverged_client_is_named_in_any_order(step: int) -> None:
     def diverged(task: Task) -> Iterator[Answer]:
-        yield Answer.failure(task, "no number", diverged=True)
+        yield Answer.failure(task, "no number", has_diverged=True)
 
     class Shuffled(Scripted):
         def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
@@ -311,3 +321,22 @@ def test_first_diverged_client_is_named_in_any_order(step: int) -> None:
     with pytest.raises(Diverged, match="round 1, client 1: no number"):
         one_round(moves, 1, [0, 1, 2])
     assert torch.equal(moves.model()[0], torch.zeros(3))
+
+
+@pytest.mark.parametrize(("quorum", "moves_by"), [(0, 1.0), (2, 0.0)])
+def test_noise_alone_moves_a_model_that_nobody_does(quorum: int, moves_by: float) -> None:
+    """Whether nobody has answered or too few have, whose updates then do not count."""
+    fleet = Scripted([lambda task: [reply(task, 1.0)], lambda task: [Answer.failure(task, "it is away")]])
+    plain, drifting = (over(fleet, stages=stages) for stages in ((), (Drifts(),)))
+    for moves in (plain, drifting):
+        for number in (1, 2):
+            accumulator = moves.new_accumulator()
+            moves.dispatch(accumulator, number, [1] if number == 2 else [0, 1])
+            moves.collect(accumulator)
+            moves.step(accumulator, number, quorum=quorum)
+    drawn = [Streams(0).generator("stage 0 of the mean", 0, number).normal(size=3) for number in (1, 2)]
+    expected_P = moves_by + torch.from_numpy(drawn[0] + drawn[1])
+    torch.testing.assert_close(drifting.model()[0].double(), expected_P, rtol=0, atol=1e-6)
+    torch.testing.assert_close(plain.model()[0], torch.full((3,), moves_by))
+    assert (plain.version, drifting.version) == (int(moves_by), 2)
+    assert [verdict for verdict in fleet.verdicts if verdict] == ([{0: 1.0}] * 2 if moves_by else [])

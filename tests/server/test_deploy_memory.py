@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fed.layout import Layout
-from fed.server.deploy import _free_memory
+from fed.server.grpc.deploy import _free_memory
+from fed.vectors.layout import Layout
 
 
 class Tied(nn.Module):

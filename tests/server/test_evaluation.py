@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,16 @@ import pytest
 import torch
 
 import fed
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.devices import devices_of
+from fed.clients.training.evaluation import evaluate
 from fed.clients.training.executor import InProcess, Item, Make, Result
-from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import Evaluate
 from fed.clients.training.worker import Work
 from fed.errors import InvalidData
 from fed.server.evaluation import MODELS_AT_ONCE
+from fed.server.observer import Essential
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation, begin_scoring
 from tests.simulations import users_parts as parts
@@ -33,8 +35,8 @@ class Late(InProcess):
 
     is_parallel = True
 
-    def __init__(self, make: Make) -> None:
-        super().__init__(make)
+    def __init__(self, make: Make, devices: Sequence[torch.device]) -> None:
+        super().__init__(make, devices)
         self.lease: list[str] = []
         self.asked: list[Item] = []
 
@@ -55,7 +57,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
 
     @contextmanager
     def hired(simulation: Simulation, expectation: object) -> Iterator[Late]:
-        executors.append(Late(partial(Work, simulation.recipe)))
+        executors.append(Late(partial(Work, simulation.recipe), devices_of(1)))
         yield executors[-1]
 
     monkeypatch.setattr("fed.simulations.simulate.hired", hired)
@@ -134,7 +136,7 @@ def test_scores_beside_the_next_round_are_those_of_their_own(
 ) -> None:
     keys = experiment(algorithm, evaluation=evaluation, rounds={"evaluate_every": evaluate_every})
     watcher = parts.Watcher()
-    beside = simulate(keys, data=parts.unequal(), model=parts.small, observer=watcher)
+    beside = simulate(keys, data=parts.unequal(), model=parts.small, observers=[Essential(watcher)])
     assert watcher.rounds == [line["round"] for line in beside.metrics] == [1, 2, 3, 4]
     assert [line["test_loss"] is not None for line in beside.metrics] == [
         number % evaluate_every == 0 or number == 4 for number in (1, 2, 3, 4)
@@ -143,7 +145,7 @@ def test_scores_beside_the_next_round_are_those_of_their_own(
         (executor,) = late
         assert executor.lease.index("Evaluated") > executor.lease.count("Trained") // 4, "of round 2 trained before"
     monkeypatch.undo()
-    after = simulate(keys, data=parts.unequal(), model=parts.small, observer=parts.Watcher())
+    after = simulate(keys, data=parts.unequal(), model=parts.small, observers=[Essential(parts.Watcher())])
     assert parts.outcome(beside) == parts.outcome(after)
     assert list(beside.metrics[0]) == list(after.metrics[0])
 
@@ -172,7 +174,13 @@ def test_an_error_in_a_round_still_records_the_round_before(late: list[Late], tm
     (bad, *_) = cohorts[-1] - set().union(*cohorts[:-1])
     watcher = parts.Watcher()
     with pytest.raises(InvalidData, match=f"client {bad} "):
-        simulate(keys, data=parts.on_demand([bad]), model=parts.small, output=tmp_path / "run", observer=watcher)
+        simulate(
+            keys,
+            data=parts.on_demand([bad]),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(watcher)],
+        )
     assert watcher.rounds == [1, 2, 3]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["test_loss"] for line in lines] == [line["test_loss"] for line in whole.metrics[:3]]
@@ -188,7 +196,13 @@ def test_an_interruption_keeps_the_round_that_was_scored_last(late: list[Late], 
 
     keys = experiment()
     with pytest.raises(KeyboardInterrupt):
-        simulate(keys, data=parts.unequal(), model=parts.small, output=tmp_path / "run", observer=parts.Watcher(stop))
+        simulate(
+            keys,
+            data=parts.unequal(),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(parts.Watcher(stop))],
+        )
     two = simulate(keys.override({"rounds.count": 2}), data=parts.unequal(), model=parts.small, output=tmp_path / "two")
     assert two.summary["rounds"] == 2
     kept, expected = (parts.kept(tmp_path / name)["model.safetensors"] for name in ("run", "two"))
@@ -203,7 +217,13 @@ def test_an_observer_that_fails_is_told_nothing_twice(late: list[Late], tmp_path
 
     watcher = parts.Watcher(fail)
     with pytest.raises(RuntimeError, match="enough"):
-        simulate(experiment(), data=parts.unequal(), model=parts.small, output=tmp_path / "run", observer=watcher)
+        simulate(
+            experiment(),
+            data=parts.unequal(),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(watcher)],
+        )
     assert watcher.rounds == [1, 2]
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -213,7 +233,7 @@ def test_an_observer_that_fails_is_told_nothing_twice(late: list[Late], tmp_path
 def test_a_federation_may_go_on_while_its_models_are_scored(algorithm: str, evaluation: str) -> None:
     """What is scored is what was there when it was asked for."""
     simulation = Simulation(experiment(algorithm, evaluation=evaluation), parts.unequal(), parts.small)
-    executor = Late(partial(Work, simulation.recipe))
+    executor = Late(partial(Work, simulation.recipe), devices_of(1))
     federation = simulation.federation(executor)
     federation.round(1)
     begun = simulation, federation, executor

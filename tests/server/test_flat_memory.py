@@ -19,14 +19,17 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.identity.authority import Authority
 from fed.identity.credentials import PeerCredentials, ServerCredentials
-from fed.server.deploy import Deployment, serve
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol import protocol_pb2 as pb
+from fed.server.grpc.deploy import Deployment, serve
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.server.real_fleet import RealFleet
+from fed.server.telling import Observers
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
-from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
+from tests.observing import after_round
 from tests.server.deployed import Deployment as Deployed
 from tests.server.deployed import free_port, wait_for
 from tests.server.grpc.hostile_wire import Wire, honest, work
@@ -56,7 +59,7 @@ class AtOnce(RealFleet):
     """A fleet of two nodes in this thread, that answer at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(SYSTEM_CLOCK)
         self._answers: deque[Answer] = deque()
         for client in (0, 1):
             self._members.come(client, SAMPLES)
@@ -97,12 +100,11 @@ class AtOnce(RealFleet):
         raise AssertionError("nodes that answer at once are waited for")
 
 
-def served(
-    folder: Path, rounds: int, after_round: Callable[[Mapping[str, Any]], None] | None = None, **changed: Any
-) -> Run:
+def served(folder: Path, rounds: int, then: Callable[[Mapping[str, Any]], None] | None = None, **changed: Any) -> Run:
     keys = {**EXPERIMENT, "rounds": {"count": rounds}, **changed}
     where = RunFolder(folder)
-    return Deployment(Experiment(**keys)).run(AtOnce(), 2, where, resume=False, after_round=after_round)
+    observers = Observers([after_round(then)] if then else [])
+    return Deployment(Experiment(**keys)).run(AtOnce(), 2, where, resume=False, observers=observers)
 
 
 class Held:
@@ -166,7 +168,7 @@ def test_a_servers_calls_leave_nothing_behind(tmp_path: Path, monkeypatch: pytes
             credentials=ServerCredentials.load(authority.folder),
             min_nodes=2,
             on_listen=begin,
-            after_round=held,
+            observers=[after_round(held)],
         )
     finally:
         tracemalloc.stop()
@@ -192,8 +194,8 @@ def test_a_peers_rounds_leave_nothing_behind(tmp_path: Path) -> None:
             credentials=PeerCredentials.load(authority.issue(str(peer), is_peer=True)),
         )
         own = NodeData.model_validate({"data": EXPERIMENT["data"], "client": peer})
-        after_round = held if peer == 0 else None
-        take_part(Experiment(**keys), own, setup, output=tmp_path / f"run-{peer}", after_round=after_round)
+        observers = [after_round(held)] if peer == 0 else []
+        take_part(Experiment(**keys), own, setup, output=tmp_path / f"run-{peer}", observers=observers)
 
     tracemalloc.start()
     try:

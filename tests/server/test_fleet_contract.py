@@ -14,10 +14,10 @@ from torch import Tensor
 import fed
 from fed.config import yaml
 from fed.config.experiment import Experiment
-from fed.server.deploy import serve
 from fed.server.flower.app import server_app, write_app
+from fed.server.grpc.deploy import serve
 from fed.storage.checkpoints import Checkpoints
-from fed.wire.messages import Answer
+from fed.wire.messages import Answer, TrainedModel, Update
 from tests.flower_stand_ins import Federation, ServerApp, install, partitions
 from tests.server.stages import BOUND_S, CLIENTS, KINDS, REAL, SLOW, Stage, nodes_at
 
@@ -67,15 +67,19 @@ def answered(answers: list[Answer]) -> list[int]:
 
 def update_of(answer: Answer) -> Tensor:
     """The client's message, whether it came as one or as a trained model."""
-    assert not answer.problem
-    start_V = 0 if answer.start_V is None else answer.start_V.double()
-    return answer.mean_update_M.double() - start_V
+    return counted(answer).mean_update_M.double()
+
+
+def counted(answer: Answer) -> Update:
+    """The update and its weight."""
+    assert isinstance(answer.content, Update | TrainedModel)
+    return answer.content.update() if isinstance(answer.content, TrainedModel) else answer.content
 
 
 def bits(answer: Answer) -> tuple[Any, ...]:
     """All that counts of an answer to one task, the bytes on its way among it."""
     said = answer.tasks, answer.round, answer.clients, answer.samples, answer.train_losses, answer.size_bytes
-    return (update_of(answer).numpy().tobytes(), answer.integers_I.numpy().tobytes(), answer.weight, *said)
+    return (update_of(answer).numpy().tobytes(), answer.integers_I.numpy().tobytes(), counted(answer).weight, *said)
 
 
 def await_free(made: Stage, client: int) -> None:
@@ -246,7 +250,7 @@ def test_who_goes_away_for_long_has_failed_its_task(kind: str, stage: Open) -> N
     assert answered(list(fleet.collect(enough=2))) == QUICK
     made.leave()
     (failure,) = fleet.collect(enough=1)
-    assert (failure.tasks, failure.round, failure.clients, failure.diverged) == ((SLOW,), 1, (SLOW,), False)
+    assert (failure.tasks, failure.round, failure.clients, failure.has_diverged) == ((SLOW,), 1, (SLOW,), False)
     assert failure.problem
     assert failure.problem.isprintable()
     assert SLOW not in fleet.available()
@@ -261,7 +265,7 @@ def test_infinite_numbers_are_a_failure_and_never_end_runs(kind: str, stage: Ope
     (failure,) = fleet.collect()
     assert failure.problem
     assert (failure.tasks, failure.round, failure.clients) == ((0,), 1, (0,))
-    assert failure.diverged == (kind == "simulated")
+    assert failure.has_diverged == (kind == "simulated")
     assert ("diverged" in failure.problem) == (kind != "simulated")
     assert 0 in fleet.available()
 
@@ -293,7 +297,7 @@ def test_refused_answer_is_a_counted_failure_without_effect(kind: str, forgery: 
     made.forge(0, lambda tensors: [FORGERIES[forgery](tensors[0]), *tensors[1:]])
     fleet.dispatch([made.task(number, number) for number in QUICK])
     failure, reply = sorted(fleet.collect(), key=lambda answer: not answer.problem)
-    assert (failure.tasks, failure.clients, failure.diverged) == ((0,), (0,), False)
+    assert (failure.tasks, failure.clients, failure.has_diverged) == ((0,), (0,), False)
     assert "refused" in failure.problem
     assert not reply.problem
     assert fleet.counts.refused == 1

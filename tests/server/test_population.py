@@ -12,10 +12,11 @@ import torch
 import fed
 from fed.clients.data import FederatedData, load
 from fed.config.experiment import Experiment
-from fed.randomness import Streams
-from fed.server.deploy import serve
+from fed.server.grpc.deploy import serve
 from fed.server.grpc.service import Patience
 from fed.storage.run import Run
+from fed.vectors.randomness import Streams
+from tests.observing import after_round
 from tests.server.deployed import free_port, wait_for
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
@@ -62,7 +63,7 @@ class Stage:
             self.nodes.append(ThreadedNode(self.port, 1000, self._data.read(0), self._folder / "late"))
             wait_for(lambda: "client 1000 has joined" in self._caplog.text, "the fourth")
 
-    def serve(self, *, resume: bool = False, min_nodes: int = CLIENTS, after_round: Any = None) -> Run:
+    def serve(self, *, resume: bool = False, min_nodes: int = CLIENTS, then: Any = None) -> Run:
         return serve(
             self.experiment,
             listen=f"127.0.0.1:{self.port}",
@@ -71,7 +72,7 @@ class Stage:
             resume=resume,
             patience=PATIENCE,
             on_listen=self.begin,
-            after_round=after_round or self.join,
+            observers=[after_round(then or self.join)],
         )
 
     def hold_to_simulation(self, run: Run) -> None:
@@ -101,8 +102,8 @@ def test_a_resumed_run_has_its_first_clients(tmp_path: Path, caplog: pytest.LogC
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stage.serve(after_round=end_in_the_second)
-    stage.hold_to_simulation(stage.serve(resume=True, min_nodes=CLIENTS + 1, after_round=lambda line: None))
+        stage.serve(then=end_in_the_second)
+    stage.hold_to_simulation(stage.serve(resume=True, min_nodes=CLIENTS + 1, then=lambda line: None))
 
 
 def test_clients_are_asked_in_whatever_number_where_nobody_numbers_them(

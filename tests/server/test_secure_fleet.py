@@ -12,7 +12,7 @@ from fed.errors import InvalidPayload
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.secure_fleet import SecureFleet, SessionResult
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, Failure, GlobalModel, Lanes, RevealedSum, Task
 from tests.scripted_fleet import ScriptedFleet
 
 
@@ -45,7 +45,7 @@ class Answering(ScriptedFleet):
         for task in tasks[:-2]:
             message = torch.zeros(6, dtype=torch.int32)
             self.sent.append(weakref.ref(message))
-            yield Answer((task.id,), 1, (task.client,), message, size_bytes=100)
+            yield Answer((task.id,), 1, (task.client,), Lanes(message), size_bytes=100)
             del message
         yield from (Answer.failure(task, "out of memory") for task in tasks[-2:-1])
 
@@ -106,14 +106,16 @@ def test_round_ends_with_one_sum_or_a_failure_of_each(is_readable: bool, monkeyp
     secure.cancel([0, 1, 2, 3, 4, 6])
     assert answering.cancelled == [6]  # the others have answered
     answers = [*secure.collect()]
-    ended = [(answer.tasks, answer.hidden, answer.problem) for answer in answers]
+    ended: list[tuple[tuple[int, ...], object]] = [(answer.tasks, answer.content) for answer in answers]
     assert (answers[0].size_bytes, answers[0].more_bytes_down) == (5 * 100 + 10, 20)  # of all clients and sessions
     assert {answer.size_bytes for answer in answers[1:]} == {0}
     if is_readable:
-        dropped = "it dropped out of the round's session"
-        assert ended == [((0, 1, 2), "a sum", ""), ((3,), None, dropped), ((4,), None, dropped)]
+        dropped = Failure("it dropped out of the round's session")
+        revealed = [(one.tasks, one.content.of_clients) for one in answers if isinstance(one.content, RevealedSum)]
+        assert revealed == [((0, 1, 2), "a sum")]  # type: ignore[comparison-overlap]  # it stands for one
+        assert ended[1:] == [((3,), dropped), ((4,), dropped)]
     else:
-        assert ended == [((task,), None, "the sum has a weight of 0") for task in range(5)]
+        assert ended == [((task,), Failure("the sum has a weight of 0")) for task in range(5)]
     assert not [*secure.collect()]
     secure.dispatch([Task(number, 2, number, model) for number in range(7, 12)])
     assert [answer.tasks for answer in secure.collect()] == [(10,)]  # the next round goes on

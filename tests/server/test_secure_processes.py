@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 import fed
 from fed.clients.data import load
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 from tests.server.deployed import Deployment
 
 CLIENTS = 5

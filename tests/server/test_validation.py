@@ -7,8 +7,8 @@ from typing import Any
 from fed.clients.node.own_data import described, samples_of
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
-from fed.server.deploy import Deployment
-from fed.wire.protocol_pb2 import Joining
+from fed.protocol.protocol_pb2 import Joining
+from fed.server.grpc.deploy import Deployment
 
 
 def joining(folder: Path, name: str, content: str, **source: Any) -> Joining:
@@ -33,10 +33,10 @@ def test_the_first_column_that_differs_is_named(tmp_path: Path) -> None:
     with_data = Deployment(Experiment(model={"kind": "logistic"}, data=data))
     nodes = {
         "same.csv": ("age,label,weight,height\n1,0,2,3\n4,1,5,6\n", None),
-        "permuted.csv": ("age,height,weight,label\n1,3,2,0\n4,6,5,1\n", "column 2 .* is 'weight', got 'height'"),
+        "permuted.csv": ("age,height,weight,label\n1,3,2,0\n4,6,5,1\n", "column 2 must be 'weight', .* got 'height'"),
         "fewer.csv": ("age,weight,label\n1,2,0\n4,5,1\n", "inputs of shape"),
-        "others.csv": ("age,weight,length,label\n1,2,3,0\n4,5,6,1\n", "column 3 .* is 'height', got 'length'"),
-        "odd.csv": ("age,weight,\x1b[31m,label\n1,2,3,0\n4,5,6,1\n", r"column 3 .* is 'height', got '\?\[31m'"),
+        "others.csv": ("age,weight,length,label\n1,2,3,0\n4,5,6,1\n", "column 3 must be 'height', .* got 'length'"),
+        "odd.csv": ("age,weight,\x1b[31m,label\n1,2,3,0\n4,5,6,1\n", r"column 3 must be 'height', .* got '\?\[31m'"),
     }
     first = without_data()
     for name, (content, reason) in nodes.items():
@@ -51,7 +51,7 @@ def test_another_column_of_labels_is_refused(tmp_path: Path) -> None:
     content = "a,sick,old\n1,0,1\n2,1,0\n"
     assert deployment.accepts(joining(tmp_path, "a.csv", content, label="sick", metadata=["old"])) is None
     other = joining(tmp_path, "b.csv", content, label="old", metadata=["sick"])
-    assert "column 2 of what the model is made for is 'sick', got 'old'" in (deployment.accepts(other) or "")
+    assert "column 2 must be 'sick', which the model is made for, got 'old'" in (deployment.accepts(other) or "")
 
 
 def test_other_class_labels_are_refused(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_other_class_labels_are_refused(tmp_path: Path) -> None:
     assert deployment.accepts(joining(tmp_path, "a.txt", "ANN: abcd\n", sequence_length=2)) is None
     assert deployment.accepts(joining(tmp_path, "b.txt", "BOB: dcba\n", sequence_length=2)) is None
     other = deployment.accepts(joining(tmp_path, "c.txt", "CAT: abxd\n", sequence_length=2))
-    assert "class 4 of what the model is made for is 'c', got 'd'" in (other or "")
+    assert "class 4 must be 'c', which the model is made for, got 'd'" in (other or "")
 
 
 def test_names_beyond_a_message_are_compared_by_their_hash(tmp_path: Path) -> None:

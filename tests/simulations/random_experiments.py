@@ -192,7 +192,8 @@ class RandomExperiments:
 
 
 def _is_drawn(field: FieldInfo) -> bool:
-    return any(families(field.annotation, field.metadata)) or _section(field.annotation) is not None
+    has_kinds = any(family.builtin for family in families(field.annotation, field.metadata))
+    return has_kinds or _section(field.annotation) is not None
 
 
 def _refusal(keys: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fed
+from tests.observing import after_round
 
 MNIST = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mnist"
 TARGET = 0.95
@@ -19,16 +20,13 @@ def rounds_to_target(epochs: int, most: int) -> int:
     class Enough(Exception):
         pass
 
-    class Watch:
-        rounds = 0
+    rounds = 0
 
-        def begin(self, expectation: object) -> None:
-            assert expectation is not None
-
-        def round(self, line: Mapping[str, Any]) -> None:
-            Watch.rounds = line["round"]
-            if line["test_accuracy"] >= TARGET:
-                raise Enough
+    def watch(line: Mapping[str, Any]) -> None:
+        nonlocal rounds
+        rounds = line["round"]
+        if line["test_accuracy"] >= TARGET:
+            raise Enough
 
     experiment = fed.Experiment(
         data={"kind": "idx", "path": str(MNIST), "clients": 100},
@@ -37,9 +35,9 @@ def rounds_to_target(epochs: int, most: int) -> int:
         rounds={"count": most, "cohort": 10},
     )
     try:
-        fed.simulate(experiment, observer=Watch())
+        fed.simulate(experiment, observers=[after_round(watch)])
     except Enough:
-        return Watch.rounds
+        return rounds
     return most + 1
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import fed
 from fed.config.registry import AVAILABILITIES, DEVICES
 from fed.errors import InvalidData
-from fed.randomness import Streams
 from fed.simulations.availability import Spell, Spells
 from fed.simulations.devices import Device, Devices
 from fed.simulations.presence import Presence
+from fed.vectors.randomness import Streams
 
 DAY_S, HOUR_S = 86400.0, 3600.0
 KINDS = [
@@ -112,7 +112,7 @@ def test_a_trace_says_when_clients_are_there(tmp_path: Path) -> None:
         (["client,begins_s,ends_s", "0,-5,8"], r"each spell .* got \(begins_s, ends_s\) of \(-5, 8\) for client 0"),
         (
             ["client;begins_s;ends_s", "0;5;8"],
-            "none named client: .* parted by commas, and is 'client;begins_s;ends_s'",
+            "none named client: .* separated by commas, and is 'client;begins_s;ends_s'",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_samples_in_a_time_invert_the_exchange_time(
 ) -> None:
     device = Device(samples_per_s=speed, down_bytes_per_s=bandwidth, up_bytes_per_s=bandwidth / 2, latency_s=latency_s)
     moved = {"bytes_down": size_bytes, "bytes_up": size_bytes}
-    takes_s = device.exchange_s(samples=samples, **moved)
+    takes_s = device.task_s(samples=samples, **moved)
     assert device.samples_in(takes_s, **moved) == pytest.approx(samples, rel=1e-6, abs=1e-9 * takes_s * speed)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fed
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment
@@ -94,7 +95,7 @@ def rounds_of(made: Quadratics, algorithm: str, count: int, **keys: Any) -> Iter
     experiment = fed.Experiment(**{"algorithm": {"kind": algorithm, **given}, **of_all, **keys})
     model = made.model()
     simulation = Simulation(experiment, made.data(), lambda: model, mean_output)
-    with InProcess(partial(Work, simulation.recipe)) as executor:
+    with InProcess(partial(Work, simulation.recipe), devices_of(1)) as executor:
         federation = simulation.federation(executor)
         for number in range(1, count + 1):
             stats = federation.round(number)

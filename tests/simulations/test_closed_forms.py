@@ -11,9 +11,9 @@ from torch import nn
 import fed
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.simulations.simulate import simulate
 from fed.topology import Topology
+from fed.vectors.randomness import Streams
 
 from .conftest import Point, Quadratics, mean_output
 

@@ -19,16 +19,17 @@ from torch import Tensor
 import fed
 from fed.clients.data import load
 from fed.clients.node.reference import KeptReference
+from fed.clients.training.devices import device_of
 from fed.clients.training.work_items import Trained
 from fed.clients.training.worker import Work
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.config import registry
 from fed.errors import Diverged
-from fed.randomness import Streams
-from fed.server.deploy import serve
 from fed.server.flower.app import server_app, write_app
+from fed.server.grpc.deploy import serve
 from fed.simulations.estimate import expect
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 from tests.flower_stand_ins import Federation, Message, install, partitions
 from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
@@ -126,7 +127,7 @@ def test_a_group_answers_what_its_clients_do(algorithm: str, wants: Literal["rep
         parts.unequal(torch.float64),
         parts.double,
     )
-    work, clients = Work(simulation.recipe, 0), ("c1", "c3", "c4")
+    work, clients = Work(simulation.recipe, device_of()), ("c1", "c3", "c4")
 
     def trained(of: Sequence[str], wanted: Any = wants) -> tuple[Trained, Sequence[Tensor]]:
         task, tensors = simulation.first_task(of)

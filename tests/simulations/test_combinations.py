@@ -15,6 +15,7 @@ import fed
 from fed.config import registry
 from fed.config.components import Family
 from fed.errors import FedError
+from fed.server.observer import Essential
 from tests.simulations import users_parts as parts
 from tests.simulations.durable_runs import left_in
 from tests.simulations.random_experiments import RandomExperiments, write_files
@@ -62,7 +63,9 @@ def outcome(keys: Mapping[str, Any], folder: Path, *, workers: bool) -> str:
 
     try:
         experiment = fed.Experiment(**keys)
-        whole = fed.simulate(experiment, output=folder / "whole", observer=parts.Watcher(copy_after_round_1))
+        whole = fed.simulate(
+            experiment, output=folder / "whole", observers=[Essential(parts.Watcher(copy_after_round_1))]
+        )
     except FedError as error:
         return str(error) or repr(error)
     hold_finite(whole)
@@ -111,7 +114,7 @@ def test_experiments_of_all_kinds_run_or_are_refused(seed: int, tmp_path: Path) 
 
 
 def test_some_experiments_agree_with_worker_processes(tmp_path: Path) -> None:
-    assert hold(8, 2, tmp_path, workers_every=1)["ran"] >= 1
+    assert hold(8, 4, tmp_path, workers_every=1)["ran"] >= 2
 
 
 FOUND: dict[str, dict[str, Any]] = {

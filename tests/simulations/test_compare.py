@@ -309,7 +309,9 @@ def test_a_loss_of_python_leaves_the_metrics_of_simulate() -> None:
 
 def test_objects_that_no_file_names_are_refused_before_any_run(tmp_path: Path) -> None:
     base = fed.Experiment(**BASE, loss=nn.CrossEntropyLoss(weight=torch.ones(10)))
-    with pytest.raises(InvalidInput, match="such as files hold, got loss of FedAvg given in Python as objects: name"):
+    with pytest.raises(
+        InvalidInput, match="ones that a file can hold, got loss of FedAvg given in Python as objects: name"
+    ):
         fed.compare(comparison(base=base), output=tmp_path / "result")
     assert not (tmp_path / "result").exists()
 

@@ -14,10 +14,11 @@ from torch import nn
 import fed
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import load
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.registry import ALGORITHMS
-from fed.server.peer.peers import Peers
+from fed.server.mixing.peers import Peers
 from fed.simulations.simulation import Simulation
 
 from .conftest import Quadratics, mean_output
@@ -65,7 +66,7 @@ def test_the_others_reach_the_optimum_of_their_own_mean(algorithm: str, resumes:
         devices=there,
     )
     simulation = Simulation(experiment, quadratics.data(), quadratics.model, mean_output)
-    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
     assert isinstance(peers, Peers)
     replied = []
     for number in range(1, 301):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fed
 from fed.errors import Diverged, InvalidExperiment
+from fed.server.observer import Essential
 from fed.simulations import fleet as fleets
 from fed.simulations.in_flight import Flight, depart
 from fed.simulations.simulate import simulate
@@ -160,7 +161,7 @@ def test_resumed_run_drops_the_same_clients(tmp_path: Path) -> None:
 
     given: dict[str, Any] = {"data": poisoned(), "model": partial(nn.Linear, 4, 3), "loss": parts.squared}
     with pytest.raises(KeyboardInterrupt):
-        simulate(keys, output=tmp_path / "run", observer=parts.Watcher(stop), **given)
+        simulate(keys, output=tmp_path / "run", observers=[Essential(parts.Watcher(stop))], **given)
     resumed = simulate(keys, output=tmp_path / "run", resume=True, **given)
     assert parts.outcome(whole) == parts.outcome(resumed)
     assert whole.summary["diverged"] > 0

@@ -1,6 +1,6 @@
 """Encoded differences of models in simulated runs: each client can make the model that it trains from.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 import fed
 from fed.errors import Diverged, InvalidExperiment
-from fed.randomness import Streams
 from fed.server import hierarchy
 from fed.server.hierarchy import HierarchicalFleet
 from fed.simulations.estimate import expect
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Difference, Task
 from fed.wire.reference import Reference
 from tests.simulations import users_parts as parts

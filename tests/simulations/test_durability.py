@@ -13,7 +13,8 @@ import torch
 
 import fed
 from fed.config import yaml
-from fed.simulations.executors.choice import hired
+from fed.server.observer import Essential
+from fed.simulations.choice import hired
 from fed.simulations.simulation import Simulation
 from fed.storage.atomic_files import LOCK
 from fed.storage.checkpoint_files import file_name, numbers_in
@@ -60,7 +61,9 @@ def broken(one: fed.Experiment, folder: Path, after: int, **more: Any) -> None:
             raise Break
 
     with pytest.raises(Break):
-        fed.simulate(one, output=folder, observer=parts.Watcher(break_off), resume=folder.exists(), **more)
+        fed.simulate(
+            one, output=folder, observers=[Essential(parts.Watcher(break_off))], resume=folder.exists(), **more
+        )
 
 
 def hold_same(whole: fed.Run, again: fed.Run) -> None:

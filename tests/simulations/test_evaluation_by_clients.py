@@ -14,19 +14,20 @@ from torch import nn
 
 import fed
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Score, evaluate
-from fed.clients.metrics import accuracy
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.devices import devices_of
+from fed.clients.training.evaluation import Score, evaluate
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.config.evaluation import ByClients
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
 from fed.reports.html import write_run_report
 from fed.server.evaluation import CLIENTS_AT_ONCE, MODELS_AT_ONCE
 from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation, begin_scoring
+from fed.vectors.randomness import Streams
 from tests.server.test_evaluation import Late
 from tests.simulations import users_parts as parts
 
@@ -179,7 +180,7 @@ def test_what_cannot_be_pickled_stays_here() -> None:
 def test_each_client_scores_once_in_fixed_groups(algorithm: str) -> None:
     data = fed.FederatedData({number: parts.samples(8, number) for number in range(70)})
     simulation = Simulation(experiment(algorithm), data, parts.small)
-    executor = Late(partial(Work, simulation.recipe))
+    executor = Late(partial(Work, simulation.recipe), devices_of(1))
     begin_scoring(simulation, simulation.federation(executor), executor)()
     groups = [item.content.clients for item in executor.asked if isinstance(item.content, EvaluateByClients)]
     assert [client for group in groups for client in group] == list(range(70))
@@ -191,7 +192,7 @@ def test_each_client_scores_once_in_fixed_groups(algorithm: str) -> None:
 def test_who_keeps_no_model_scores_the_coordinators(monkeypatch: pytest.MonkeyPatch) -> None:
     data = parts.unequal(torch.float64)
     simulation = Simulation(experiment(), data, parts.double)
-    executor = Late(partial(Work, simulation.recipe))
+    executor = Late(partial(Work, simulation.recipe), devices_of(1))
     federation = simulation.federation(executor)
     vector_V, integers_I = federation.model()
     own: dict[ClientId, Any] = {client: (vector_V + number, integers_I) for number, client in enumerate(("c1", "c4"))}

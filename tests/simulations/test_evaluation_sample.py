@@ -10,18 +10,19 @@ import pytest
 import torch
 
 import fed
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.devices import devices_of
+from fed.clients.training.evaluation import evaluate
 from fed.clients.training.executor import InProcess, Item
-from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import Evaluate
 from fed.clients.training.worker import Work
 from fed.config.evaluation import ByCoordinator
-from fed.randomness import Streams
 from fed.reports.html import write_run_report
 from fed.simulations import estimate
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation, begin_scoring
+from fed.vectors.randomness import Streams
 from tests.simulations import users_parts as parts
 
 OWN = ["dpsgd", "local"]
@@ -102,7 +103,7 @@ class Counting(InProcess):
     """Counts the samples that models are scored on."""
 
     def __init__(self, simulation: Simulation) -> None:
-        super().__init__(partial(Work, simulation.recipe))
+        super().__init__(partial(Work, simulation.recipe), devices_of(1))
         self.scored = 0
 
     def submit(self, item: Item) -> int:
@@ -123,7 +124,7 @@ def test_estimate_counts_what_each_evaluation_scores(algorithm: str, monkeypatch
     models = {"fedavg": 1, "dpsgd": CLIENTS + 1, "local": CLIENTS}[algorithm]
     assert counts[1] == models * TESTS
     probe = Counting(simulation)
-    monkeypatch.setattr(estimate, "InProcess", lambda make: probe)
+    monkeypatch.setattr(estimate, "InProcess", lambda make, devices: probe)
     monkeypatch.setattr(time, "perf_counter", lambda: float(probe.scored))
     assert estimate.expect(simulation).wall_s == pytest.approx(4 * counts[0] + counts[1])
 

@@ -11,6 +11,7 @@ from torch import Tensor
 import fed
 from fed.aggregators.base import Phase
 from fed.clients.training.batches import Batches
+from fed.clients.training.devices import device_of, devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train
@@ -84,25 +85,25 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     """What a fleet answers to a task for everybody, as (mean update, samples)."""
     experiment = fed.Experiment(simulation={"batching": "on", "group": group}, local={"batch_size": 4})
     simulation = Simulation(experiment, unequal(torch.float64), double)
-    executor = InProcess(partial(Work, simulation.recipe))
+    executor = InProcess(partial(Work, simulation.recipe), devices_of(1))
     clients = SimulatedClients(simulation.data, simulation.groups, executor, UniformDevices(), simulation.streams)
-    assert simulation.message is not None
+    assert simulation.way_out is not None
     states = simulation.prepared.client_states()
-    fleet = SimulatedFleet(clients, states=states, message=simulation.message, reduces=reduces)
+    fleet = SimulatedFleet(clients, states=states, way_out=simulation.way_out, reduces=reduces)
     model = GlobalModel(0, *simulation.layout.pack(simulation.recipe.module))
     fleet.dispatch(Task(number, 1, client, model) for number, client in enumerate(fleet.available()))
     found = []
     for answer in fleet.collect():
         assert not answer.problem
-        assert answer.weight == sum(answer.samples)
-        found.append((answer.mean_update_M, sum(answer.samples)))
+        assert answer.update.weight == sum(answer.samples)
+        found.append((answer.update.mean_update_M, sum(answer.samples)))
     return found
 
 
 def test_update_of_a_single_client_has_its_own_bits() -> None:
     simulation = Simulation(fed.Experiment(simulation={"batching": "on", "group": 1}), unequal(), small)
     state = simulation.layout.pack(simulation.recipe.module)
-    work = Work(simulation.recipe, 0)
+    work = Work(simulation.recipe, device_of())
     _, (mean_V, _) = work(Train(("c1",), 1, wants="mean"), state)
     _, (trained_KV, _) = work(Train(("c1",), 1, wants="models"), state)
     assert torch.equal(mean_V, trained_KV[0].double() - state[0].double())

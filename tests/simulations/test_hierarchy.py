@@ -1,5 +1,6 @@
 """Edge coordinators: the same value as without them, what they send, and the time that takes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import fed
 from fed.simulations.simulate import simulate
+from tests.observing import after_round
 
 SMALL: dict[str, Any] = {
     "data": {"kind": "digits", "clients": 24, "partition": "dirichlet"},
@@ -72,20 +74,16 @@ def test_a_run_with_edges_resumes_to_the_bit(tmp_path: Any) -> None:
     class Stop(Exception):
         pass
 
-    class Watch:
-        def begin(self, expectation: object) -> None:
-            assert expectation is not None
-
-        def round(self, line: Any) -> None:
-            if line["round"] == 3:
-                raise Stop
+    def stop(line: Mapping[str, Any]) -> None:
+        if line["round"] == 3:
+            raise Stop
 
     described = fed.Experiment(
         **SMALL, rounds={"count": 6, "cohort": 12}, hierarchy={"fan_out": 5}, checkpoints={"every": 2}
     )
     whole = simulate(described)
     with pytest.raises(Stop):
-        simulate(described, output=tmp_path / "run", observer=Watch())
+        simulate(described, output=tmp_path / "run", observers=[after_round(stop)])
     resumed = simulate(described, output=tmp_path / "run", resume=True)
     assert bits(whole) == bits(resumed)
     assert [{**line, "wall_s": 0} for line in whole.metrics] == [{**line, "wall_s": 0} for line in resumed.metrics]

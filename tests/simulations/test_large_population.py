@@ -14,10 +14,11 @@ from fed.cli.main import main
 from fed.clients.checks import check_batch_norm, check_labels, check_model
 from fed.clients.data import Pair
 from fed.clients.data.describe import partition_of
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
 from fed.reports.html import run_report, write_run_report
+from fed.server.observer import Essential
+from fed.vectors.randomness import Streams
 from tests.simulations.users_parts import Watcher
 
 MILLION = range(10**6)
@@ -74,7 +75,7 @@ def test_a_run_reads_its_cohorts_alone() -> None:
 
 def test_a_report_and_an_expectation_look_at_some_clients(tmp_path: Path) -> None:
     reads: list[int] = []
-    run = fed.simulate(experiment(), data=million(reads), output=tmp_path / "run", observer=Watcher())
+    run = fed.simulate(experiment(), data=million(reads), output=tmp_path / "run", observers=[Essential(Watcher())])
     assert len(reads) < ROUNDS * COHORT + 1000
     page = " ".join(write_run_report(tmp_path / "run").read_text().split())
     assert "Samples that each client of 200, evenly spaced among 1,000,000, holds." in page

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import fed
-from fed.clients import metrics
 from fed.clients.data import Pair
-from fed.clients.metrics import c_index
-from fed.clients.training.losses import cox
+from fed.clients.scoring import metrics
+from fed.clients.scoring.losses import cox
+from fed.clients.scoring.metrics import c_index
 from fed.errors import InvalidData, InvalidModel
+from fed.server.observer import Essential
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
 
@@ -143,7 +144,7 @@ def test_resumed_runs_have_the_clients_lines_once(evaluation: str, tmp_path: Pat
     where: dict[str, Any] = {"data": data, "model": parts.small}
     whole = simulate(keys, **where, output=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        simulate(keys, **where, output=tmp_path / "cut", observer=Interruption())
+        simulate(keys, **where, output=tmp_path / "cut", observers=[Essential(Interruption())])
     assert {row["round"] for row in rows(tmp_path / "cut")} == {1, 2, 3, 4, 5}
     resumed = simulate(keys, **where, output=tmp_path / "cut", resume=True)
     assert (tmp_path / "cut" / "clients.jsonl").read_bytes() == (tmp_path / "whole" / "clients.jsonl").read_bytes()

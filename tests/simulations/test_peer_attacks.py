@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 import fed
 from fed.errors import Diverged, InvalidExperiment
-from fed.randomness import Streams
 from fed.simulations.attacks import ALIE, IPM, Attack, Attackers, Gaussian, Knowledge, Mimic, SignFlip
 from fed.topology import mixing_matrix
 from fed.topology.graphs import ring
+from fed.vectors.randomness import Streams
 
 from .conftest import Point, mean_output
 from .test_peers import CENTRES, LR, PEERS, SAMPLES, data, model

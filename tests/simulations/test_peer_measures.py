@@ -10,13 +10,13 @@ import yaml
 from torch import Tensor, nn
 
 import fed
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.evaluation import evaluate
 from fed.config.evaluation import ByCoordinator
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 
 PEERS = 6
 ROOT = Path(__file__).resolve().parents[2]

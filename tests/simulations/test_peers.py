@@ -15,15 +15,16 @@ from torch import Tensor, nn
 import fed
 from fed.aggregators.dpsgd import DPSGD, State
 from fed.aggregators.peer_rule import Descend, Mix
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, RunFailed
-from fed.randomness import Streams
-from fed.server.peer.neighbourhood import EncodedRows
-from fed.server.peer.peers import Peers
+from fed.server.mixing.neighbourhood import EncodedRows
+from fed.server.mixing.peers import Peers
 from fed.simulations.simulation import Simulation
 from fed.topology import mixing_matrix
 from fed.topology.graphs import ring
+from fed.vectors.randomness import Streams
 
 from .conftest import Point, mean_output
 
@@ -68,7 +69,7 @@ def model() -> nn.Module:
 def ready_s(one: fed.Experiment) -> tuple[list[float], list[float]]:
     """Every peer's clock after all rounds, and the run's after each."""
     simulation = Simulation(one, data(), model, mean_output)
-    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
     assert isinstance(peers, Peers)
     clocks = []
     for number in range(1, ROUNDS + 1):
@@ -104,7 +105,7 @@ def test_a_slow_peer_delays_others_by_one_hop_a_round(tmp_path: Path) -> None:
     )
     one = experiment({"kind": "trace", **traced}, topology="path", rounds={"count": rounds})
     simulation = Simulation(one, data([1] * clients), model, mean_output)
-    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
     for number in range(1, rounds + 1):
         peers.round(number)
         ready_s = peers.state()["neighbourhood"]["ready_s"]
@@ -188,7 +189,7 @@ def test_time_passes_until_as_many_peers_return_as_needed(alone: str, fewest: in
 
 def test_a_peer_alone_goes_on_only_where_it_may(tmp_path: Path) -> None:
     left = [(0, 1e9), *[(0, 0.001)] * (PEERS - 1)]
-    with pytest.raises(RunFailed, match=r"round 2 needs another peer, for one alone waits.* rounds.alone: go_on"):
+    with pytest.raises(RunFailed, match=r"round 2 needs another peer, because a peer alone waits.*rounds.alone: go_on"):
         absent(tmp_path, "wait", *left)
     summary = absent(tmp_path, "go_on", *left).summary
     assert summary["rounds"] == ROUNDS
@@ -250,7 +251,7 @@ def test_buffers_are_mixed_with_the_model_and_integers_stay() -> None:
 
 def test_a_rule_without_topology_that_mixes_is_refused() -> None:
     one = fed.Experiment(algorithm=f"python:{__name__}:Lonely", rounds={"count": 1})
-    with pytest.raises(InvalidExperiment, match="a rule that mixes must have the primitive mix"):
+    with pytest.raises(InvalidExperiment, match='the rule called mix, but its primitive is not "mix"'):
         fed.simulate(one, data=data(), model=model, loss=mean_output)
 
 
@@ -274,7 +275,7 @@ def test_local_steps_in_float32_move_a_state_of_float64() -> None:
     keys: dict[str, Any] = {"rounds": {"count": 1}, "local": {"batch_size": 4}}
     simulation = Simulation(fed.Experiment(algorithm="dpsgd", **keys))
     simulation.algorithm = Watching()
-    simulation.federation(InProcess(partial(Work, simulation.recipe))).round(1)
+    simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1))).round(1)
     left = state["x"] - state["x"].float().double()
     torch.testing.assert_close(state["y"], state["rounded"] + left, rtol=0, atol=1e-15)
     assert float(left.abs().max()) > 0
@@ -297,7 +298,7 @@ def test_peers_that_were_away_are_sent_what_they_missed(devices: dict[str, Any],
     one = experiment({**equal, "availability": there}, local={"steps": 1})
     for message_bytes, of_missed in ((5, 2 * 4 * 5), (20, 2 * 48)):
         simulation = Simulation(one, data(), model, mean_output)
-        peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+        peers = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
         assert isinstance(peers, Peers)
         neighbourhood, sent = peers.neighbourhood, []
         for number in range(1, ROUNDS + 1):

@@ -19,12 +19,13 @@ from fed.aggregators.fedbn import FedBN
 from fed.aggregators.fedper import FedPer
 from fed.aggregators.fedrep import FedRep
 from fed.clients.data import held_out
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, InvalidModel
-from fed.randomness import Streams
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 HEAD = {"3.weight", "3.bias"}
@@ -363,7 +364,7 @@ def test_diverged_round_leaves_personal_models_unchanged(kind: str) -> None:
     described = fed.Experiment(algorithm={"kind": kind}, local={"epochs": 4}, simulation={"batching": "off"})
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     simulation = Simulation(described, spoiled, lambda: model)
-    federation = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    federation = simulation.federation(InProcess(partial(Work, simulation.recipe), devices_of(1)))
     before = dict(federation.models())
     with pytest.raises(fed.errors.Diverged, match="client 3"):
         federation.round(1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fed
 from fed.errors import InvalidInput
+from fed.server.observer import Essential
 from fed.storage.run_reader import json_of
 from tests.simulations.users_parts import Watcher, small, unequal
 
@@ -54,7 +55,12 @@ OTHERS: dict[str, Callable[[], Any]] = {
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("begun") / "run"
     with pytest.raises(InterruptedError):
-        fed.simulate(ONE, output=folder, observer=Watcher(broken_off), **{name: make() for name, make in PARTS.items()})
+        fed.simulate(
+            ONE,
+            output=folder,
+            observers=[Essential(Watcher(broken_off))],
+            **{name: make() for name, make in PARTS.items()},
+        )
     return folder
 
 
@@ -80,7 +86,7 @@ def test_the_same_parts_made_again_are_taken(begun: Path, tmp_path: Path) -> Non
 def test_older_folder_is_resumed_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = ONE.override({"data.clients": 5})
     with pytest.raises(InterruptedError):
-        fed.simulate(one, output=tmp_path / "run", observer=Watcher(broken_off))
+        fed.simulate(one, output=tmp_path / "run", observers=[Essential(Watcher(broken_off))])
     file = tmp_path / "run" / "environment.json"
     kept = json_of(file)
     assert kept is not None
@@ -101,7 +107,7 @@ def test_data_that_are_read_again_are_held_to_the_first(tmp_path: Path) -> None:
         {"data": {"kind": "csv", "path": str(table), "label": "label", "clients": 4, "partition": "iid"}}
     )
     with pytest.raises(InterruptedError):
-        fed.simulate(one, output=tmp_path / "run", observer=Watcher(broken_off))
+        fed.simulate(one, output=tmp_path / "run", observers=[Essential(Watcher(broken_off))])
     table.write_text("\n".join(["a,b,label", *rows[:-1], "6,4,0"]) + "\n")
     with pytest.raises(InvalidInput, match="resumed with the data that it began with, but the SHA-256 of the data is"):
         fed.simulate(one, output=tmp_path / "run", resume=True)

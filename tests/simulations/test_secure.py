@@ -11,11 +11,12 @@ from torch import Tensor, nn
 import fed
 from fed.compression.codec import Draw
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.secure_aggregation.fixed_point import ClientNumbers, SecureSum
+from fed.server.observer import Essential
 from fed.server.secure_fleet import SessionResult
 from fed.simulations.secure import SimulatedSessions
 from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
 from tests.simulations.users_parts import Watcher
 
 SECTION = {"max_weight": 200, "clip": 8.0, "minimum_cohort": 3}
@@ -299,7 +300,7 @@ def test_updates_of_a_round_without_a_sum_go_back(
         ({"rounds__cohort": 2}, "minimum_cohort"),
         (
             {"rounds__over_selection": 1.5},
-            "over_selection asks 9 clients for 6, .* which needs 7: lower over_selection",
+            "over_selection asks 9 clients for 6 answers, .* which needs 7: lower over_selection",
         ),
         ({"secure_aggregation": {**SECTION, "clip": 0.0}}, "^secure_aggregation.clip must be a number .* got 0.0$"),
         (
@@ -366,7 +367,7 @@ def test_run_cut_off_and_resumed_has_the_same_bits(tmp_path: Path) -> None:
     whole = fed.simulate(changes, output=tmp_path / "whole")
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        fed.simulate(changes, output=cut, observer=Watcher(_interrupt_after_two))
+        fed.simulate(changes, output=cut, observers=[Essential(Watcher(_interrupt_after_two))])
     same(whole, fed.simulate(changes, output=cut, resume=True))
 
 

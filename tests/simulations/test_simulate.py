@@ -106,7 +106,7 @@ def test_the_log_says_how_clients_train(batching: str, said: str, caplog: pytest
 
 def test_freed_memory_is_kept_in_a_program_too(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned: list[tuple[tuple[int, int], ...]] = []
-    monkeypatch.setattr("fed.machine._tune", lambda *settings: tuned.append(settings))
+    monkeypatch.setattr("fed.processes.machine._tune", lambda *settings: tuned.append(settings))
     simulate(fed.Experiment(rounds={"count": 1}, data={"clients": 4}, simulation={"workers": 0}))
     assert tuned == [((-3, 32 << 20), (-1, 256 << 20))]  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of mallopt(3)
 

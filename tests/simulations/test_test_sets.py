@@ -10,9 +10,9 @@ import torch
 
 import fed
 from fed.clients.data import Pair
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.evaluation import evaluate
 from fed.errors import InvalidData, InvalidExperiment
 from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate

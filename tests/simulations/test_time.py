@@ -14,10 +14,10 @@ from torch import nn
 
 import fed
 from fed.errors import InvalidExperiment, RunFailed
-from fed.randomness import Streams
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.in_flight import Occupation
 from fed.simulations.simulate import simulate
+from fed.vectors.randomness import Streams
 
 from .conftest import Point, mean_output
 

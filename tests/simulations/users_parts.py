@@ -18,7 +18,7 @@ import fed
 from fed.aggregators.fedavg import FedAvg
 from fed.clients.data import Pair
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Event, Expectation, Kinds, RoundEnded
 from fed.simulations.executors.pool import Workers
 
 UNEQUAL = (3, 17, 8, 1, 30, 12, 5, 9, 24)
@@ -79,13 +79,18 @@ def _without_times(line: Mapping[str, Any]) -> dict[str, Any]:
 class Watcher:
     """An observer that notes what it is told, and then does something."""
 
+    kinds: Kinds = (Expectation, RoundEnded)
+
     def __init__(self, then: Callable[[int], None] = lambda number: None) -> None:
         self.expectations: list[Expectation] = []
         self.rounds: list[int] = []
         self._then = then
 
-    def begin(self, expectation: Expectation) -> None:
-        self.expectations.append(expectation)
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Expectation):
+            self.expectations.append(event)
+        elif isinstance(event, RoundEnded):
+            self.round(event.line)
 
     def round(self, line: Mapping[str, Any]) -> None:
         self.rounds.append(line["round"])
@@ -203,9 +208,13 @@ class Borrowed(Executor):
     """Workers that have been there before, and stay."""
 
     is_parallel = True
+    pickles_work = True
+    pool: ClassVar[Workers]
+    asked: ClassVar[list[int]]
 
-    def __init__(self, pool: Workers, make: Make) -> None:
-        self._pool = pool
+    def __init__(self, make: Make, devices: Sequence[torch.device]) -> None:
+        self.asked.append(len(devices))
+        self._pool = self.pool
         self._pickled = pickle.dumps(make)
 
     def submit(self, item: Item) -> int:
@@ -219,7 +228,7 @@ class Borrowed(Executor):
         """Nothing: the next run needs them."""
 
 
-def lend(number: int) -> Work:
+def lend(device: torch.device) -> Work:
     """What borrowed workers do: the work of whichever run asks for it."""
     works: dict[bytes, Work] = {}
 
@@ -227,7 +236,7 @@ def lend(number: int) -> Work:
         pickled, task = content
         if pickled not in works:
             works.clear()
-            works[pickled] = pickle.loads(pickled)(number)
+            works[pickled] = pickle.loads(pickled)(device)
         return works[pickled](task, tensors)
 
     return work

@@ -12,7 +12,7 @@ def files_of(path: str, suffix: str) -> list[Path]:
 
     Args:
         path: file or folder, relative to the working directory; ``~`` is one's home.
-        suffix: what the names of a folder's files must end in, such as ``.csv``.
+        suffix: ending of the names of a folder's files, such as ``.csv``.
 
     Raises:
         InvalidData: if there is no such file or folder, or the folder holds no such file.

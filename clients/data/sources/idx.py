@@ -17,7 +17,7 @@ from pydantic import Field
 from fed.clients.data import held_out
 from fed.clients.data.samples import Pair, Samples
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["idx", "read_idx"]
 
@@ -81,15 +81,17 @@ def read_idx(file: Path) -> NDArray[np.uint8]:
 def _content(file: Path) -> bytes:
     try:
         return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:  # of a compressed file whose end is missing, too
+    except (OSError, EOFError, zlib.error) as error:  # EOFError: the end of a compressed file is missing
         raise InvalidData(f"{file}: cannot be read ({error}): {_REMEDY}") from None
 
 
 def _read_pair(folder: Path, part: str) -> Pair:
-    images_file, labels_file = _find(folder, part, "images"), _find(folder, part, "labels")
+    images_file = _find(folder, part, "images")
+    labels_file = _find(folder, part, "labels")
     if images_file is None or labels_file is None:
         raise InvalidData(f"{folder} must hold {part}-labels-idx1-ubyte beside {images_file}, got none: {_REMEDY}")
-    images, labels = read_idx(images_file), read_idx(labels_file)
+    images = read_idx(images_file)
+    labels = read_idx(labels_file)
     if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels) or not len(labels):
         raise InvalidData(
             f"{labels_file} must hold one label for each image of {images_file}, got labels of shape {labels.shape} "

@@ -1,6 +1,6 @@
-"""Sheets: files of comma-separated text that share a header, and what is said about the cell that is wrong.
+"""Sheets: files of comma-separated text that share a header, and errors that name the wrong cell.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Sheet:
         """Read files that share a header.
 
         Args:
-            files: at least one.
+            files: paths of the files, at least one.
             required: columns that must be there → the key of ``data`` that named them.
 
         Raises:
@@ -72,9 +72,9 @@ class Sheet:
         """A column of numbers.
 
         Args:
-            name: the column's.
-            kind: of NumPy's types.
-            allowed: what each cell must be, for the message.
+            name: name of the column.
+            kind: type of NumPy's, such as ``numpy.int64``.
+            allowed: rule for each cell, as the error says it behind "must", such as "be a number".
         """
         cells = self.column(name)
         if (values := _numbers(cells, kind)) is not None:
@@ -85,7 +85,7 @@ class Sheet:
     def reals(self, name: str) -> NDArray[np.float32]:
         """A column of numbers that float32 can hold."""
         with np.errstate(over="ignore"):
-            # what overflows is infinite, and refused below with its place
+            # an overflow becomes infinite, and is refused below with its place
             values = self.numbers(name, np.float64, "be a number").astype(np.float32)
         if not np.isfinite(values).all():
             raise self.wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
@@ -105,12 +105,12 @@ class Sheet:
         return np.array(self.column(name)) if numbers is None else numbers
 
     def wrong(self, name: str, row: int, allowed: str, *, are_texts: bool = False) -> InvalidData:
-        """Message on a cell.
+        """Error on a cell.
 
         Args:
-            name: the column's.
-            row: the cell's, from 0.
-            allowed: what it must be.
+            name: name of the column.
+            row: number of the row, from 0.
+            allowed: rule for the cell, as the error says it behind "must", such as "be a number".
             are_texts: True where all cells of the column are texts.
         """
         file, number = self.places[row]

@@ -2,7 +2,7 @@
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, 1812.06127, section 5.1.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from fed.clients.data import held_out
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
 from fed.clients.data.samples import Pair
-from fed.randomness import Streams
-from fed.tensors import torch
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import torch
 
 __all__ = ["synthetic"]
 
@@ -46,7 +46,7 @@ def synthetic(
         streams: the experiment's random streams; a device draws from one of its own.
         alpha: α ≥ 0, how much the devices' models differ.
         beta: β ≥ 0, how much the centres of their inputs differ.
-        clients: how many devices.
+        clients: number of devices.
         test_fraction: the share of every device's samples held out. Those of the first 1,000 devices are the test set.
 
     Example:
@@ -55,7 +55,7 @@ def synthetic(
         (range(0, 1000000), 10, 60)
     """
     devices = _Devices(streams, alpha, beta)
-    data = FederatedData(ClientsOnDemand(range(clients), devices.draw, devices.size), None, _CLASSES)
+    data = FederatedData(ClientsOnDemand(range(clients), devices.draw, devices.size), classes=_CLASSES)
     return held_out.of_each_on_demand(data, test_fraction) if test_fraction else data
 
 
@@ -71,8 +71,11 @@ class _Devices:
     def draw(self, client: int) -> Pair:
         generator = self._generator(client)
         n = _size(generator)  # drawn first, so that size() draws nothing else
-        u, B = generator.normal(0, self.alpha), generator.normal(0, self.beta)
-        W_FC, b_C = generator.normal(u, 1, (_FEATURES, _CLASSES)), generator.normal(u, 1, _CLASSES)
+        # the order of draws fixes the data of a seed
+        u = generator.normal(0, self.alpha)
+        B = generator.normal(0, self.beta)
+        W_FC = generator.normal(u, 1, (_FEATURES, _CLASSES))
+        b_C = generator.normal(u, 1, _CLASSES)
         v_F = generator.normal(B, 1, _FEATURES)
         deviation_F = np.arange(1, _FEATURES + 1) ** -0.6  # the root of Σ
         x_EF = generator.normal(v_F, deviation_F, (n, _FEATURES))

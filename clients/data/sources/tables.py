@@ -1,6 +1,6 @@
 """Table files as sources, a row a sample: ``csv`` with a header, and ``npz`` as NumPy saves it.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import zipfile
@@ -18,7 +18,7 @@ from fed.clients.data.sources.files import files_of
 from fed.clients.data.sources.sheets import Sheet
 from fed.config.validation import nearest
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["csv", "npz"]
 
@@ -40,13 +40,13 @@ def csv(
         path: a file, or a folder of .csv files with one header, each a client of the partition ``file``; relative to
             the working directory.
         label: the column of class labels, integers from 0; ``label`` unless ``targets`` are given.
-        targets: in place of labels, a column of real targets, [E] in float32, or a list of columns, [E, T] in their
-            order, such as a survival's time and event.
-        client: a column that names each row's client, for the partition ``natural``.
+        targets: column of real targets in place of labels, [E] in float32, or list of columns, [E, T] in their order,
+            such as a survival's time and event.
+        client: column with the name of each row's client, for the partition ``natural``.
         split: a column that says ``train`` or ``test``. Rows that say ``test`` are the test set, and where the
             partition names clients also each client's own.
         metadata: columns that are no features; they may hold text.
-        classes: how many classes there are; one more than the largest label unless given.
+        classes: number of classes; one more than the largest label unless given.
 
     Raises:
         InvalidData: if a column is missing, or a cell empty or no number; the message names row and column.
@@ -67,13 +67,12 @@ def csv(
         aimed_at = {aims[0]: _labels(sheet.numbers(aims[0], np.int64, "be an integer"), path, aims[0], classes)}
     targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(targets, list) else aimed_at[aims[0]]
     return Samples(
-        torch.from_numpy(np.stack(list(reals.values()), axis=1)),
-        torch.from_numpy(targets_E),
-        None,
-        {**columns, **aimed_at},
-        classes,
-        Names((*reals, *aims)),
-        None if split is None else _is_test(sheet.column(split), path, split, sheet.wrong),
+        inputs=torch.from_numpy(np.stack(list(reals.values()), axis=1)),
+        targets=torch.from_numpy(targets_E),
+        columns={**columns, **aimed_at},
+        classes=classes,
+        names=Names((*reals, *aims)),
+        is_test=None if split is None else _is_test(sheet.column(split), path, split, sheet.wrong),
     )
 
 
@@ -95,12 +94,12 @@ def npz(
         path: a file, or a folder of .npz files with the same arrays, each a client of the partition ``file``; relative
             to the working directory.
         label: the array of class labels, integers from 0; ``label`` unless ``targets`` are given.
-        targets: in place of labels, the array of real targets, [E] or [E, T], which become float32.
-        client: an array that names each sample's client, for the partition ``natural``.
+        targets: array of real targets in place of labels, [E] or [E, T], which become float32.
+        client: array with the name of each sample's client, for the partition ``natural``.
         split: an array of texts that say ``train`` or ``test``. Samples that say ``test`` are the test set, and where
             the partition names clients also each client's own.
         inputs: the array of inputs; unless given, the one that is left.
-        classes: how many classes there are; one more than the largest label unless given.
+        classes: number of classes; one more than the largest label unless given.
 
     Raises:
         InvalidData: if a file is no such archive, or an array is missing, of another type, or of another length.
@@ -129,11 +128,11 @@ def npz(
     columns = _with_holders(columns, client, files_E)
     inputs_E = _reals(arrays[left[0]], files[0], left[0])
     inputs_E = inputs_E.unsqueeze(1) if inputs_E.ndim == 1 else inputs_E
-    return Samples(inputs_E, targets_E, None, columns, classes, is_test=is_test_E)
+    return Samples(inputs_E, targets_E, columns=columns, classes=classes, is_test=is_test_E)
 
 
 def _aims(path: str, label: str | None, targets: str | list[str] | None, classes: int | None) -> list[str]:
-    """Names of what models are to predict: of class labels, or of real targets.
+    """Names of the columns to predict: of class labels, or of real targets.
 
     Raises:
         InvalidData: if both are named, or targets more than once or with classes.
@@ -164,9 +163,9 @@ def _is_test(
 
     Args:
         said_E: ``train`` or ``test`` for each row.
-        path: of the source, for messages.
-        split: the column's name, likewise.
-        wrong: makes the message on a cell from the column's name, the row from 0, and what the cell must be.
+        path: path of the source, named in errors.
+        split: name of the column, named in errors.
+        wrong: (name of the column, row from 0, rule for the cell) → error on that cell.
 
     Raises:
         InvalidData: if a row says something else, or none is to train on or none to test on.
@@ -177,8 +176,8 @@ def _is_test(
         raise wrong(split, others[0], "say train or test")
     if others:
         raise InvalidData(
-            f"{path}: array {split!r} must say train or test, got {said[others[0]]!r} in row {others[0] + 1}: save it "
-            "as such texts"
+            f"{path}: array {split!r} must say train or test, got {said[others[0]]!r} in row {others[0] + 1}: save "
+            "these texts"
         )
     if len(set(said)) < 2:
         raise InvalidData(
@@ -230,7 +229,7 @@ def _reals(array: NDArray[np.generic], file: Path, name: str) -> "torch.Tensor":
     if array.dtype.kind not in "fiub":
         raise InvalidData(f"{file}: array {name!r} must be real numbers, got {array.dtype}: save it as float32")
     with np.errstate(over="ignore"):
-        values = np.asarray(array, dtype=np.float32)  # what overflows becomes infinite, and is refused with its place
+        values = np.asarray(array, dtype=np.float32)  # an overflow becomes infinite, and is refused with its place
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         place = tuple(wrong[0].tolist())

@@ -3,7 +3,7 @@
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017, 1602.05629: a role of
 Shakespeare's is a client.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import re
@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.errors import InvalidData
-from fed.tensors import torch
+from fed.vectors.tensors import torch
 
 __all__ = ["speeches", "text"]
 
@@ -42,6 +42,7 @@ def text(path: str, sequence_length: PositiveInt = 80, min_samples: PositiveInt 
     spoken = _spoken(files_of(path, ".txt"))
     if not spoken:
         raise InvalidData(f"{path}: must hold lines such as ROMEO: before what is said, got none: check the text")
+    # sorted, for the order of a set changes from run to run
     characters = sorted({character for words in spoken.values() for character in words})
     number = {character: index for index, character in enumerate(characters)}
     codes = {place: np.array([number[character] for character in words]) for place, words in spoken.items()}
@@ -58,7 +59,7 @@ def text(path: str, sequence_length: PositiveInt = 80, min_samples: PositiveInt 
             f"{max(map(len, spoken.values()))}: lower data.sequence_length or data.min_samples"
         )
     names = Names(labels=tuple(characters))
-    samples = Samples(inputs, targets, None, columns, len(characters), names)
+    samples = Samples(inputs, targets, columns=columns, classes=len(characters), names=names)
     return samples.take(np.flatnonzero(kept_E))
 
 
@@ -94,7 +95,8 @@ def speeches(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         if cue and _is_cue(cue["speaker"], cue["words"], after_empty):
             if speaker and said:
                 yield speaker, "".join(said)
-            speaker, said = cue["speaker"].strip(), []
+            speaker = cue["speaker"].strip()
+            said = []
             line = cue["words"]
         after_empty = not line.strip()
         if not after_empty:

@@ -11,7 +11,7 @@ import pytest
 from fed.clients.data import FederatedData, load
 from fed.config.document import Document
 from fed.config.registry import DATA, DataSection
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 _NUMBERS = itertools.count()  # a kind is remembered by its name
 

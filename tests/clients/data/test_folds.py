@@ -15,7 +15,7 @@ from fed.clients.data.folds import fold_of, holding_out
 from fed.clients.setup import Preparation
 from fed.config.registry import DATA, FoldSection
 from fed.errors import InvalidData, InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 
 def numbered(sizes: dict[Any, int]) -> FederatedData:

@@ -9,7 +9,7 @@ import torch
 from fed.clients.data import ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.held_out import for_each, of_each, share
 from fed.errors import InvalidData
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 SIZES = {"a": 10, "b": 1, "c": 37, "d": 2, "e": 5}
 

@@ -16,7 +16,7 @@ from fed.clients.data.partitions import by_hash, by_range, iid, rank
 from fed.clients.data.samples import Samples
 from fed.config.registry import PARTITIONS
 from fed.errors import InvalidData
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 NUMBERED: list[dict[str, Any]] = [
     {"kind": "iid"},

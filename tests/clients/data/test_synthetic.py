@@ -9,7 +9,7 @@ import torch
 from fed.clients.data import FederatedData
 from fed.clients.data.held_out import share
 from fed.clients.data.sources.synthetic import synthetic
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 
 def test_alpha_moves_all_logits_alike() -> None:

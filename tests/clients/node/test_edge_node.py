@@ -24,10 +24,7 @@ from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
-from fed.wire.dialling import DialPatience
-from fed.wire.format import TaskSpec
-from fed.wire.payloads import TensorSpec
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
@@ -47,8 +44,11 @@ from fed.wire.protocol_pb2 import (
     Wanted,
     Withdrawal,
 )
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
-from fed.wire.protocol_pb2_grpc import add_CoordinationServicer_to_server
+from fed.protocol.protocol_pb2 import Tensor as TensorMessage
+from fed.protocol.protocol_pb2_grpc import add_CoordinationServicer_to_server
+from fed.wire.dialling import DialPatience
+from fed.wire.format import TaskSpec
+from fed.wire.payloads import TensorSpec
 from tests.clients.node.test_hostile_server import BOUND_S, MODEL, Server, Training, assignment, payload, plan
 
 OVER = ToNode(farewell=Farewell(reason="enough", is_final=True))

@@ -10,10 +10,11 @@ from torch import Tensor
 from fed.clients.data import FederatedData
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.protocol_pb2 import Assignment, Plan, Signature, TaskId
 from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.reasons import ClientRefusal
 from fed.wire.payloads import written
-from fed.wire.protocol_pb2 import Assignment, Plan, Signature, TaskId
 
 SECURE = {"minimum_cohort": 2, "max_weight": 20, "max_drop_out": 0.0}
 
@@ -31,7 +32,9 @@ class Node:
         experiment = Experiment(
             **{"model": {"kind": "logistic"}, "local": local, "secure_aggregation": section, **keys}
         )
-        self.training = NodeTraining(FederatedData({0: (inputs, torch.arange(20) % 10)}), experiment, plan, self.kept)
+        self.training = NodeTraining(
+            FederatedData({0: (inputs, torch.arange(20) % 10)}), experiment, plan, self.kept, SYSTEM_CLOCK
+        )
         self.tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in self.training._message.downlink]
 
     def train(self, number: int = 1, **changed: Any) -> Tensor:

@@ -22,11 +22,9 @@ from fed.clients.node.plans import as_experiment
 from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
-from fed.wire.dialling import DialPatience
-from fed.wire.format import TaskSpec
-from fed.wire.payloads import Incoming, TensorSpec
-from fed.wire.protocol import PROTOCOL
-from fed.wire.protocol_pb2 import (
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.limits import PROTOCOL
+from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
@@ -43,8 +41,11 @@ from fed.wire.protocol_pb2 import (
     ToNode,
     Wanted,
 )
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
-from fed.wire.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
+from fed.protocol.protocol_pb2 import Tensor as TensorMessage
+from fed.protocol.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
+from fed.wire.dialling import DialPatience
+from fed.wire.format import TaskSpec
+from fed.wire.payloads import Incoming, TensorSpec
 
 BOUND_S = 60.0
 KEYS = {"model": {"kind": "logistic"}, "local": {"lr": 0.1}}
@@ -267,7 +268,9 @@ def test_code_is_allowed_by_its_whole_name() -> None:
 def test_a_node_knows_what_a_task_brings(algorithm: str, tmp_path: Path) -> None:
     samples = torch.randn(20, 64), torch.arange(20) % 10
     experiment = Experiment(**KEYS, algorithm=algorithm)
-    spec = NodeTraining(FederatedData({0: samples}), experiment, Plan(signature=SIGNATURE), tmp_path).spec()
+    spec = NodeTraining(
+        FederatedData({0: samples}), experiment, Plan(signature=SIGNATURE), tmp_path, SYSTEM_CLOCK
+    ).spec()
     assert spec.model[:2] == Training.spec.model
     brings = {"fedavg": 0, "scaffold": 1, "ditto": 0, "mimelite": 1, "afl": 1}[algorithm]
     assert len(spec.model) == 2 + brings, spec

@@ -21,13 +21,14 @@ from fed.compression.feedback import EF21, Encoder
 from fed.compression.quantisers import Int8
 from fed.config.experiment import Experiment
 from fed.errors import InvalidPayload, RunFailed
-from fed.randomness import Streams
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
+from fed.protocol.protocol_pb2 import Difference as Difference_
 from fed.storage.checkpoints import Checkpoints
+from fed.vectors.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import Difference
 from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
-from fed.wire.protocol_pb2 import Difference as Difference_
 from fed.wire.reference import Reference
 
 
@@ -41,7 +42,7 @@ class Node:
         plan = Plan(signature=Signature(input_shape=[64], input_dtype=dtype, classes=10))
         experiment = Experiment(**{"model": {"kind": "logistic"}, "local": {"lr": 0.1}, **keys})
         data = FederatedData({0: (inputs, torch.arange(20) % 10)})
-        self._training = NodeTraining(data, experiment, plan, self.kept)
+        self._training = NodeTraining(data, experiment, plan, self.kept, SYSTEM_CLOCK)
         message = self._training._message
         self._tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in message.downlink]
 
@@ -109,6 +110,13 @@ def test_a_lost_message_hides_no_lost_state(lose: Callable[[Path], None], tmp_pa
     assert node.train(3, 2)[0].began_anew
     assert node.train(4, 2, lost_after=lost)[0].began_anew
     assert node.train(5, 2, lost_after=[*lost, _task(4)])[0].began_anew
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_task_with_other_tensors_than_it_names_is_refused(count: int, tmp_path: Path) -> None:
+    node = Node(tmp_path, algorithm="scaffold")
+    with pytest.raises(InvalidPayload, match=f"the {count} tensors beside the model that it names, got 1"):
+        node.train(1, None, broadcast_count=count)
 
 
 @pytest.mark.parametrize("discount", [0.0, -0.5, 1.5, math.nan, math.inf])

@@ -24,14 +24,15 @@ from torch.nn import functional
 from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedprox import FedProx
 from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.measures import Loss
 from fed.clients.training import batches as group_steps
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
-from fed.layout import Layout
+from fed.vectors.layout import Layout
 
 CPU = torch.device("cpu")
 Pair = tuple[Tensor, Tensor]
@@ -698,7 +699,7 @@ def test_training_a_group_needs_no_compiler() -> None:
 import sys, torch
 from fed.aggregators.base import Phase
 from fed.clients.training.batched_trainer import BatchedTrainer
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
 from fed.clients.models import mlp
 from fed.config.experiment import Local
 by = BatchedTrainer(mlp((3,), 2, (4,)), cross_entropy, Local(), Phase(), torch.device("cpu"))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.clients.training.flat import FlatParameters
-from fed.layout import Layout
+from fed.vectors.layout import Layout
 
 
 def odd(dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -19,9 +19,10 @@ from fed.aggregators.fedprox import FedProx
 from fed.clients.training.batches import Batches
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.trainer import LocalResult, Trainer, _LossScale
+from fed.clients.training.local_trainer import LocalResult
+from fed.clients.training.trainer import Trainer, _LossScale
 from fed.config.experiment import Local
-from fed.layout import Layout
+from fed.vectors.layout import Layout
 
 CPU = torch.device("cpu")
 Pair = tuple[Tensor, Tensor]

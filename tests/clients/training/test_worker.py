@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import fed
-from fed.aggregators.base import ClientWork, Report
-from fed.aggregators.fedavg import FedAvg
-from fed.clients.evaluation import evaluate
-from fed.clients.metrics import accuracy
-from fed.clients.training.losses import cross_entropy
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.devices import device_of
+from fed.clients.training.evaluation import evaluate
 from fed.clients.training.work_items import Evaluate, Evaluated, Train, Trained, label_of
 from fed.clients.training.worker import Work
 from fed.simulations.simulate import simulate
@@ -52,7 +51,7 @@ def test_every_client_round_and_seed_has_its_own_streams(draws: bool) -> None:
     for seed in (0, 0, 1):
         data = twins()
         simulation = Simulation(keys.override({"seed": seed}), data, lambda: Watching(draws))
-        work, state = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
+        work, state = Work(simulation.recipe, device_of()), simulation.layout.pack(simulation.recipe.module)
         Watching.batches.clear()
         for number in (1, 2):
             for client in data.clients:
@@ -79,7 +78,7 @@ def test_identical_clients_differ_by_streams_alike_in_any_group() -> None:
 
 def test_work_does_what_it_is_asked_and_says_who_asked() -> None:
     simulation = Simulation(fed.Experiment(simulation={"batching": "on"}), parts.unequal(), parts.small)
-    work, (start_V, integers_I) = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
+    work, (start_V, integers_I) = Work(simulation.recipe, device_of()), simulation.layout.pack(simulation.recipe.module)
     trained, (update_V, _) = work(Train(("c3", "c4"), 1, wants="mean"), (start_V, integers_I))
     assert isinstance(trained, Trained)
     assert (trained.samples, trained.diverged, update_V.dtype) == ((1, 30), (), torch.float64)
@@ -103,7 +102,7 @@ def test_divergence_is_an_answer_that_names_the_client(batching: str, wants: Wan
     data = fed.FederatedData({"good": of_points(1.0), "bad": of_points(1e25), "worse": of_points(1e30)})
     keys = fed.Experiment(local={"steps": 3}, simulation={"batching": batching})
     simulation = Simulation(keys, data, lambda: nn.Linear(4, 3), parts.squared)
-    work, state = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
+    work, state = Work(simulation.recipe, device_of()), simulation.layout.pack(simulation.recipe.module)
     trained, tensors = work(Train(("good", "bad", "worse"), 1, wants), state)
     assert isinstance(trained, Trained)
     assert [client for client, _ in trained.diverged] == ["bad", "worse"]
@@ -114,20 +113,15 @@ def test_divergence_is_an_answer_that_names_the_client(batching: str, wants: Wan
     assert (fine.diverged, len(tensors)) == ((), 2)
 
 
-class Told(FedAvg):
-    """FedAvg, whose report says at length what every algorithm's says unless told otherwise."""
-
-    def report(self, work: ClientWork) -> Report:
-        return Report((work.update_KP,), work.samples_K1)
-
-
 @pytest.mark.parametrize("wants", ["mean", "reported", "updates", "payload"])
 @pytest.mark.parametrize("batching", ["on", "off"])
 def test_plain_report_has_the_same_bits_asked_or_known(batching: str, wants: Wants) -> None:
     keys = fed.Experiment(simulation={"batching": batching})
     simulation = Simulation(keys, parts.unequal(), parts.small)
-    recipes = [replace(simulation.recipe, aggregator=aggregator) for aggregator in (FedAvg(), Told())]
+    assert simulation.way_out is not None
+    ways_out = [replace(simulation.way_out, is_fused=is_fused) for is_fused in (True, False)]
+    recipes = [replace(simulation.recipe, way_out=way_out) for way_out in ways_out]
     state = simulation.layout.pack(simulation.recipe.module)
-    known, told = (Work(recipe, 0)(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
-    assert known[0] == told[0]
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], told[1], strict=True))
+    known, asked = (Work(recipe, device_of())(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
+    assert known[0] == asked[0]
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], asked[1], strict=True))

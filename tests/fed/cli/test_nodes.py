@@ -12,8 +12,8 @@ from fed.clients.node.edge_node import EdgeNode
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.identity.credentials import hold_to_loopback
-from fed.server.deploy import serve
-from fed.wire import protocol_pb2
+from fed.protocol import protocol_pb2
+from fed.server.grpc.deploy import serve
 
 EXPERIMENT = "{data: {kind: digits, clients: 2}, model: {kind: logistic}}"
 ELSEWHERE = ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "example.org:1", "127.0.0.1.example.org:1", "unix:/tmp/x:1", "*:1"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fed.cli.progress import Bar, ComparisonProgress, Lines, SimulationProgress
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Expectation
 
 
 class Kept(Lines):
@@ -29,7 +29,7 @@ def line(number: int, accuracy: float | None = None) -> dict[str, object]:
 def test_progress_has_about_ten_lines_and_a_last_one(rounds: int) -> None:
     kept = Kept()
     watch = SimulationProgress(kept)
-    watch.begin(Expectation(rounds, 1.0, 0, 0))
+    watch.begin(Expectation(rounds, 1.0, 0, 0), 0)
     for number in range(1, rounds + 1):
         watch.round(line(number))
     assert len(kept.lines) == min(rounds, 10)
@@ -39,7 +39,7 @@ def test_progress_has_about_ten_lines_and_a_last_one(rounds: int) -> None:
 def test_a_line_has_round_accuracy_bytes_and_time_left() -> None:
     kept = Kept()
     watch = SimulationProgress(kept)
-    watch.begin(Expectation(2, 1.0, 0, 0))
+    watch.begin(Expectation(2, 1.0, 0, 0), 0)
     watch.round(line(1, accuracy=0.5))
     watch.round(line(2))
     assert kept.lines[0].startswith("round 1/2, accuracy 0.500, 500 B, ")
@@ -49,7 +49,7 @@ def test_a_line_has_round_accuracy_bytes_and_time_left() -> None:
 def test_an_accuracy_that_was_never_measured_is_not_made_up() -> None:
     kept = Kept()
     watch = SimulationProgress(kept)
-    watch.begin(Expectation(1, 1.0, 0, 0))
+    watch.begin(Expectation(1, 1.0, 0, 0), 0)
     watch.round(line(1))
     assert "accuracy" not in kept.lines[0]
 
@@ -59,7 +59,7 @@ def test_an_accuracy_that_was_never_measured_is_not_made_up() -> None:
 )
 def test_only_a_long_run_is_announced(wall_s: float, lines: list[str]) -> None:
     kept = Kept()
-    SimulationProgress(kept).begin(Expectation(5, wall_s, 3_000_000, 4_000_000))
+    SimulationProgress(kept).begin(Expectation(5, wall_s, 3_000_000, 4_000_000), 0)
     assert kept.lines == lines
 
 
@@ -68,7 +68,7 @@ def test_only_a_long_run_is_announced(wall_s: float, lines: list[str]) -> None:
 )
 def test_what_an_announcement_takes_for_granted_is_said(proviso: str, end: str) -> None:
     kept = Kept()
-    SimulationProgress(kept).begin(Expectation(5, 20.0, 1, 1, proviso))
+    SimulationProgress(kept).begin(Expectation(5, 20.0, 1, 1, proviso), 0)
     assert kept.lines[0].endswith(f"for 5 {end}")
     watch = ComparisonProgress(kept, dict.fromkeys("AB", Expectation(5, 20.0, 1, 1, proviso)), repetitions=1, jobs=1)
     watch.begin([("A", 0), ("B", 0)])
@@ -79,7 +79,7 @@ def gone_on_with(kept: Kept, folder: Path, earlier: int, wall_s: float = 1.0) ->
     lines = (json.dumps(line(number, accuracy=number / 10)) + "\n" for number in range(1, earlier + 1))
     (folder / "metrics.jsonl").write_text("".join(lines))
     watch = SimulationProgress(kept, folder)
-    watch.begin(Expectation(5, wall_s, 5_000, 10_000))
+    watch.begin(Expectation(5, wall_s, 5_000, 10_000), earlier)
     return watch
 
 
@@ -89,6 +89,17 @@ def test_a_run_that_goes_on_counts_the_rounds_before(tmp_path: Path) -> None:
     assert watch.done() == "3 rounds"
     watch.round(line(4))
     assert kept.lines[0].startswith("round 4/5, accuracy 0.300, 2 kB, ")
+
+
+def test_a_round_written_before_the_announcement_counts_once(tmp_path: Path) -> None:
+    """Progress runs beside the run, which may be further than what it shows."""
+    kept = Kept()
+    lines = (json.dumps(line(number)) + "\n" for number in (1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    watch = SimulationProgress(kept, tmp_path)
+    watch.begin(Expectation(5, 1.0, 0, 0), 2)
+    watch.round(line(3))
+    assert kept.lines[0].startswith("round 3/5, 1.5 kB, ")
 
 
 def test_time_left_counts_rounds_since_the_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import torch
 
 import fed
 from fed.cli.main import main
-from fed.cli.progress import SimulationProgress
-from fed.simulations.estimate import Expectation
+from fed.server.observer import Event, RoundEnded
+from fed.server.recording import RunFiles
 from fed.storage.atomic_files import held
 from fed.storage.checkpoint_files import file_name
 from fed.storage.checkpoints import Checkpoints
@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run that was interrupted after round 5."""
     with monkeypatch.context() as patch:
-        patch.setattr("fed.cli.progress.SimulationProgress.round", interrupt_after(5))
+        patch.setattr("fed.server.recording.RunFiles.observe", write_then_interrupt_after(5))
         assert run("tiny.yaml", "--output", "run").code == 130
     return Path("run")
 
@@ -58,20 +58,15 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def interrupt_after(number: int) -> Callable[..., None]:
-    def told(watch: object, line: dict[str, Any]) -> None:
-        if line["round"] == number:
+def write_then_interrupt_after(number: int) -> Callable[[RunFiles, Event], None]:
+    write = RunFiles.observe
+
+    def told(files: RunFiles, event: Event) -> None:
+        write(files, event)
+        if isinstance(event, RoundEnded) and event.round == number:
             raise KeyboardInterrupt
 
     return told
-
-
-def begin_then_interrupt(watch: SimulationProgress, expectation: Expectation) -> None:
-    BEGIN(watch, expectation)
-    raise KeyboardInterrupt
-
-
-BEGIN = SimulationProgress.begin
 
 
 def refused(result: Result, message: str, code: int = 2) -> None:
@@ -93,7 +88,7 @@ def test_resumed_run_that_is_stopped_reports_earlier_rounds(
     run: Run, interrupted: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("fed.cli.progress.SimulationProgress.begin", begin_then_interrupt)
+        patch.setattr("fed.server.training_loop.TrainingLoop._round", interrupt)
         result = run("--resume", "run")
     assert result.code == 130
     assert result.err.splitlines() == [

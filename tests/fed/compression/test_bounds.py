@@ -16,7 +16,7 @@ from fed.compression.rotation import block_sizes
 from fed.compression.sketch import Sketch
 from fed.compression.sparsifiers import STC, RandomK, Threshold, TopK
 from fed.config.registry import CODECS
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 from tests.fed.compression.test_codecs import CHAINS, LAYERS, NUMBERS, chain, draw, error, gaussian, round_trip
 
 KEPT = round(0.1 * NUMBERS)

@@ -30,7 +30,7 @@ from fed.compression.rotation import Rotation, rotate
 from fed.compression.sketch import Sketch
 from fed.compression.sparsifiers import DGC, STC, RandomK, Threshold, TopK, largest
 from fed.errors import InvalidInput, InvalidPayload
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 CODECS: dict[str, Codec | Zstd] = {
     "float16": Float16(),

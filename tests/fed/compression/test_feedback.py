@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fed.clients.client_states import at_discount
+from fed.clients.training.client_states import at_discount
 from fed.compression.chain import CodecChain
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Values
 from fed.compression.eden import Eden
@@ -20,7 +20,7 @@ from fed.compression.quantisers import QSGD, Sign, TwoLevel
 from fed.compression.sparsifiers import RandomK, TopK
 from fed.config.registry import CODECS
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 CLIENTS, NUMBERS = 5, 40
 TARGETS = torch.from_numpy(np.random.default_rng(0).standard_normal((CLIENTS, NUMBERS))) * torch.arange(1, 6)[:, None]

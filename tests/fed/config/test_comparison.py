@@ -12,7 +12,7 @@ import fed
 from fed.config import yaml
 from fed.config.comparison import Distribution
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 
 FEDPROX = {"kind": "fedprox", "mu": 0.1}
 

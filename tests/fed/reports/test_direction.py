@@ -20,9 +20,9 @@ from fed.reports.html import comparison_report, comparison_svg, write_run_report
 from fed.reports.plot_style import styles
 from fed.reports.summary import row_of
 from fed.reports.tables import columns
-from fed.scores import LOSS, NamedMetric, metrics_of, metrics_of_all
 from fed.storage.run_folder import to_json
 from fed.storage.run_reader import kept_run
+from fed.storage.scores import LOSS, NamedMetric, metrics_of, metrics_of_all
 from tests.fed.reports.test_html import Reading, record, result_of
 
 TWO = {"mae": "min", "r2": "max"}

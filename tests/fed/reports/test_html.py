@@ -25,6 +25,7 @@ from fed.reports.html import comparison_report, comparison_svg, run_report, writ
 from fed.reports.plot_style import INK, styles
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
+from fed.reports.text_tables import latex, markdown
 from tests.simulations.users_parts import on_demand, small
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -493,16 +494,16 @@ def test_tables_for_papers_hold_names_as_they_stand() -> None:
     names = ["a|b_c", "50 % & #1", "x-2 *{\\}$ <i>"]
     accuracies = [(0.5, 0.7), (0.6, 0.9), (0.1, 0.2)]
     result = result_of({name: list(map(record, two)) for name, two in zip(names, accuracies, strict=True)})
-    rows = [line for line in result.to_markdown().splitlines() if line.startswith("|")]
+    rows = [line for line in markdown(result).splitlines() if line.startswith("|")]
     # A cell ends at a bar without a backslash: all rows have as many as the head.
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {len(re.findall(r"\|", rows[0]))}
     assert re.sub(r"\\(.)", r"\1", rows[2]).startswith("| a|b_c | 0.600 ± 0.141 | –")
-    latex = result.to_latex()
-    assert "a\\textbar{}b\\_c & 0.600 $\\pm$ 0.141 & --" in latex
-    assert "50 \\% \\& \\#1 & 0.750" in latex
-    assert "x-2 *\\{\\textbackslash{}\\}\\$ \\textless{}i\\textgreater{} & 0.150" in latex
-    assert "$-$0.450" in latex
-    body = latex.split("\\midrule")[1].split("\\bottomrule")[0].strip().splitlines()
+    table = latex(result)
+    assert "a\\textbar{}b\\_c & 0.600 $\\pm$ 0.141 & --" in table
+    assert "50 \\% \\& \\#1 & 0.750" in table
+    assert "x-2 *\\{\\textbackslash{}\\}\\$ \\textless{}i\\textgreater{} & 0.150" in table
+    assert "$-$0.450" in table
+    body = table.split("\\midrule")[1].split("\\bottomrule")[0].strip().splitlines()
     assert len({len(re.findall(r"(?<!\\)&", row)) for row in body}) == 1
 
 
@@ -520,7 +521,7 @@ def test_only_finished_folds_that_both_have_are_paired() -> None:
     (found,) = result.differences
     assert found.pairs == 2
     assert found.mean == pytest.approx(0.15)
-    assert "says nothing of other seeds" in result.to_markdown()
+    assert "says nothing of other seeds" in markdown(result)
 
 
 def test_finding_does_not_compare_client_scores_with_test_scores() -> None:

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fed.protocol.protocol_pb2 import Consents, Delivery, Unmasking
 from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.wire.protocol_pb2 import Consents, Delivery, Unmasking
 
 SIGNERS = [ec.generate_private_key(ec.SECP256R1()) for _ in range(4)]  # shared: keys of their own would take long
 

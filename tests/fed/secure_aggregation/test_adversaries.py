@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.errors import InvalidPayload, SessionFailed
-from fed.secure_aggregation.client import ClientPhase, SessionClient
-from fed.secure_aggregation.coordinator import SessionCoordinator
-from fed.secure_aggregation.graph import complete_degree
-from fed.secure_aggregation.key_agreement import seal, sign
-from fed.secure_aggregation.revealed_rounds import RevealedRounds
-from fed.secure_aggregation.shamir import SHARE_BYTES, recover
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     ClientList,
     Consent,
     Consents,
@@ -30,6 +24,12 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     Unmasking,
 )
+from fed.secure_aggregation.client import ClientPhase, SessionClient
+from fed.secure_aggregation.coordinator import SessionCoordinator
+from fed.secure_aggregation.graph import complete_degree
+from fed.secure_aggregation.key_agreement import seal, sign
+from fed.secure_aggregation.revealed_rounds import RevealedRounds
+from fed.secure_aggregation.shamir import SHARE_BYTES, recover
 from tests.fed.secure_aggregation.sessions import (
     Parties,
     entropy_of,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fed.errors import InvalidExperiment
+from fed.protocol.protocol_pb2 import FromNode, FromSession, SealedShares
 from fed.secure_aggregation.graph import Degree, SessionGraph, complete_degree, harary_degree
 from fed.secure_aggregation.key_agreement import TAG_BYTES
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.shamir import SHARE_BYTES
-from fed.wire.protocol_pb2 import FromNode, FromSession, SealedShares
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.errors import SessionFailed
-from fed.secure_aggregation.client import SessionClient
-from fed.secure_aggregation.key_agreement import sign
-from fed.secure_aggregation.terms import Session, Terms, keys_digest
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Box,
     ClientList,
     Consents,
@@ -23,6 +20,9 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     Unmasking,
 )
+from fed.secure_aggregation.client import SessionClient
+from fed.secure_aggregation.key_agreement import sign
+from fed.secure_aggregation.terms import Session, Terms, keys_digest
 from tests.fed.secure_aggregation.sessions import (
     entropy_of,
     lanes_of,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from fed.protocol.protocol_pb2 import Assignment, FromSession, Plan, SessionKeys, Survivors, TaskId, ToSession
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.coordinator import SessionCoordinator
@@ -15,7 +16,6 @@ from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
-from fed.wire.protocol_pb2 import Assignment, FromSession, Plan, SessionKeys, Survivors, TaskId, ToSession
 from tests.fed.secure_aggregation.sessions import entropy_of, names_of, signer_of
 
 NAMES = names_of(4)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.errors import InvalidPayload, SessionFailed
+from fed.protocol.protocol_pb2 import SessionKeys
 from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.fixed_point import SecureSum
 from fed.secure_aggregation.graph import complete_degree, harary_degree
 from fed.secure_aggregation.key_agreement import sign
 from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.terms import Session, keys_digest
-from fed.wire.protocol_pb2 import SessionKeys
 from tests.fed.secure_aggregation.sessions import (
     Parties,
     lanes_of,
@@ -121,8 +121,8 @@ def test_every_term_is_in_the_session_and_its_signatures() -> None:
         replace(terms, plan_sha256=b"other"),
         replace(terms, task_sha256=b"other"),
         replace(terms, identities_sha256=b"other"),
-        replace(terms, settings=terms.settings.model_copy(update={"minimum_cohort": 3})),
-        replace(terms, settings=terms.settings.model_copy(update={"threshold": 4})),
+        replace(terms, settings=replace(terms.settings, minimum_cohort=3)),
+        replace(terms, settings=replace(terms.settings, threshold=4)),
         replace(terms, fixed=replace(terms.fixed, clips=(4.0,))),
         replace(terms, fixed=replace(terms.fixed, most_clients=5)),
     ]
@@ -133,7 +133,7 @@ def test_every_term_is_in_the_session_and_its_signatures() -> None:
     assert len({session.survivors_to_sign(b"\1") for session in sessions}) == len(sessions)
     assert len({session.seed_commitment("a", b"") for session in sessions}) == len(sessions)
     assert sessions[0].survivors_to_sign(b"\1") != sessions[0].survivors_to_sign(b"\2")
-    mode = terms.settings.model_copy(update={"mode": "real"})
+    mode = replace(terms.settings, mode="real")
     assert Session(replace(terms, settings=mode), names, keys).id == sessions[0].id  # of simulations alone
 
 

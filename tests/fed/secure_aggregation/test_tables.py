@@ -33,8 +33,8 @@ TABLES = {
         ((one.phase.name, one.event, one.answer, one.following.name) for one in TRANSITIONS),
     ),
     ("protocol.md", "reasons"): "\n".join(f"- “{reason}”" for reason in Reason),
-    ("security.md", "said"): _table(("field", "it tells"), _fields()),
-    ("security.md", "apart"): _table(
+    ("secure-aggregation.md", "said"): _table(("field", "it tells"), _fields()),
+    ("secure-aggregation.md", "apart"): _table(
         ("field", "why it is in neither digest"),
         (
             (f"`{kind}.{name}`", why)
@@ -54,7 +54,7 @@ def test_table_of_the_page_is_that_of_the_code(page: str, name: str) -> None:
 
 
 def test_each_line_of_the_promises_names_tests_that_exist() -> None:
-    text = (DOCS / "security.md").read_text(encoding="utf-8")
+    text = (DOCS / "secure-aggregation.md").read_text(encoding="utf-8")
     promises = text[text.index("**Who learns what**") : text.index("**It can** refuse service")]
     promises = promises[: promises.index("**Phase by phase**")] + promises[promises.index("**A malicious") :]
     lines = [line for line in promises.splitlines() if line.startswith("| ") and not line.endswith("held by |")]

@@ -194,7 +194,7 @@ def test_damaged_checkpoint_is_named_and_the_previous_used(tmp_path: Path, caplo
         assert kept.newest() == (10, {"of": 10})
     first, second = (record.getMessage() for record in caplog.records)
     assert first == (
-        f"{tmp_path / file_name(20)} is damaged: what it holds does not have the checksum that it names; "
+        f"{tmp_path / file_name(20)} is damaged: its content does not have the checksum that it names; "
         "the checkpoint of round 10 is used"
     )
     assert second.startswith(f"{tmp_path / file_name(15)} is empty; ")
@@ -224,7 +224,7 @@ def test_error_names_all_damaged_checkpoints_with_the_remedy(tmp_path: Path) -> 
 
 def test_another_format_is_told_from_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_files, "_SEAL", checkpoint_files._SEAL.replace("format 1", "format 2"))
-    with pytest.raises(CheckpointFailed, match="is of format 2, of which this version of fed knows nothing"):
+    with pytest.raises(CheckpointFailed, match="is of format 2, which this version of fed cannot read"):
         of_rounds(tmp_path, 1)
 
 
@@ -289,8 +289,8 @@ def test_nothing_goes_before_the_new_one_has_been_read_back(tmp_path: Path, monk
     kept = of_rounds(tmp_path, 1, keep=1)
     sealed = checkpoint_files.write_sealed
 
-    def lose_a_bit(file: Any, *parts: Any) -> None:
-        sealed(file, *parts)
+    def lose_a_bit(file: Any, number: int, **parts: Any) -> None:
+        sealed(file, number, **parts)
         file.seek(-1, os.SEEK_END)
         file.write(b"\xff")
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import fed
 from fed.errors import InvalidInput
+from fed.server.observer import Essential
 from fed.storage.model_files import read_model, read_models, write_models
 from tests.simulations.durable_runs import experiment
 from tests.simulations.users_parts import Watcher
@@ -84,7 +85,7 @@ def test_of_a_run_under_way_there_is_what_there_is(tmp_path: Path) -> None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        fed.simulate(experiment("synchronous", 3), output=tmp_path / "run", observer=Watcher(look))
+        fed.simulate(experiment("synchronous", 3), output=tmp_path / "run", observers=[Essential(Watcher(look))])
     assert [(len(run.metrics), run.summary["status"], run.summary["rounds"]) for run in seen] == [
         (1, "unfinished", 1),
         (2, "unfinished", 2),

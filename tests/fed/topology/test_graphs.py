@@ -14,8 +14,8 @@ import fed
 from fed.aggregators.d2 import D2
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.topology import Topology, changing, facts, graphs
+from fed.vectors.randomness import Streams
 
 STREAMS = Streams(5)
 NEEDS_KEYS: dict[str, dict[str, Any]] = {"edges": {"pairs": [[peer, (peer + 3) % 16] for peer in range(16)]}}

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.topology import mixing_matrix
 from fed.topology.graphs import complete, directed_exponential, directed_ring, exponential, random_directed, ring
 from fed.topology.weights import is_doubly_stochastic
+from fed.vectors.randomness import Streams
 
 Graph = Callable[[int], "nx.Graph[int]"]
 KINDS: list[Graph] = [ring, complete, exponential]

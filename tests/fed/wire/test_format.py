@@ -16,11 +16,11 @@ from torch import Tensor
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidPayload
-from fed.randomness import Streams
+from fed.protocol.protocol_pb2 import Format as FormatHeader
+from fed.vectors.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import check_tensors, read, type_name, written
-from fed.wire.protocol_pb2 import Format as FormatHeader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,7 +283,7 @@ class CommonCounting(Counting):
             "uplink: a codec that keeps a state must be the first of its chain, got sent",
         ),
         ({"codecs": (Forgetful(),)}, r"uplink: Forgetful's lost must name what its init does, \[sent\], got \[\]"),
-        ({"codecs": (CommonCounting(),)}, "uplink: a codec that is the same for all clients must keep no state of one"),
+        ({"codecs": (CommonCounting(),)}, "uplink: a codec that is the same for all clients must keep no client's"),
         (
             {"downlink_codecs": (Counting(),)},
             "Counting must keep its state under other names than EF21, got sent twice",

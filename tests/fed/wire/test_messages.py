@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from fed.clients.evaluation import Score
-from fed.clients.metrics import accuracy
-from fed.reduction import WeightedMean
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training.evaluation import Score
+from fed.protocol.protocol_pb2 import Scores
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.evaluation import ClientScore, scores_over_clients
 from fed.server.validation import refusal_of_scores
+from fed.vectors.reduction import WeightedMean
 from fed.wire.messages import GlobalModel, Task, refusal_of_numbers
-from fed.wire.protocol_pb2 import Scores
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.wire.door import Door
 from fed.wire.newcomers import Newcomers
 
@@ -75,7 +76,7 @@ def test_connections_come_no_faster_than_their_rate() -> None:
         watching.cancel()
         await asyncio.wait([watching])
 
-    newcomers = Newcomers(at_once, per_s)
+    newcomers = Newcomers(SYSTEM_CLOCK, at_once, per_s)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=take, args=(listener, newcomers), daemon=True).start()
         began_s = time.monotonic()
@@ -101,7 +102,7 @@ def visit_until(port: int, until_s: float) -> None:
 
 def test_all_but_those_with_a_certificate_are_strangers(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        newcomers = Newcomers()
+        newcomers = Newcomers(SYSTEM_CLOCK)
         for _ in range(12):
             newcomers.arrived()
         for address in ("ipv4:10.0.0.1:5", "ipv4:10.0.0.1:6", "ipv4:10.0.0.1:5"):
@@ -117,7 +118,7 @@ def test_all_but_those_with_a_certificate_are_strangers(caplog: pytest.LogCaptur
 
 
 def test_connections_with_a_certificate_take_bounded_memory() -> None:
-    newcomers = Newcomers()
+    newcomers = Newcomers(SYSTEM_CLOCK)
     for number in range(30_000):
         newcomers.identify(f"ipv4:10.0.0.1:{number}")
     assert newcomers.identified == 30_000

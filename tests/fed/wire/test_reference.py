@@ -1,6 +1,6 @@
-"""Reference: both sides hold the same numbers, whatever the codec, and what is another than was said is refused.
+"""Reference: both sides hold the same numbers, whatever the codec, and other differences than announced are refused.
 
-Shapes: see :mod:`fed.layout`.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from fed.compression.powersgd import PowerSGD
 from fed.compression.quantisers import QSGD, Float16, Int8, Sign, TwoLevel
 from fed.compression.sparsifiers import RandomK, TopK
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
+from fed.vectors.randomness import Streams
 from fed.wire.reference import Reference
 
 LAYERS = (torch.Size([12, 16]), torch.Size([8]))
@@ -89,7 +89,7 @@ def test_a_difference_that_is_another_than_was_said_is_refused() -> None:
         (first, one._replace(messages=one.messages[::-1])),
         (first, one._replace(after=two.after)),
     ):
-        with pytest.raises(InvalidPayload, match="another than was said"):
+        with pytest.raises(InvalidPayload, match="does not lead to the version of the model that was announced"):
             start.moved(difference, encoder, streams)
     assert first.moved(one, encoder, streams).moved(two, encoder, streams).name == two.after
 

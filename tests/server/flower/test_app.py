@@ -20,10 +20,10 @@ from fed.clients.node.flower import client_app
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists
+from fed.protocol.protocol_pb2 import Request, Response
 from fed.server.flower.app import server_app, write_app
 from fed.storage.run import Run
 from fed.wire.flower_records import packed, unpacked
-from fed.wire.protocol_pb2 import Request, Response
 from tests.flower_stand_ins import Federation, Message, ServerApp, install, partitions
 
 CLIENTS = 3

@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 
 from fed.errors import InvalidInput, InvalidPayload
-from fed.randomness import Streams
-from fed.server.flower.fleet import FlowerFleet, flat_payload
-from fed.wire.flower_records import packed, unpacked
-from fed.wire.format import Format
-from fed.wire.messages import Answer, Difference, GlobalModel, Task
-from fed.wire.payloads import hold_to_payload, split
-from fed.wire.protocol_pb2 import Answer as AnswerMessage
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import Answer as AnswerMessage
+from fed.protocol.protocol_pb2 import (
     Failed,
     Joining,
     Payload,
@@ -30,12 +24,21 @@ from fed.wire.protocol_pb2 import (
     Scores,
     Signature,
 )
+from fed.server.flower.fleet import FlowerFleet, flat_payload
+from fed.server.observer import Essential, MessageRefused, NodeCame, NodeWent
+from fed.server.telling import Observers
+from fed.vectors.randomness import Streams
+from fed.wire.flower_records import packed, unpacked
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Difference, GlobalModel, Task
+from fed.wire.payloads import hold_to_payload, split
+from tests.clocks import PatientClock
 from tests.flower_stand_ins import Array, Message, StandInGrid, install
+from tests.observing import Trial
 
 SIZE = 3
 INTEGERS = torch.zeros(0, dtype=torch.int64)
 FORMAT = Format(torch.float64, (SIZE,), parameters=SIZE)
-PATIENCE = {"pull_every_s": 0.001, "look_every_s": 0.0, "absent_s": 0.05}
 
 
 Script = Callable[[Message], Any]
@@ -94,8 +97,8 @@ class Grid(StandInGrid):
         return script(message) if script else None
 
 
-def fleet_over(grid: Grid, patience: Mapping[str, float] = PATIENCE, reason: str | None = None) -> FlowerFleet:
-    fleet = FlowerFleet(grid, accepts=lambda joining: reason)
+def fleet_over(grid: Grid, reason: str | None = None, **patience: float) -> FlowerFleet:
+    fleet = FlowerFleet(grid, accepts=lambda joining: reason, clock=PatientClock())
     vars(fleet).update(patience)
     fleet.begin(Plan(signature=SIGNATURE), FORMAT, Streams(0))
     return fleet
@@ -134,8 +137,8 @@ def test_task_is_sent_as_one_array_and_answered() -> None:
     assert request.plan.signature == SIGNATURE
     assert Format.of(request.plan.format, FORMAT) == FORMAT
     assert not reply.problem
-    assert (reply.tasks, reply.clients, reply.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
-    assert torch.equal(reply.mean_update_M, torch.ones(SIZE, dtype=torch.float64))
+    assert (reply.tasks, reply.clients, reply.update.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
+    assert torch.equal(reply.update.mean_update_M, torch.ones(SIZE, dtype=torch.float64))
     assert reply.size_bytes == SIZE * 8
 
 
@@ -167,7 +170,7 @@ def test_a_task_that_never_comes_through_has_failed(code: int, sends: int) -> No
 def test_lost_nodes_task_goes_to_the_returning_node(is_listed: bool) -> None:
     """Also where Flower lists the lost one still, which gets no task until it speaks."""
     grid = Grid({5: 0})
-    fleet = fleet_over(grid, {**PATIENCE, "absent_s": 60})
+    fleet = fleet_over(grid)
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0)])
     if is_listed:
@@ -175,7 +178,7 @@ def test_lost_nodes_task_goes_to_the_returning_node(is_listed: bool) -> None:
     else:
         del grid.names[5]
     grid.answer(grid.tasks(5)[0], 5)
-    assert list(fleet.collect(until=fleet.clock + 0.02)) == []
+    assert list(fleet.collect(until=fleet.clock + 20.0)) == []
     grid.names[6], grid.scripts[6] = 0, trained
     (reply,) = fleet.collect()
     assert not reply.problem
@@ -202,9 +205,9 @@ def test_a_node_has_at_most_one_message_in_flight() -> None:
 
 def test_deadline_is_the_messages_lifetime_then_the_task_fails() -> None:
     grid = Grid({5: 0}, {5: lambda message: 3})
-    fleet = fleet_over(grid, {**PATIENCE, "absent_s": 60, "sends": 10**6})
+    fleet = fleet_over(grid, sends=10**6)
     fleet.await_nodes(1)
-    fleet.dispatch([task(0, 0, deadline_s=0.05)])
+    fleet.dispatch([task(0, 0, deadline_s=5.0)])
     (failure,) = fleet.collect()
     assert failure.problem
     assert "in time" in failure.problem
@@ -250,8 +253,27 @@ def test_garbage_is_refused_and_counted(name: str) -> None:
     assert failure.problem
     assert not reply.problem
     assert "refused" in failure.problem
-    assert not failure.diverged
+    assert not failure.has_diverged
     assert fleet.counts.refused == 1
+
+
+def test_observers_hear_who_comes_goes_and_is_refused() -> None:
+    grid = Grid({5: 0, 6: 1}, {5: GARBAGE["a short array"], 6: trained})
+    fleet, trial = fleet_over(grid), Trial()
+    fleet.observers = Observers([Essential(trial)])
+    fleet.await_nodes(2)
+    fleet.dispatch([task(0, 0), task(1, 1)])
+    assert len(list(fleet.collect())) == 2
+    fleet.settle({1: 1.0})
+    assert trial.events[:2] == [NodeCame(0), NodeCame(1)]
+    (refused,) = trial.events[2:]
+    assert isinstance(refused, MessageRefused)
+    assert refused.client == 0
+    assert fleet.available() == [0, 1]
+    del grid.names[6]
+    assert fleet.wait(fleet.clock + 10)
+    assert fleet.available() == [0]
+    assert trial.events[3:] == [NodeWent(1)]
 
 
 def test_an_answer_in_another_nodes_name_is_refused() -> None:
@@ -303,7 +325,7 @@ def test_a_node_whose_data_do_not_fit_takes_no_part() -> None:
 
 def test_of_two_nodes_with_one_name_the_first_counts() -> None:
     grid = Grid({5: "ann", 6: "ann"}, {5: trained, 6: trained})
-    fleet = fleet_over(grid)
+    fleet = fleet_over(grid, look_every_s=0.0)
     fleet.await_nodes(1)
     fleet.dispatch([task(0, "ann")])
     assert len(list(fleet.collect())) == 1
@@ -341,7 +363,7 @@ def test_counts_by_node_go_on_after_a_resume() -> None:
 def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     grid = Grid({5: 7, 6: "ann"}, {5: trained, 6: trained})
-    fleet = fleet_over(grid)
+    fleet = fleet_over(grid, look_every_s=0.0)
     fleet.await_nodes(2)
     kept = fleet.state()
     fleet.fix_registered()
@@ -387,7 +409,7 @@ def test_late_scores_are_dropped_and_no_longer_awaited(caplog: pytest.LogCapture
     assert fleet.scores(model, 0.01) == {}
     assert fleet.scores(model, 600.0) == {}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "1 clients have not scored the model within 0.01 s, and are not waited for until they have: 0"
+        "1 clients have not scored the model within 0.01 s, and are asked again only once they have: 0"
     ]
     (late,) = grid.open
     grid.answer(late, scored(samples=4, loss=0.25))

@@ -14,12 +14,13 @@ from fed.clients.node.sessions import Limits, SecureNode
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import SignedIdentities
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.settings import settings_of
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.secure_fleet import SessionResult
-from fed.wire import protocol_pb2 as pb
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, GlobalModel, Lanes, Task
 
 __all__ = ["PATIENCE_S", "Conversation"]
 
@@ -63,7 +64,7 @@ class Conversation:
         plan = pb.Plan(run="run", identities=(folder / "keys" / "server" / "identities.json").read_bytes())
         section = {"minimum_cohort": 3, "max_weight": 9, "max_drop_out": 0.0}
         experiment = fed.Experiment(data={"kind": "digits", "clients": clients}, secure_aggregation=section)
-        settings = experiment.secure_aggregation
+        settings = settings_of(experiment)
         assert settings is not None
         self._nodes = {}
         self._plan = plan
@@ -156,7 +157,7 @@ class Conversation:
             masked = self._nodes[client].masked(self._own_sha256[client, message.attempt], lambda: True)
             assert masked is not None
             number = message.task.number
-            self._answers.append(Answer((number,), number // 100, (client,), masked, size_bytes=1000))
+            self._answers.append(Answer((number,), number // 100, (client,), Lanes(masked), size_bytes=1000))
 
     def _say_all(self, client: int, messages: Sequence[pb.FromSession]) -> None:
         for message in messages:

@@ -15,10 +15,7 @@ import numpy as np
 
 from fed.config.experiment import Experiment
 from fed.identity.credentials import NodeCredentials
-from fed.server.deploy import serve
-from fed.server.grpc.service import Patience
-from fed.storage.run import Run
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
@@ -35,7 +32,10 @@ from fed.wire.protocol_pb2 import (
     ToNode,
     Wanted,
 )
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.protocol.protocol_pb2 import Tensor as TensorMessage
+from fed.server.grpc.deploy import serve
+from fed.server.grpc.service import Patience
+from fed.storage.run import Run
 
 BOUND_S = 60.0
 PATIENCE = Patience(heartbeat_s=0.2, silence_s=3.0, lease_s=3.0, stall_s=1.0)

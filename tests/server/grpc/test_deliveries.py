@@ -16,13 +16,14 @@ from torch import nn
 
 from fed.aggregators.client_side import format_of
 from fed.aggregators.fedavg import FedAvg
-from fed.layout import Layout
-from fed.randomness import Streams
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.protocol_pb2 import Assignment, Failed, FromNode, Part, Payload, Plan, TaskId
 from fed.server.coordinator import Coordinator
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
 from fed.wire.messages import Difference, GlobalModel, Task
-from fed.wire.protocol_pb2 import Assignment, Failed, FromNode, Part, Payload, Plan, TaskId
 from tests.server.deployed import wait_for
 from tests.server.grpc.hostile_wire import BOUND_S, Wire, answer, chunk
 
@@ -40,7 +41,9 @@ def begun() -> Iterator[Callable[..., NodeFleet]]:
 
     def begin(spool: Path, *, knows_run: bool = True) -> NodeFleet:
         patience = Patience(heartbeat_s=0.1)
-        fleet = NodeFleet("127.0.0.1:0", spool, credentials=None, accepts=lambda joining: None, patience=patience)
+        fleet = NodeFleet(
+            "127.0.0.1:0", spool, credentials=None, accepts=lambda joining: None, clock=SYSTEM_CLOCK, patience=patience
+        )
         if knows_run:
             fleet.begin(Plan(), FORMAT, Streams(0))
         made.append(fleet)

@@ -18,9 +18,8 @@ import pytest
 
 from fed.config.experiment import Experiment
 from fed.identity.authority import Authority
-from fed.server.deploy import Deployment
-from fed.server.grpc.service import NodeService
-from fed.wire.protocol_pb2 import (
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.protocol_pb2 import (
     Assignment,
     Examination,
     FromNode,
@@ -32,6 +31,9 @@ from fed.wire.protocol_pb2 import (
     Signature,
     TaskId,
 )
+from fed.server.grpc.deploy import Deployment
+from fed.server.grpc.service import NodeService
+from fed.wire.rate_limits import Refusals
 from tests.server.grpc.hostile_wire import (
     BOUND_S,
     PATIENCE,
@@ -445,7 +447,9 @@ def test_a_node_has_few_calls_open(authority: Path, untouched: bytes, tmp_path: 
 
 def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> None:
     arrivals: SimpleQueue[Any] = SimpleQueue()
-    service = NodeService(1, tmp_path, arrivals, None, lambda _: None)
+    service = NodeService(
+        1, tmp_path, arrivals, None, lambda _: None, clock=SYSTEM_CLOCK, refusals=Refusals(SYSTEM_CLOCK)
+    )
     ann, eve = (service._joined(name, Wire(1, name).joining()) for name in ("ann", "eve"))
     assert service.examine("ann", Examination(id=3))
     assert not service.examine("ann", Examination(id=4)), "it has not answered the last one"
@@ -472,7 +476,7 @@ def test_node_that_never_scores_delays_one_evaluation_alone(tmp_path: Path, capl
     assert sorted(scored) == [1, 1, 2, 3, 4]
     assert [line["test_loss"] for line in run.metrics] == [0.5] * 4
     assert [line for line in _refusals(caplog) if "scored" in line] == [
-        "1 clients have not scored the model within 5 s, and are not waited for until they have: 0"
+        "1 clients have not scored the model within 5 s, and are asked again only once they have: 0"
     ]
 
 

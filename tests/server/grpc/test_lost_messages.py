@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 import fed
-from fed.clients.client_states import codec_state
 from fed.clients.node.training import NodeTraining
+from fed.clients.training.client_states import codec_state
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder, Sent
-from fed.server.deploy import serve
+from fed.protocol.protocol_pb2 import Assignment, TaskId
+from fed.server.grpc.deploy import serve
 from fed.server.real_fleet import RealFleet
 from fed.wire.messages import Answer
-from fed.wire.protocol_pb2 import Assignment, TaskId
 from tests.server.deployed import wait_for
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
@@ -59,7 +59,7 @@ class Ledger:
 
         def settled(fleet: RealFleet, counted: Mapping[int, float]) -> None:
             for task, answer in answers.items():
-                self.counted = self.counted + counted.get(task, 0.0) * answer.mean_update_M
+                self.counted = self.counted + counted.get(task, 0.0) * answer.update.mean_update_M
             answers.clear()
             settle(fleet, counted)
             self.lost += bool(fleet._kept.lost_after)
@@ -72,7 +72,7 @@ class Ledger:
                 self.training -= 1
             return done
 
-        monkeypatch.setattr("fed.server.deploy.facts_of", lambda encoder: {})  # which encodes a vector of nobody
+        monkeypatch.setattr("fed.server.grpc.deploy.facts_of", lambda encoder: {})  # which encodes a vector of nobody
         monkeypatch.setattr(NodeTraining, "train", trained)
         monkeypatch.setattr(Encoder, "encode", encoded)
         monkeypatch.setattr(RealFleet, "collect", collected)
@@ -83,7 +83,7 @@ class Ledger:
         client, training = node.node.client, node.training.training
         assert training is not None
         lost = [TaskId(start=start, number=number) for start, number in self.fleet._kept.lost_after.get(client, ())]
-        states, are_lost = training._states(Assignment(**self.fleet._kept_state(client), lost_after=lost))
+        states, are_lost = training._states.resumed(Assignment(**self.fleet._kept_state(client), lost_after=lost))
         assert not are_lost
         return codec_state(states.of(client, (torch.empty(0), torch.empty(0))))["residual"]
 

@@ -18,20 +18,25 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.identity.identities import SignedIdentities
-from fed.randomness import Streams
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
-from fed.server.deploy import Deployment
+from fed.secure_aggregation.settings import settings_of
+from fed.server.grpc.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
+from fed.server.observer import Essential
 from fed.server.secure_fleet import SessionResult
+from fed.server.telling import Observers
 from fed.storage.run_folder import RunFolder
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, GlobalModel, Lanes, Task
+from tests.observing import after_round
 from tests.server.deployed import wait_for
 from tests.server.grpc.threaded import ThreadedNode
 
@@ -95,7 +100,7 @@ class Outcome:
         folder: Path,
         faults: Faults,
         monkeypatch: pytest.MonkeyPatch,
-        after_round: Callable[[Mapping[str, Any]], None] | None = None,
+        observers: Sequence[Essential] = (),
     ) -> None:
         data = load(experiment.data, Streams(experiment.seed))  # type: ignore[arg-type]
         authority = Authority.create(folder / "keys")
@@ -119,6 +124,7 @@ class Outcome:
             folder / "spool",
             credentials=None,
             accepts=deployment.accepts,
+            clock=SYSTEM_CLOCK,
             patience=Patience(session_s=1.5),
         )
         self.nodes = []
@@ -136,7 +142,7 @@ class Outcome:
             self.nodes.append(ThreadedNode(fleet.port, client, data.read(client), place, secure=secure))
         run_folder = RunFolder(folder / "run")
         try:
-            self.run = deployment.run(fleet, len(self.nodes), run_folder, resume=False, after_round=after_round)
+            self.run = deployment.run(fleet, len(self.nodes), run_folder, resume=False, observers=Observers(observers))
         finally:
             fleet.close("the run is over", is_final=True)
         for node in self.nodes:
@@ -498,7 +504,7 @@ def test_nodes_go_on_when_identities_change(tmp_path: Path, monkeypatch: pytest.
             Authority.load(tmp_path / "keys").issue("another")
 
     experiment = fed.Experiment(**KEYS, rounds={"count": 3})
-    outcome = Outcome(experiment, tmp_path, {}, monkeypatch, after_round=issue)
+    outcome = Outcome(experiment, tmp_path, {}, monkeypatch, observers=[after_round(issue)])
     assert [line["replied"] for line in outcome.run.metrics] == [6, 6, 6]
     assert all("another" in node.node.secure._identities.points for node in outcome.nodes if node.node.secure)
 
@@ -516,12 +522,12 @@ def test_messages_in_odd_orders_end_no_server(tmp_path: Path) -> None:
     known = _Known(tmp_path)
     content = SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem)
     stub: Any = _Stub()
-    settings = known.experiment.secure_aggregation
+    settings = settings_of(known.experiment)
     assert settings is not None
     sessions = NodeSessions(stub, settings, known.fixed, "run", lambda: content, 1.0)
     model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
     tasks = [Task(number, 1, number, model) for number in range(3)]
-    answer = Answer((0,), 1, (0,), torch.zeros(known.fixed.lanes, dtype=torch.int32))
+    answer = Answer((0,), 1, (0,), Lanes(torch.zeros(known.fixed.lanes, dtype=torch.int32)))
     sessions.open(tasks)
     sessions.take(answer)  # before there is a session
     assignments = {task.client: pb.Assignment(task=pb.TaskId(number=task.id), round=1) for task in tasks}
@@ -548,7 +554,7 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
     fleet: Any = _Stub()
     fleet.tell = lambda client, message: told.append(client)
     fleet.give_up = lambda task, reason: dropped.append(reason)
-    settings = known.experiment.secure_aggregation
+    settings = settings_of(known.experiment)
     assert settings is not None
     plan_sha256 = plan_digest(known.plan())
     sessions = NodeSessions(fleet, settings, known.fixed, "run", lambda: identities, 1.0, plan_sha256)

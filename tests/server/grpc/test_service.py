@@ -4,7 +4,6 @@ import asyncio
 import functools
 import hashlib
 import struct
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,10 +13,8 @@ import grpc
 import pytest
 import torch
 
-from fed.server.grpc.leases import TaskOutcome
-from fed.server.grpc.service import NodeService, Patience
-from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
-from fed.wire.protocol_pb2 import (
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
@@ -30,6 +27,12 @@ from fed.wire.protocol_pb2 import (
     ToNode,
     Wanted,
 )
+from fed.server.grpc.leases import TaskOutcome
+from fed.server.grpc.service import NodeService, Patience
+from fed.server.observer import NodeCame, NodeWent
+from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
+from fed.wire.rate_limits import Refusals
+from tests.clocks import HandClock, turns
 from tests.server.grpc.hostile_wire import Wire, chunk, tensors
 
 NUMBERS = 3 * CHUNK_BYTES // 4
@@ -84,7 +87,8 @@ class Server:
 
     def __init__(self, spool: Path, **changed: Any) -> None:
         self.arrivals: SimpleQueue[Any] = SimpleQueue()
-        said: dict[str, Any] = {"admits": None, "accepts": lambda _: None, **changed}
+        said: dict[str, Any] = {"admits": None, "accepts": lambda _: None, "clock": SYSTEM_CLOCK, **changed}
+        said.setdefault("refusals", Refusals(said["clock"]))
         self.service = NodeService(1, spool, self.arrivals, **said)
         self.service.make_known(Plan(), SPEC)
         self.service.assign([("ann", Assignment(task=TASK))])
@@ -101,7 +105,7 @@ class Server:
 
     def arrived(self) -> list[TaskOutcome]:
         found = [self.arrivals.get() for _ in range(self.arrivals.qsize())]
-        return [one for one in found if one is not None]
+        return [one for one in found if not isinstance(one, NodeCame | NodeWent)]
 
 
 def header(content: bytes = CONTENT, offset: int = 0, **changed: Any) -> Part:
@@ -253,19 +257,26 @@ async def test_an_answer_that_is_there_is_not_withdrawn(tmp_path: Path) -> None:
     assert [arrived.problem for arrived in server.arrived()] == [""]
 
 
-def _patience(lease_s: float) -> Patience:
-    return Patience(heartbeat_s=0.2, silence_s=60.0, lease_s=lease_s, stall_s=60.0)
+LEASE_S = 60.0
+
+
+async def passes(clock: HandClock, seconds: float) -> None:
+    """Let time pass second by second, as it does where a process is awake."""
+    for _ in range(round(seconds)):
+        clock.move(1.0)
+        await turns()
 
 
 @during
 async def test_a_file_that_comes_slowly_is_waited_for(tmp_path: Path) -> None:
-    server = Server(tmp_path, patience=_patience(0.4))
+    clock = HandClock()
+    server = Server(tmp_path, clock=clock, patience=Patience(lease_s=LEASE_S))
     watching = asyncio.create_task(server.service.watch())
     call = Call()
     begun = server.begin(call)
     await call.say(header())
     for piece in pieces():
-        await asyncio.sleep(0.25)
+        await passes(clock, 0.7 * LEASE_S)
         await call.say(piece)
     assert (await begun).accepted
     watching.cancel()
@@ -273,16 +284,19 @@ async def test_a_file_that_comes_slowly_is_waited_for(tmp_path: Path) -> None:
 
 @during
 async def test_task_of_a_silent_node_fails_and_is_withdrawn(tmp_path: Path) -> None:
-    server = Server(tmp_path, patience=_patience(0.2))
+    clock = HandClock()
+    server = Server(tmp_path, clock=clock, patience=Patience(lease_s=LEASE_S))
     watching = asyncio.create_task(server.service.watch())
     delivering, attending = Call(), Call()
     stream = asyncio.create_task(server.service.Attend(None, attending))
     await attending.say(FromNode(joining=Wire(1, "ann").joining()))
     begun = server.begin(delivering)
     await delivering.say(header(), pieces()[0])
-    while not (failed := server.arrived()):
-        await asyncio.sleep(0.02)
-    assert "no heartbeat for 0.2 s" in failed[0].problem
+    await passes(clock, LEASE_S - 1)
+    assert server.arrived() == []
+    await passes(clock, LEASE_S / 10)  # a server looks twenty times
+    (failed,) = server.arrived()
+    assert "no heartbeat for 60 s" in failed.problem
     await delivering.say(pieces()[1])
     assert "not in flight any more" in (await begun).reason
     assert list(tmp_path.iterdir()) == []
@@ -294,14 +308,16 @@ async def test_task_of_a_silent_node_fails_and_is_withdrawn(tmp_path: Path) -> N
 
 @during
 async def test_a_server_that_was_frozen_waits_for_its_nodes_anew(tmp_path: Path) -> None:
-    server = Server(tmp_path, patience=_patience(1.0))
+    clock = HandClock()
+    server = Server(tmp_path, clock=clock, patience=Patience(lease_s=LEASE_S))
     watching = asyncio.create_task(server.service.watch())
-    await asyncio.sleep(0.1)
-    time.sleep(2.0)  # nothing else goes on meanwhile, as in a process that is stopped
-    await asyncio.sleep(0.3)
+    await passes(clock, 5.0)
+    clock.move(2 * LEASE_S)  # nothing else goes on meanwhile, as in a process that is stopped
+    await turns()
+    await passes(clock, 0.8 * LEASE_S)
     assert server.arrived() == []
-    while not server.arrivals.qsize():  # but it does not wait for ever
-        await asyncio.sleep(0.02)
+    await passes(clock, 0.3 * LEASE_S)  # but it does not wait for ever
+    assert len(server.arrived()) == 1
     watching.cancel()
 
 
@@ -473,17 +489,18 @@ async def test_nobody_answers_or_fails_anothers_task(tmp_path: Path) -> None:
 
 @during
 async def test_a_heartbeat_that_names_a_task_has_it_waited_for(tmp_path: Path) -> None:
-    server = Server(tmp_path, patience=_patience(0.6))
+    clock = HandClock()
+    server = Server(tmp_path, clock=clock, patience=Patience(lease_s=LEASE_S))
     watching = asyncio.create_task(server.service.watch())
     call = Call()
     stream = asyncio.create_task(server.service.Attend(None, call))
     await call.say(FromNode(joining=Wire(1, "ann").joining()))
     for _ in range(6):
-        await asyncio.sleep(0.2)
+        await passes(clock, 20.0)
         await call.say(FromNode(heartbeat={"held": [TASK]}))
     assert server.arrived() == []
-    for _ in range(6):
-        await asyncio.sleep(0.2)
+    for _ in range(4):
+        await passes(clock, 20.0)
         await call.say(FromNode(heartbeat={"held": [TaskId(start=9, number=TASK.number)]}))
     assert "no heartbeat" in server.arrived()[0].problem
     stream.cancel()

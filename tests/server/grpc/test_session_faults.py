@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.fixed_point import SecureSum
 from fed.server.secure_fleet import SessionResult
-from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import Answer
 from tests.server.grpc.conversing import PATIENCE_S, Conversation
 

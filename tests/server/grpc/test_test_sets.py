@@ -10,8 +10,8 @@ import torch
 import fed
 from fed.clients.data import load
 from fed.errors import InvalidData
-from fed.randomness import Streams
-from fed.server.deploy import Deployment, serve
+from fed.server.grpc.deploy import Deployment, serve
+from fed.vectors.randomness import Streams
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
 COX: dict[str, Any] = {"model": "logistic", "loss": "cox", "rounds": {"count": 2}, "local": {"batch_size": 4}}

@@ -14,9 +14,10 @@ from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
 from fed.wire.dialling import DialPatience
 from fed.wire.format import TaskSpec
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
 
 if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import FixedPoint
@@ -59,7 +60,7 @@ class ThreadedTraining:
 
     def made_anew(self) -> NodeTraining:
         """As a process that has done nothing yet."""
-        return NodeTraining(self._data, self._experiment, self._plan, self._folder)
+        return NodeTraining(self._data, self._experiment, self._plan, self._folder, SYSTEM_CLOCK)
 
     def _noting(self, work: Any) -> Any:
         def note(train: Train, tensors: Sequence[Tensor]) -> Any:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fed.identity.authority import Authority
 from fed.identity.credentials import ServerCredentials, peer_of
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
 from fed.storage.serialization import bytes_of
-from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import joined
-from fed.wire.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
 
 __all__ = ["BOUND_S", "HostileCoordinator", "NodeRefuses", "View"]
 

@@ -16,12 +16,14 @@ from fed.clients.node.plans import part_of_nodes
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import model_digest, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import SecureSum, SumOfClients
+from fed.secure_aggregation.settings import settings_of
 from fed.secure_aggregation.terms import Terms
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 from fed.wire.payloads import read
 from tests.server.hostile.coordinator import HostileCoordinator, NodeRefuses, View
 from tests.server.hostile.nodes import CLASSES, COHORT, FEATURES, GUEST, samples_of
@@ -100,7 +102,7 @@ class Run:
 
     def terms(self, assignment: pb.Assignment) -> Terms:
         """The terms of a task's session, as its clients make them."""
-        settings = self.experiment.secure_aggregation
+        settings = settings_of(self.experiment)
         fixed = self.format.fixed
         assert settings is not None
         assert fixed is not None
@@ -167,7 +169,7 @@ class Run:
     def message(self, name: str, assignment: pb.Assignment, folder: Path) -> Tensor:
         """A client's message before it is masked, of which the coordinator must not learn a bit."""
         data = replace(self.data, train={int(name): samples_of(int(name))})
-        training = NodeTraining(data, self.experiment, self.plan, folder)
+        training = NodeTraining(data, self.experiment, self.plan, folder, SYSTEM_CLOCK)
         path = folder / "payload"
         path.write_bytes(self.coordinator.content(assignment.payload))
         hidden = training.train(assignment, path)
@@ -178,7 +180,7 @@ class Run:
         """A client's trained model, as it would send it without secure aggregation."""
         plain = Run(self.coordinator, self.name, {**self.changed, "secure_aggregation": None})
         data = replace(self.data, train={int(name): samples_of(int(name))})
-        training = NodeTraining(data, plain.experiment, plain.plan, folder)
+        training = NodeTraining(data, plain.experiment, plain.plan, folder, SYSTEM_CLOCK)
         path = folder / "plain"
         path.write_bytes(self.coordinator.content(assignment.payload))
         answer = training.train(assignment, path)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.protocol import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 from tests.server.deployed import Program, free_port
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field

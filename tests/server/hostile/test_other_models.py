@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.fixed_point import SecureSum
 from fed.secure_aggregation.reasons import Reason
-from fed.tensors import Tensor
-from fed.wire import protocol_pb2 as pb
+from fed.vectors.tensors import Tensor
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, Field
 from tests.server.hostile.plans import KEYS, Run

@@ -11,9 +11,9 @@ import torch
 
 from fed.clients.node.record import RECORD_FILE, RevealedRecord
 from fed.errors import InvalidInput
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation import revealed_rounds
 from fed.secure_aggregation.reasons import Reason
-from fed.wire import protocol_pb2 as pb
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field
 from tests.server.hostile.plans import KEYS, Run

@@ -7,7 +7,9 @@ import pytest
 
 from fed.clients.node.sessions import Limits
 from fed.clients.node.training import NodeTraining
+from fed.processes.clock import SYSTEM_CLOCK
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
+from fed.secure_aggregation.settings import settings_of
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field, samples_of
 from tests.server.hostile.plans import KEYS, Run
@@ -41,8 +43,8 @@ def test_residual_of_one_client_is_no_sum(field: Field) -> None:
 )
 def test_node_refuses_plans_that_keep_states(changed: dict[str, Any], field: Field, tmp_path: Path) -> None:
     run = Run(field.coordinator, "kept", changed)
-    training = NodeTraining(run.data.only(int(GUEST), int(GUEST)), run.experiment, run.plan, tmp_path)
-    settings = run.experiment.secure_aggregation
+    training = NodeTraining(run.data.only(int(GUEST), int(GUEST)), run.experiment, run.plan, tmp_path, SYSTEM_CLOCK)
+    settings = settings_of(run.experiment)
     assert settings is not None
     with pytest.raises(ClientRefusal) as refused:
         Limits(minimum_cohort=2, corrupt=0.0).check(settings, keeps_states=training.keeps_states)

@@ -9,8 +9,8 @@ from google.protobuf.message import Message
 
 from fed.clients.data import Pair
 from fed.clients.node.said import SENTENCES, TOLD, WITHHELD, fields_said
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.reasons import Reason
-from fed.wire import protocol_pb2 as pb
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, GUEST, Field, samples_of
 from tests.server.hostile.plans import Run

@@ -8,6 +8,7 @@ import torch
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import (
     PLAN_APART,
     TASK_APART,
@@ -18,7 +19,6 @@ from fed.secure_aggregation.agreement import (
 )
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.reasons import Reason
-from fed.wire import protocol_pb2 as pb
 from tests.server.hostile.coordinator import NodeRefuses
 from tests.server.hostile.nodes import COHORT, Field
 from tests.server.hostile.plans import Run

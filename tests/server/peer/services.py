@@ -14,13 +14,14 @@ from torch import Tensor
 
 from fed.identity.certificates import peer_host
 from fed.identity.credentials import PeerCredentials
-from fed.server.peer.gossip_service import GossipService
-from fed.server.peer.link import StreamPatience
-from fed.server.peer.membership import Member, Timing
-from fed.server.peer.outbox import ExchangeKey
-from fed.wire import protocol_pb2 as pb
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import PROTOCOL
+from fed.server.peer.gossip.gossip_service import GossipService
+from fed.server.peer.gossip.outbox import ExchangeKey
+from fed.server.peer.members.link import StreamPatience
+from fed.server.peer.members.membership import Member, Timing
 from fed.wire.payloads import TensorSpec, joined
-from fed.wire.protocol import PROTOCOL
 from fed.wire.rate_limits import Refusals
 
 __all__ = ["SPEC", "Stranger", "await_that", "hello", "listening", "made", "port_of"]
@@ -54,7 +55,8 @@ def made(
         credentials=credentials,
         timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
         patience=StreamPatience(silence_s=5.0),
-        refusals=Refusals(),
+        refusals=Refusals(SYSTEM_CLOCK),
+        clock=SYSTEM_CLOCK,
         rounds=rounds,
         patience_s=patience_s,
         snapshot=snapshot,

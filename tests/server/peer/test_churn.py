@@ -10,10 +10,10 @@ import networkx as nx
 import pytest
 import torch
 
-from fed.randomness import Streams
-from fed.server.peer.membership import Member
-from fed.server.peer.real_neighbourhood import RealNeighbourhood
+from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
+from fed.server.peer.members.membership import Member
 from fed.topology import Topology
+from fed.vectors.randomness import Streams
 from tests.server.peer.processes import processes
 from tests.server.peer.services import made, port_of
 from tests.server.peer.test_real_peers import keys

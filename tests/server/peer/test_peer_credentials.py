@@ -10,7 +10,7 @@ import pytest
 from fed.errors import InvalidCredentials
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, PeerCredentials, ServerCredentials
-from fed.server.peer.gossip_service import GossipService
+from fed.server.peer.gossip.gossip_service import GossipService
 from tests.server.peer.services import await_that, made, port_of
 
 

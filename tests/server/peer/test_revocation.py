@@ -11,12 +11,12 @@ from fed.errors import InvalidCredentials, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import PeerCredentials
 from fed.identity.revocations import REVOCATIONS_FILE, RevocationFile, Revocations, signed_revocations
-from fed.server.peer.gossip_service import GossipService
-from fed.wire import protocol_pb2 as pb
+from fed.protocol import protocol_pb2 as pb
+from fed.server.peer.gossip.gossip_service import GossipService
 from tests.server.peer.processes import Home, processes
+from tests.server.peer.replica.test_replicas import keys as replicas
 from tests.server.peer.services import Stranger, await_that, hello, made, port_of
 from tests.server.peer.test_real_peers import keys as gossip
-from tests.server.peer.test_replicas import keys as replicas
 
 ROUNDS, DEADLINE_S = 60, 4.0
 

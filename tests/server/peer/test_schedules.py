@@ -17,8 +17,8 @@ from fed.identity.authority import Authority
 from fed.storage.run_reader import summary_of
 from tests.server.peer.namespaces import Cables, cables
 from tests.server.peer.processes import PATIENCE_S, Home, Processes, processes
+from tests.server.peer.replica.test_replicas import keys as replicas
 from tests.server.peer.test_real_peers import keys as gossip
-from tests.server.peer.test_replicas import keys as replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from fed.clients.data import load
 from fed.clients.node.training import Hidden
 from fed.config.experiment import Experiment
-from fed.randomness import Streams
-from fed.server.deploy import serve
+from fed.protocol.protocol_pb2 import Answer, Assignment, Failed
+from fed.server.grpc.deploy import serve
 from fed.server.grpc.service import Patience
 from fed.storage.run import Run
-from fed.wire.protocol_pb2 import Answer, Assignment, Failed
+from fed.vectors.randomness import Streams
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
 CLIENTS = 2

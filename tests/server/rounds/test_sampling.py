@@ -9,7 +9,6 @@ from scipy.stats import chisquare
 
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.randomness import Streams
 from fed.server.rounds.sampling import (
     CohortDraw,
     Poisson,
@@ -19,6 +18,7 @@ from fed.server.rounds.sampling import (
     UniformSampling,
     Weighted,
 )
+from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Task
 from tests.scripted_fleet import ScriptedFleet
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,8 +27,13 @@ def call(content: Callable[..., Any], tensors: Tensors) -> tuple[Any, Tensors]:
     return result
 
 
-def caller(number: int) -> Callable[..., tuple[Any, Tensors]]:
+def caller(device: torch.device) -> Callable[..., tuple[Any, Tensors]]:
     return call
+
+
+def devices(count: int) -> list[torch.device]:
+    """Devices that can be told apart, each of them the processor."""
+    return [torch.device("cpu", number) for number in range(count)]
 
 
 def await_that(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
@@ -172,11 +178,20 @@ def answers_what_cannot_be_pickled(*tensors: Tensor) -> tuple[Any, Tensors]:
     return (lambda: None), ()
 
 
-def make_that_raises(number: int) -> NoReturn:
-    raise ValueError(f"no work for worker {number}")
+def placed(device: torch.device) -> Callable[..., tuple[Any, Tensors]]:
+    """What says on which device its worker is, and in which process."""
+    return partial(_place, device)
 
 
-def make_that_diverges(number: int) -> NoReturn:
+def _place(device: torch.device, content: Any, tensors: Tensors) -> tuple[tuple[str, int], Tensors]:
+    return (str(device), os.getpid()), ()
+
+
+def make_that_raises(device: torch.device) -> NoReturn:
+    raise ValueError(f"no work on {device}")
+
+
+def make_that_diverges(device: torch.device) -> NoReturn:
     diverges()
 
 
@@ -188,8 +203,8 @@ class KilledInTheMaking:
     times: int
     count: int = 1
 
-    def __call__(self, number: int) -> Callable[..., tuple[Any, Tensors]]:
-        if number == self.count - 1:
+    def __call__(self, device: torch.device) -> Callable[..., tuple[Any, Tensors]]:
+        if device.index == self.count - 1:
             Fail(kills_itself, self.file, self.times)()
         return call
 
@@ -201,7 +216,7 @@ class Adder:
     shared: SharedTensor
     ballast: bytes = b""
 
-    def __call__(self, number: int) -> Callable[..., tuple[Any, Tensors]]:
+    def __call__(self, device: torch.device) -> Callable[..., tuple[Any, Tensors]]:
         return self.add
 
     def add(self, content: Any, tensors: Tensors) -> tuple[Any, Tensors]:
@@ -215,7 +230,7 @@ class Overwriter:
 
     shared: SharedTensor
 
-    def __call__(self, number: int) -> Callable[..., tuple[Any, Tensors]]:
+    def __call__(self, device: torch.device) -> Callable[..., tuple[Any, Tensors]]:
         return self.overwrite
 
     def overwrite(self, content: Any, tensors: Tensors) -> tuple[Any, Tensors]:

@@ -14,14 +14,17 @@ from torch import nn
 import fed
 from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedavg import FedAvg
+from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess, Make, Work
+from fed.config.registry import EXECUTORS
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
-from fed.simulations.estimate import Expectation
-from fed.simulations.executors import choice as hiring
+from fed.server.observer import Essential, Expectation
+from fed.simulations import choice as hiring
 from fed.simulations.executors.shared_memory import packed
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
+from tests.simulations.executors import trial
 
 LONG = Expectation(rounds=3, wall_s=3600.0, bytes_up=0, bytes_down=0)
 SHORT = Expectation(rounds=3, wall_s=1.0, bytes_up=0, bytes_down=0)
@@ -30,12 +33,15 @@ SHORT = Expectation(rounds=3, wall_s=1.0, bytes_up=0, bytes_down=0)
 class Crew(InProcess):
     """Stands in for worker processes, and notes what it was asked for."""
 
+    is_parallel = True
+    pickles_work = True
+    shares_memory = True
     hired: list[tuple[int, int]]
     fails: FedError | None = None
 
-    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int, awaits: bool) -> None:
-        def fits(worker: int) -> Work:
-            work = make(worker)
+    def __init__(self, make: Make, devices: Sequence[torch.device], capacity_bytes: int) -> None:
+        def fits(device: torch.device) -> Work:
+            work = make(device)
 
             def measured(content: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, Sequence[torch.Tensor]]:
                 answer = work(content, tensors)
@@ -44,8 +50,8 @@ class Crew(InProcess):
 
             return measured
 
-        super().__init__(fits)
-        self.hired.append((count, capacity_bytes))
+        super().__init__(fits, devices[:1])
+        self.hired.append((len(devices), capacity_bytes))
         if self.fails is not None:
             raise self.fails
 
@@ -55,7 +61,7 @@ def hired(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The (count, bytes) of workers that were hired; eight cores are there."""
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(Crew, "hired", found, raising=False)
-    monkeypatch.setattr(hiring, "Workers", Crew)
+    monkeypatch.setattr(EXECUTORS.section("workers"), "target", Crew)
     monkeypatch.setattr(hiring, "usable_cores", lambda: 8)
     return found
 
@@ -89,6 +95,90 @@ def test_number_of_workers_is_requested_or_fits_the_work(
     assert [asked for asked, _ in hired] == ([count] if count is not None else [])
 
 
+@pytest.mark.parametrize(
+    ("executor", "workers", "expectation", "count"),
+    [
+        ("in_process", "auto", LONG, None),
+        ("in_process", 0, LONG, None),
+        ("workers", "auto", SHORT, 5),
+        ("workers", 3, SHORT, 3),
+    ],
+)
+def test_named_executor_is_taken_however_long_the_run(
+    executor: str, workers: int | str, expectation: Expectation, count: int | None, hired: list[tuple[int, int]]
+) -> None:
+    with hiring.hired(simulation(workers, executor=executor), expectation) as made:
+        assert type(made) is (InProcess if count is None else Crew)
+    assert [asked for asked, _ in hired] == ([count] if count is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("execution", "reason"),
+    [
+        ({"executor": "in_process", "workers": 2}, "workers must be 0 with executor in_process, .*, got 2: lower it"),
+        ({"executor": "workers", "workers": 0}, "workers must be at least 1 with executor workers, got 0: raise it"),
+        ({"executor": "threads"}, r"executor\.kind: no such executor"),
+    ],
+)
+def test_executor_that_contradicts_its_workers_is_refused(execution: Any, reason: str) -> None:
+    with pytest.raises(InvalidExperiment, match=rf"simulation.*{reason}"):
+        fed.Experiment(simulation=execution)
+
+
+def test_kind_that_is_no_executor_is_refused() -> None:
+    kind = "python:fed.config.lr_schedules:ConstantSchedule"
+    made = simulation("auto", executor=kind)
+    with pytest.raises(
+        InvalidExperiment, match=rf"^simulation\.executor {kind} must be a fed\..*: derive it from that$"
+    ):
+        hiring.hired(made, LONG)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_trial_executor_of_one_class_gives_the_same_bits(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(EXECUTORS.builtin, "pickled", "tests.simulations.executors.trial:Pickled")
+    keys = fed.Experiment(algorithm=algorithm, simulation={"group": 2, "workers": 0}, rounds={"count": 3})
+    apart = keys.override({"simulation": {"group": 2, "workers": 3, "executor": "pickled"}})
+    runs = [simulate(run, data=parts.unequal(torch.float64), model=parts.double) for run in (keys, apart)]
+    executor = runs[1].experiment.simulation.executor
+    assert executor is not None
+    assert executor.target is trial.Pickled
+    assert parts.outcome(runs[0]) == parts.outcome(runs[1])
+
+
+def test_run_resumes_with_another_executor(tmp_path: Path) -> None:
+    """Its folder may be from before there was a choice of executor."""
+    keys = fed.Experiment(simulation={"group": 2, "workers": 0}, rounds={"count": 4}, checkpoints={"every": 1})
+    whole = simulate(keys, data=parts.unequal(), model=parts.small)
+
+    def stop(number: int) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(
+            keys,
+            data=parts.unequal(),
+            model=parts.small,
+            output=tmp_path / "run",
+            observers=[Essential(parts.Watcher(stop))],
+        )
+    file = tmp_path / "run" / "experiment.yaml"
+    text = file.read_text()
+    assert ", executor: null" in text
+    file.write_text(text.replace(", executor: null", ""))
+    other = keys.override({"simulation.executor": f"python:{trial.__name__}:Pickled", "simulation.workers": 2})
+    resumed = simulate(other, data=parts.unequal(), model=parts.small, output=tmp_path / "run", resume=True)
+    assert parts.outcome(resumed) == parts.outcome(whole)
+
+
+def test_devices_are_dealt_to_workers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices_of(2) == [torch.device("cpu")] * 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices_of(3) == [torch.device("cuda", number) for number in (0, 1, 0)]
+
+
 def test_an_untimed_run_is_timed_where_it_matters(
     hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +202,8 @@ def test_auto_takes_none_within_one_of_several_processes(
     with hiring.hired(simulation("auto"), LONG) as executor:
         assert isinstance(executor, InProcess)
     assert not hired
+    hiring.hired(simulation("auto", executor="workers"), LONG).close()
+    assert [count for count, _ in hired] == [1]
 
 
 class Unportable(nn.Module):
@@ -239,6 +331,12 @@ def test_more_workers_than_a_machine_could_use_are_refused(hired: list[tuple[int
     ):
         simulate(keys, data=parts.unequal(), model=parts.small)
     assert hired == []
+
+
+def test_workers_elsewhere_may_be_more_than_fit_here() -> None:
+    with hiring.hired(simulation(65, executor=f"python:{trial.__name__}:Pickled")) as executor:
+        assert isinstance(executor, trial.Pickled)
+        assert len(executor.works) == 65
 
 
 class SumsColumns(nn.Module):

@@ -16,9 +16,12 @@ import torch
 from torch import nn
 
 import fed
-from fed.clients.training.executor import InProcess, Make, Result
+from fed.clients.training.devices import devices_of
+from fed.clients.training.executor import InProcess, Result
+from fed.config.registry import EXECUTORS
 from fed.errors import Diverged, InvalidData, RunFailed
-from fed.simulations.executors import choice as hiring
+from fed.server.observer import Essential
+from fed.simulations import choice as hiring
 from fed.simulations.executors.pool import Workers
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
@@ -53,22 +56,17 @@ def in_workers(keys: fed.Experiment, workers: int = 2) -> fed.Experiment:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Workers]:
-    with Workers(parts.lend, 2, 1 << 20, hiring._SMALL_BYTES) as workers:
+    with Workers(parts.lend, devices_of(2), 1 << 20, hiring._SMALL_BYTES) as workers:
         yield workers
 
 
 @pytest.fixture
 def borrowed(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Runs borrow their workers; how many each asked for."""
-    asked: list[int] = []
-
-    def borrow(make: Make, count: int, capacity_bytes: int, small_bytes: int, *, awaits: bool) -> parts.Borrowed:
-        asked.append(count)
-        return parts.Borrowed(pool, make)
-
-    monkeypatch.setattr(hiring, "Workers", borrow)
-    monkeypatch.setattr(hiring, "_shared", lambda simulation: simulation.recipe)
-    return asked
+    monkeypatch.setattr(parts.Borrowed, "pool", pool, raising=False)
+    monkeypatch.setattr(parts.Borrowed, "asked", [], raising=False)
+    monkeypatch.setattr(EXECUTORS.section("workers"), "target", parts.Borrowed)
+    return parts.Borrowed.asked
 
 
 # The same bits.
@@ -194,7 +192,7 @@ def test_run_with_killed_workers_ends_with_the_same_bits(
     keys = experiment(rounds={"count": 5, "cohort": 6})
     watcher = parts.Watcher(kill_one)
     with caplog.at_level(logging.WARNING):
-        apart = simulate(in_workers(keys), data=parts.unequal(), model=parts.small, observer=watcher)
+        apart = simulate(in_workers(keys), data=parts.unequal(), model=parts.small, observers=[Essential(watcher)])
     assert len(set(killed)) == 2
     assert caplog.text.count("killed by signal 9 (SIGKILL)") == 2
     assert watcher.rounds == [1, 2, 3, 4, 5]
@@ -288,7 +286,7 @@ def test_same_error_is_raised_in_any_order_of_work(algorithm: str, monkeypatch: 
 
     keys, said = experiment(algorithm, rounds={"count": 1}), []
     for executor in (InProcess, Backwards):
-        monkeypatch.setattr(hiring, "InProcess", executor)
+        monkeypatch.setattr(EXECUTORS.section("in_process"), "target", executor)
         with pytest.raises(InvalidData, match=r"client \d+ must be in 0 … 2") as caught:
             simulate(keys, data=parts.on_demand(bad=(2, 5, 9)), model=parts.small)
         said.append(str(caught.value))

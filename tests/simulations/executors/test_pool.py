@@ -34,13 +34,13 @@ CAPACITY_BYTES = 1 << 20
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Workers]:
-    with Workers(work.caller, 2, CAPACITY_BYTES) as workers:
+    with Workers(work.caller, work.devices(2), CAPACITY_BYTES) as workers:
         yield workers
 
 
 @pytest.fixture
 def one() -> Iterator[Workers]:
-    with Workers(work.caller, 1, CAPACITY_BYTES) as workers:
+    with Workers(work.caller, work.devices(1), CAPACITY_BYTES) as workers:
         settled(workers, 1)
         yield workers
 
@@ -102,7 +102,8 @@ def bits(tensor: Tensor) -> list[int]:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_results_are_the_same_bits_however_many_workers_there_are(count: int) -> None:
     items = training(30)
-    with Workers(work.caller, count, CAPACITY_BYTES) if count else InProcess(work.caller) as executor:
+    devices = work.devices(max(count, 1))
+    with Workers(work.caller, devices, CAPACITY_BYTES) if count else InProcess(work.caller, devices) as executor:
         assert executor.is_parallel == (count > 0)
         tickets = [executor.submit(item) for item in items]
         done = {ticket: exact(content, tensors) for ticket, content, tensors in executor.results(tickets)}
@@ -171,7 +172,7 @@ def test_a_worker_computes_with_one_thread(pool: Workers) -> None:
 def test_workers_map_shared_memory_and_take_the_parents_settings() -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        with Workers(work.Adder(SharedTensor(torch.arange(1000.0))), 1, CAPACITY_BYTES) as workers:
+        with Workers(work.Adder(SharedTensor(torch.arange(1000.0))), work.devices(1), CAPACITY_BYTES) as workers:
             (past_the_page, dtype), total = run(workers, None, torch.ones(1000))
     finally:
         torch.set_default_dtype(torch.float32)
@@ -182,7 +183,7 @@ def test_workers_map_shared_memory_and_take_the_parents_settings() -> None:
 def test_workers_are_set_to_whatever_changes_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for holder, name in ((torch.backends.mkldnn, "enabled"), (torch.backends.cudnn, "benchmark")):
         monkeypatch.setattr(holder, name, not getattr(holder, name))
-    with Workers(work.caller, 1, CAPACITY_BYTES) as workers:
+    with Workers(work.caller, work.devices(1), CAPACITY_BYTES) as workers:
         assert run(workers, work.settings) == current_settings()
 
 
@@ -195,7 +196,7 @@ def test_what_workers_do_may_have_processes_of_its_own(one: Workers) -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_priority_comes_first_then_cost_then_who_came_first(parallel: bool, one: Workers, tmp_path: Path) -> None:
-    executor: Executor = one if parallel else InProcess(work.caller)
+    executor: Executor = one if parallel else InProcess(work.caller, work.devices(1))
     file, go = tmp_path / "order", tmp_path / "go"
 
     def submit(name: str, cost: float = 0.0, priority: int = 0, until: Path | None = None) -> int:
@@ -212,7 +213,7 @@ def test_priority_comes_first_then_cost_then_who_came_first(parallel: bool, one:
 
 @pytest.mark.parametrize("parallel", [False, True])
 def test_results_of_other_tickets_are_kept_and_given_once(parallel: bool, pool: Workers) -> None:
-    executor: Executor = pool if parallel else InProcess(work.caller)
+    executor: Executor = pool if parallel else InProcess(work.caller, work.devices(1))
     items = training(6, steps=1)
     tickets = [executor.submit(item) for item in items]
     halves = [*executor.results(tickets[3:]), *executor.results(tickets[:3])]
@@ -254,7 +255,7 @@ def chaos(count: int, items: int, kills: int) -> int:
     generator = random.Random(0)
     todo = training(items)
     others = set(work.pids())
-    with Workers(work.caller, count, CAPACITY_BYTES) as workers:
+    with Workers(work.caller, work.devices(count), CAPACITY_BYTES) as workers:
         tickets = [workers.submit(item) for item in todo]
         done: dict[int, Any] = {}
         begun: set[int] = set()
@@ -300,6 +301,27 @@ def test_a_killed_worker_that_was_idle_is_replaced(one: Workers) -> None:
     [before] = settled(one, 1)
     os.kill(before, signal.SIGKILL)
     assert settled(one, 1) != {before}
+
+
+def test_each_worker_has_its_device_and_so_has_its_successor() -> None:
+    with Workers(work.placed, work.devices(2), CAPACITY_BYTES) as workers:
+        found: dict[str, set[int]] = {}
+
+        def meet(processes: int) -> None:
+            def are_met() -> bool:
+                tickets = [workers.submit(Item(None, (), "where")) for _ in range(4)]
+                for _, (device, pid), _ in workers.results(tickets):
+                    found.setdefault(device, set()).add(pid)
+                return sum(map(len, found.values())) == processes
+
+            work.await_that(are_met, f"{processes} workers")
+
+        meet(2)
+        assert found.keys() == {"cpu:0", "cpu:1"}
+        [victim] = found["cpu:1"]
+        os.kill(victim, signal.SIGKILL)
+        meet(3)
+        assert {device: len(pids) for device, pids in found.items()} == {"cpu:0": 1, "cpu:1": 2}
 
 
 WAYS = {
@@ -398,7 +420,7 @@ def test_an_error_waits_for_who_asks_for_it(pool: Workers) -> None:
 
 
 def test_in_this_process_everything_is_raised_as_it_is(tmp_path: Path) -> None:
-    executor = InProcess(work.caller)
+    executor = InProcess(work.caller, work.devices(1))
     with pytest.raises(ValueError, match="bad batch"):
         run(executor, work.Fail(work.raises, tmp_path / "tries"))
     assert len(work.notes(tmp_path / "tries")) == 1
@@ -434,29 +456,32 @@ def test_a_content_that_cannot_be_pickled_is_refused_either_way(pool: Workers) -
 def test_workers_that_cannot_be_made_say_so_at_once() -> None:
     before = set(work.pids())
     with (
-        Workers(work.make_that_raises, 2, 0) as workers,
+        Workers(work.make_that_raises, work.devices(2), 0) as workers,
         pytest.raises(
             RunFailed,
-            match=r"^worker processes cannot begin: ValueError: no work for worker \d "
+            match=r"^worker processes cannot begin: ValueError: no work on cpu:\d "
             rf"\({work.__file__}:\d+ in make_that_raises\); "
             r"use workers: 0 to train in this process and see where it fails$",
         ),
     ):
         run(workers, work.same)
-    with Workers(work.make_that_diverges, 1, 0) as workers, pytest.raises(Diverged, match="round 5, client 'c'"):
+    with (
+        Workers(work.make_that_diverges, work.devices(1), 0) as workers,
+        pytest.raises(Diverged, match="round 5, client 'c'"),
+    ):
         run(workers, work.same)
     assert set(work.pids()) == before
 
 
 def test_workers_that_are_killed_before_they_begin_are_replaced_twice(tmp_path: Path) -> None:
-    with Workers(work.KilledInTheMaking(tmp_path / "twice", 2), 1, 0) as workers:
+    with Workers(work.KilledInTheMaking(tmp_path / "twice", 2), work.devices(1), 0) as workers:
         assert run(workers, work.same) is None
 
 
 @pytest.mark.long
 def test_workers_that_are_always_killed_before_they_begin_say_so(tmp_path: Path) -> None:
     with (
-        Workers(work.KilledInTheMaking(tmp_path / "always", 9), 1, 0) as workers,
+        Workers(work.KilledInTheMaking(tmp_path / "always", 9), work.devices(1), 0) as workers,
         pytest.raises(RunFailed, match=r"^worker processes cannot begin: killed by signal 9 .*; use workers: 0"),
     ):
         run(workers, work.same)
@@ -465,7 +490,7 @@ def test_workers_that_are_always_killed_before_they_begin_say_so(tmp_path: Path)
 
 def test_a_worker_that_never_begins_is_done_without(tmp_path: Path) -> None:
     others = set(work.pids())
-    with Workers(work.KilledInTheMaking(tmp_path / "always", 9, count=2), 2, 0) as workers:
+    with Workers(work.KilledInTheMaking(tmp_path / "always", 9, count=2), work.devices(2), 0) as workers:
         work.await_that(lambda: run(workers, work.who)[0] in work.pids() and len(work.pids()) == len(others) + 1, "it")
         assert len(work.notes(tmp_path / "always")) == 3
         [left] = set(work.pids()) - others
@@ -474,7 +499,7 @@ def test_a_worker_that_never_begins_is_done_without(tmp_path: Path) -> None:
 
 def test_fewer_workers_than_one_are_refused() -> None:
     with pytest.raises(InvalidInput, match="there must be at least 1 worker, got 0"):
-        Workers(work.caller, 0, 0)
+        Workers(work.caller, work.devices(0), 0)
 
 
 def test_closed_workers_do_nothing(one: Workers) -> None:
@@ -489,8 +514,8 @@ def test_closed_workers_do_nothing(one: Workers) -> None:
 
 def test_closing_ends_workers_that_are_busy_frozen_or_unborn(tmp_path: Path) -> None:
     others = set(work.pids())
-    Workers(work.caller, 1, CAPACITY_BYTES).close()
-    with Workers(work.caller, 2, CAPACITY_BYTES) as workers:
+    Workers(work.caller, work.devices(1), CAPACITY_BYTES).close()
+    with Workers(work.caller, work.devices(2), CAPACITY_BYTES) as workers:
         frozen, _ = settled(workers)
         waits = work.Note(tmp_path / "order", "waits", tmp_path / "never")
         for _ in range(3):
@@ -514,7 +539,7 @@ import torch
 
 def main():
     make = work.Adder(SharedTensor(torch.zeros(1000)), bytes({ballast}))
-    with Workers({make}, 2, 1 << 16) as workers:
+    with Workers({make}, work.devices(2), 1 << 16) as workers:
         print(*work.pids(), flush=True)
         file, never = Path(sys.argv[1]), Path(sys.argv[1]) / "never"
         tickets = [workers.submit(Item(work.Note(file, "busy", never), (), "busy")) for _ in range(8)]
@@ -579,7 +604,7 @@ def test_a_program_without_main_guard_is_told_so(tmp_path: Path) -> None:
 
 def test_a_single_small_item_is_done_in_this_process(caplog: pytest.LogCaptureFixture) -> None:
     """One whose work fails here is given to workers: it may succeed, or end them as any other does."""
-    with Workers(work.caller, 1, 1 << 16, small_bytes=1 << 10) as workers:
+    with Workers(work.caller, work.devices(1), 1 << 16, small_bytes=1 << 10) as workers:
         here = run(workers, work.who)[0]
         tickets = [workers.submit(Item(work.who, (), "small")) for _ in range(2)]
         there = {content[0] for ticket in tickets for _, content, _ in workers.results([ticket])}

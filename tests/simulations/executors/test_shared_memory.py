@@ -45,7 +45,7 @@ def test_a_spawned_process_sees_the_same(memfd: bool, monkeypatch: pytest.Monkey
 def test_writing_to_a_shared_tensor_stays_private() -> None:
     start = torch.arange(10_000)
     tensor = SharedTensor(start)
-    with Workers(work.Overwriter(tensor), 2, 1 << 20) as workers:
+    with Workers(work.Overwriter(tensor), work.devices(2), 1 << 20) as workers:
         tickets = [workers.submit(Item(None, (), "overwrites")) for _ in range(20)]
         seen: dict[int, int] = {}
         for _, pid, (found,) in workers.results(tickets):

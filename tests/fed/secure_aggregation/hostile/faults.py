@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fed.protocol.protocol_pb2 import Assignment, Consents, KeyList, Plan, ToSession
 from fed.secure_aggregation import agreement, participant
 from fed.secure_aggregation.agreement import TaskDigests
 from fed.secure_aggregation.client import ClientPhase, SessionClient
@@ -15,7 +16,6 @@ from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Session
-from fed.wire.protocol_pb2 import Assignment, Consents, KeyList, Plan, ToSession
 from tests.fed.secure_aggregation.hostile import honest
 
 PutBack = Callable[[pytest.MonkeyPatch], None]

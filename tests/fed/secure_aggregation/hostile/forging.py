@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from fed.protocol.protocol_pb2 import Box, PlacedConsent, SessionKeys
 from fed.secure_aggregation import key_agreement
 from fed.secure_aggregation.terms import Terms
-from fed.wire.protocol_pb2 import Box, PlacedConsent, SessionKeys
 from tests.fed.secure_aggregation.hostile import spec
 from tests.fed.secure_aggregation.hostile.record import Dealt
 from tests.fed.secure_aggregation.hostile.world import World, signer_of

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fed.errors import FedError
-from fed.secure_aggregation.terms import keys_digest
-from fed.wire.protocol_pb2 import (
+from fed.protocol.protocol_pb2 import (
     Box,
     ClientList,
     Consents,
@@ -17,6 +16,7 @@ from fed.wire.protocol_pb2 import (
     Survivors,
     ToSession,
 )
+from fed.secure_aggregation.terms import keys_digest
 from tests.fed.secure_aggregation.hostile.forging import boxes_for, consents_for, keys_of, packed
 from tests.fed.secure_aggregation.hostile.plans import Task
 from tests.fed.secure_aggregation.hostile.world import World

@@ -7,12 +7,12 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
+from fed.protocol.protocol_pb2 import Assignment, ClientList, FromSession, KeyList, SessionKeys, TaskId, ToSession
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.commands import Command, Deliver, Remember, Say
 from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.terms import Session, Terms
-from fed.wire.protocol_pb2 import Assignment, ClientList, FromSession, KeyList, SessionKeys, TaskId, ToSession
 from tests.fed.secure_aggregation.hostile import record as log
 from tests.fed.secure_aggregation.hostile.plans import ToldPlan, Truth
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fed.wire.protocol_pb2 import Box, PlacedConsent
+from fed.protocol.protocol_pb2 import Box, PlacedConsent
 from tests.fed.secure_aggregation.hostile.gathering import Gathering, Listing
 from tests.fed.secure_aggregation.hostile.plans import HURRY_S, Task
 from tests.fed.secure_aggregation.hostile.world import World

@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from fed.protocol.protocol_pb2 import Assignment, Plan, TaskId
 from fed.secure_aggregation.agreement import TASK_OWN
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.participant import AgreedPlan
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities
-from fed.wire.protocol_pb2 import Assignment, Plan, TaskId
 from tests.fed.secure_aggregation.hostile.spec import stream
 
 NEVER_SHAPES = ("task", "attempt", "deadline_s", "takes_parts", "payload", "durable_after")

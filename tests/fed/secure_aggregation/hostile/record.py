@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fed.wire.protocol_pb2 import SealedShares, SessionKeys, Unmasking
+from fed.protocol.protocol_pb2 import SealedShares, SessionKeys, Unmasking
 
 
 @dataclass(frozen=True)

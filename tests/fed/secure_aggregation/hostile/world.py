@@ -11,9 +11,9 @@ from typing import Any, Literal
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fed.errors import FedError
+from fed.protocol.protocol_pb2 import Box, FromSession, SessionKeys, ToSession
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities
-from fed.wire.protocol_pb2 import Box, FromSession, SessionKeys, ToSession
 from tests.fed.secure_aggregation.hostile import ideal
 from tests.fed.secure_aggregation.hostile.honest import Beliefs, Honest
 from tests.fed.secure_aggregation.hostile.plans import MAY_SHAPE, Task, Truth, told_plans

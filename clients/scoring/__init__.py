@@ -1,0 +1,1 @@
+"""Losses and metrics: measures of a model's outputs against targets."""

@@ -1,0 +1,255 @@
+"""The way out of a client: one pipeline, from its trained model to the message that leaves it.
+
+    report → attack → stages → residual, and encode or quantise → mask
+
+Each step takes rows of K clients and gives rows; the last gives messages. A row does not depend on the others, so that
+a client's message has the same bits in a group, alone, on a node and at a peer.
+
+- *report*: the algorithm makes messages of the trained models (:meth:`WayOut.report`).
+- *attack*: in a simulation attackers look at the others' messages and replace their own
+  (:mod:`fed.simulations.attacks`). Their fleet asks workers for reports, and goes on with :meth:`WayOut.leave`.
+- *stages*: the experiment's ``stages``, such as clipping and noise, change messages (:class:`UpdateStages`). At peers
+  of a rule over ``mix`` they change the sum of the local steps; no other step of this page acts there.
+- *residual, and encode or quantise*: codecs with their error feedback, or lanes of a fixed point
+  (:class:`fed.wire.format.Format`).
+- *mask*: lanes never leave a client unmasked. Masks need the session's other clients, so a conversation adds them
+  (:class:`fed.clients.node.sessions.SecureNode`, and :mod:`fed.simulations.secure`).
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from fed.aggregators.base import Aggregator
+from fed.aggregators.client_side import reported
+from fed.clients.data import ClientId
+from fed.clients.training.group_trainer import rows_not_finite
+from fed.clients.training.work_items import Left, TrainedClients
+from fed.compression.codec import CodecState, Draw
+from fed.compression.stage import Stage
+from fed.secure_aggregation.fixed_point import ClientNumbers
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import Streams
+from fed.vectors.tensors import Tensor, torch
+from fed.wire.format import Format, Outgoing
+
+__all__ = ["Rows", "UpdateStages", "WayOut"]
+
+
+class Rows(NamedTuple):
+    """Messages of K clients before they are encoded.
+
+    Args:
+        update_KM: the messages, in float64.
+        numbers: each client's weight, number of samples and training loss.
+        params_KV: the trained models of which the messages are the plain updates; None where they are anything else.
+        start: the model that came with the task, [V], or each client's own, [K, V]; None where no model is sent.
+    """
+
+    update_KM: Tensor
+    numbers: ClientNumbers
+    params_KV: Tensor | None = None
+    start: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class UpdateStages:
+    """Stages that change updates, one after another.
+
+    Args:
+        stages: first to last.
+        streams: the run's random streams.
+        own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
+    """
+
+    stages: tuple[Stage, ...]
+    streams: Streams
+    own_streams: Streams | None = None
+
+    def __bool__(self) -> bool:
+        """True if there is a stage."""
+        return bool(self.stages)
+
+    def __call__(self, update_KM: Tensor, rounds: Sequence[int], clients: Sequence[ClientId]) -> Tensor:
+        """Updates as the last stage leaves them.
+
+        Args:
+            update_KM: updates, in float64.
+            rounds: the round of each row, from 1.
+            clients: the client of each row.
+        """
+        for place, stage in enumerate(self.stages):
+            purpose = f"stage {place}"  # each stage draws from streams of its own
+            draw = Draw(self.streams, rounds, clients, purpose=purpose, own_streams=self.own_streams)
+            update_KM = stage.change_updates(update_KM, draw)
+        return update_KM
+
+
+@dataclass(frozen=True)
+class WayOut:
+    """The way out of clients that report to a coordinator, composed once when a run is prepared.
+
+    Steps that an experiment does not ask for cost nothing, and two steps are fused where that saves time: the report
+    of an algorithm whose clients report their updates as they are, and the mean of a group whose clients send models.
+
+    Args:
+        aggregator: the algorithm, which clients report to.
+        layout: the layout of what leaves a client.
+        message: the format of clients' messages.
+        stages: the changes of messages before they are encoded.
+        is_fused: True if plain reports, which are the updates, are made without a call of the algorithm; the bits are
+            the same.
+    """
+
+    aggregator: Aggregator
+    layout: Layout
+    message: Format
+    stages: UpdateStages
+    is_fused: bool = True
+
+    def __call__(self, trained: TrainedClients) -> Left:
+        """Make the results that a task wants of its trained clients: all steps, one after another."""
+        averages_models = self._averages_models and trained.task.wants == "mean" and trained.begin.ndim == 1
+        if averages_models and self._reports_updates:
+            weights = _by_samples(trained)
+            mean = self._mean_of_models(trained, weights)
+            return Left(mean, weights, client_state=trained.client_state, counted=trained.kept, lost=trained.kept)
+        rows, client_state = self.report(trained)
+        weights = tuple(rows.numbers.weights)
+        left = Left(
+            (rows.update_KM, trained.integers_KI),
+            weights,
+            client_state=client_state,
+            counted=trained.kept,
+            lost=trained.kept,
+        )
+        is_update = rows.params_KV is not None
+        if averages_models and is_update:
+            return left._replace(tensors=self._mean_of_models(trained, weights))
+        if not is_update and (overflown := self._overflown(rows.update_KM, "what it reports")):
+            return left._replace(overflown=overflown)
+        if trained.task.wants == "reported":
+            return left
+        outgoing = self.leave(rows, trained.kept, trained.task.rounds, trained.task.clients)
+        return left._replace(
+            tensors=self._wanted(trained, outgoing, weights),
+            counted=outgoing.counted,
+            lost=outgoing.lost,
+            sizes=outgoing.sizes,
+            overflown=outgoing.overflown,
+        )
+
+    def report(self, trained: TrainedClients) -> tuple[Rows, Any]:
+        """Messages as the algorithm reports them, and its new state of the clients."""
+        numbers = ClientNumbers(_by_samples(trained), trained.samples, trained.train_losses)
+        if self._reports_updates:
+            # A copy in any case: a model in float64 is itself sent later, and must not be overwritten.
+            update_KV = trained.params_KV.to(torch.float64, copy=True).sub_(trained.begin)
+            rows = Rows(update_KV, numbers, params_KV=trained.params_KV, start=trained.start)
+            return rows, trained.client_state
+        update_KM, weights_K, client_state, is_update = reported(
+            self.aggregator,
+            self.layout,
+            trained.start,
+            trained.begin,
+            trained.params_KV,
+            client_state=trained.client_state,
+            **trained.facts(),
+        )
+        numbers = numbers._replace(weights=tuple(weights_K.tolist()))
+        params_KV = trained.params_KV if is_update else None
+        return Rows(update_KM, numbers, params_KV=params_KV, start=trained.start), client_state
+
+    def leave(self, rows: Rows, kept: CodecState, rounds: Sequence[int], clients: Sequence[ClientId]) -> Outgoing:
+        """Stages, then the residual and the encoding: messages as they leave clients, and as they are received.
+
+        Args:
+            rows: reports of the clients, or of attackers in their place.
+            kept: states of the clients' codecs, [K, ·] each.
+            rounds: the round of each row, from 1.
+            clients: the client of each row.
+        """
+        if self.stages:
+            rows = rows._replace(update_KM=self.stages(rows.update_KM, rounds, clients), params_KV=None)
+            if overflown := self._overflown(rows.update_KM, "what stages make of its update"):
+                return Outgoing([], rows.update_KM, overflown=overflown)
+        draw = Draw(self.stages.streams, rounds, clients, own_streams=self.stages.own_streams)
+        if self.message.fixed is not None:
+            return self.message.hide(rows.update_KM, kept, draw, rows.numbers)
+        if self.message.sends_models:
+            return self._as_models(rows)
+        outgoing = self.message.encode(rows.update_KM, kept, draw)
+        if not self.message.encoder:
+            return outgoing
+        what = "what the codecs of uplink make of its update"
+        return outgoing._replace(overflown=self._overflown(outgoing.received_KM, what))
+
+    @cached_property
+    def _reports_updates(self) -> bool:
+        """True if clients report their updates, weighted by samples: fused, it takes a tenth of the time."""
+        return self.is_fused and self.aggregator.plain_report
+
+    @cached_property
+    def _averages_models(self) -> bool:
+        """True if the mean of a group's updates is found from its models, which takes half the time.
+
+        It is the mean of the models less the one that was sent: the mean of the updates, but for the rounding of sums.
+        """
+        return self.message.sends_models and self.message.fixed is None and not self.stages
+
+    def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
+        mean_V = _mean(trained.params_KV.to(torch.float64, copy=True), weights).sub_(trained.begin)
+        return mean_V, _largest(trained)
+
+    def _as_models(self, rows: Rows) -> Outgoing:
+        """Trained models as messages; the coordinator finds the updates."""
+        update_KM = rows.update_KM
+        params_KV = rows.params_KV
+        if params_KV is None:  # the algorithm has changed this update
+            assert rows.start is not None
+            params_KV = (rows.start.double() + update_KM).to(self.message.dtype)
+            # the update as the coordinator finds it, from a model in the type on the wire
+            update_KM = params_KV.double() - rows.start
+        return Outgoing([(params_V,) for params_V in params_KV], update_KM)
+
+    def _wanted(self, trained: TrainedClients, outgoing: Outgoing, weights: Sequence[float]) -> tuple[Tensor, ...]:
+        """Tensors that a task wants of messages; none where one of them cannot be sent."""
+        if outgoing.overflown:
+            return ()
+        received_KM = outgoing.received_KM
+        if trained.task.wants == "payload":
+            return (*(tensor[None] for tensor in outgoing.payloads[0]), trained.integers_KI)
+        if trained.task.wants != "mean":
+            return received_KM, trained.integers_KI
+        if self.message.fixed is not None:
+            # lanes are integers modulo 2^R: their sum must wrap
+            return received_KM.sum(0, dtype=received_KM.dtype), _largest(trained)
+        return _mean(received_KM, weights), _largest(trained)
+
+    def _overflown(self, update_KM: Tensor, what: str) -> dict[int, str]:
+        """Row → why its message cannot be sent: it is not finite on the wire, as where a power of a loss overflows.
+
+        Args:
+            update_KM: the messages.
+            what: subject of the sentence, such as "what it reports".
+        """
+        return dict.fromkeys(rows_not_finite(update_KM.to(self.message.dtype)), f"{what} is not finite")
+
+
+def _by_samples(trained: TrainedClients) -> tuple[float, ...]:
+    return tuple(map(float, trained.samples))
+
+
+def _mean(vectors_KV: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weighted mean; of a single vector the vector itself, to the bit."""
+    if len(weights) == 1:
+        return vectors_KV[0]
+    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ vectors_KV
+
+
+def _largest(trained: TrainedClients) -> Tensor:
+    """The largest of the trained integers, [I]."""
+    return trained.integers_KI.amax(0) if trained.integers_KI.numel() else trained.integers_I

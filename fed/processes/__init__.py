@@ -1,0 +1,1 @@
+"""Processes, the machine that they share, and its clock."""

@@ -1,0 +1,1 @@
+"""Algebra on one flat vector: tensors, random streams, layout, exact sums, mixing."""

@@ -1,0 +1,1 @@
+"""Rounds of peers that mix, simulated and real."""

@@ -1,0 +1,324 @@
+"""Rounds of peers: the models that are here, all simulated ones or a single real one, moved by a rule over ``mix``.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fed.aggregators.peer_rule import PeerRule
+from fed.clients.data import ClientId
+from fed.clients.training.executor import Executor, Item
+from fed.clients.training.group_trainer import rows_not_finite
+from fed.clients.training.groups import Groups
+from fed.clients.training.work_items import Train, label_of
+from fed.clients.way_out import UpdateStages
+from fed.errors import Diverged
+from fed.server.accumulator import Participation, RoundStats, mean_loss
+from fed.server.mixing.neighbourhood import (
+    Attendance,
+    Exchanges,
+    Neighbourhood,
+    PeerCodec,
+    first_codec_state,
+    first_state,
+    next_state,
+    renewed_state,
+)
+from fed.storage.checkpoints import Tree, plain, refilled
+from fed.vectors.layout import Layout
+from fed.vectors.tensors import Tensor, torch
+
+__all__ = ["Peers"]
+
+
+@dataclass
+class Peers:
+    """Peers that start from one model, train on their own data and mix with their neighbours.
+
+    The rule's state is float64, whatever the model's type: local steps start from the model rounded to that type, and
+    what they add to it is added to the state. Integer buffers stay each peer's own. The mean over peers is the plain
+    one, as doubly stochastic mixing keeps it; peers that have gone for good no longer count in it.
+
+    Args:
+        rule: rule of what a peer does in a round.
+        neighbourhood: neighbourhood whose members are in the order of the clients.
+        sizes: number of samples of each peer.
+        groups: groups of peers that train together.
+        executor: executor that trains.
+        layout: layout of the model.
+        first: first model of every peer: (vector [V], integers [I]).
+        lr_in: function from (round, peers) to the step size of local steps.
+        codec: codec of vectors that travel encoded; None where the rule has none.
+        honest: rows of the peers whose models count in the mean and in measures; None: all.
+        stages: changes of what local steps add to models.
+
+    Attributes:
+        copied: number of the last round, and the state of a single peer after it, for a peer that joins; None before
+            the first round, and where there are several peers.
+
+    Raises:
+        InvalidExperiment: if the rule's state is none.
+    """
+
+    rule: PeerRule
+    neighbourhood: Neighbourhood
+    sizes: Sequence[int]
+    groups: Groups
+    executor: Executor
+    layout: Layout
+    first: InitVar[tuple[Tensor, Tensor]]
+    lr_in: Callable[[int, int], float]
+    codec: PeerCodec | None = None
+    honest: Sequence[int] | None = None
+    _: KW_ONLY
+    stages: UpdateStages
+
+    def __post_init__(self, first: tuple[Tensor, Tensor]) -> None:
+        """Give every peer the first model."""
+        self._vectors_NV, self._integers_NI = (part.repeat(len(self.neighbourhood.members), 1) for part in first)
+        self._state = first_state(self.rule, self._vectors_NV[:, : self.layout.parameters].double())
+        self._codec_state = first_codec_state(self.codec, len(self.neighbourhood.members))
+        self.copied: tuple[int, tuple[Tensor, ...]] | None = None
+
+    @property
+    def clock(self) -> float:
+        """Seconds since the run began; simulated ones until the slowest peer of a round has finished it."""
+        return self.neighbourhood.clock
+
+    def model(self) -> tuple[Tensor, Tensor]:
+        """The peers' mean: (vector [V], integers [I]), of integers the largest."""
+        integers_HI = self._counted(self._integers_NI)
+        vectors_HV = self._counted(self._vectors_NV)
+        integers_I = integers_HI.amax(0) if integers_HI.numel() else integers_HI[0]
+        # in float64: the mean of equal models is that model, to the bit
+        return vectors_HV.mean(0, dtype=torch.float64).to(self.layout.dtype), integers_I
+
+    def clients(self) -> Sequence[int | str]:
+        """Peers whose models are here."""
+        return self.neighbourhood.members
+
+    def measures(self) -> dict[str, float]:
+        r"""The consensus distance of the models that are here; a real peer knows its own alone, and counts the others.
+
+        .. math:: \sqrt{\frac{1}{N} \sum_i \|x_i - \bar x\|^2}, \qquad \bar x = \frac{1}{N} \sum_i x_i
+
+        x are the parameters of the rule's state, without buffers.
+        """
+        counts = self.neighbourhood.measures()
+        if len(self.neighbourhood.members) == 1:
+            return counts
+        distance = self._counted(self._state.model_NP).var(0, correction=0).sum().sqrt()
+        return {"consensus_distance": float(distance), **counts}
+
+    def _counted(self, part_N: Tensor) -> Tensor:
+        """The part's rows of honest peers that have not gone for good; of all honest ones, if all of these have."""
+        gone = self.neighbourhood.gone
+        if self.honest is None and not gone:
+            return part_N
+        rows = range(len(part_N)) if self.honest is None else self.honest
+        return part_N[[row for row in rows if row not in gone] or [*rows]]
+
+    def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
+        """Each peer's own model."""
+        states = zip(self._vectors_NV, self._integers_NI, strict=True)
+        return dict(zip(self.neighbourhood.members, states, strict=True))
+
+    def occupation(self) -> dict[str, Any]:
+        """Empty: how long peers wait for each other is not counted."""
+        return {}
+
+    def state(self) -> Tree:
+        """State of the rule and of the codecs, the models' buffers, and the clocks."""
+        buffers = {"buffers": self._vectors_NV[:, self.layout.parameters :], "integers": self._integers_NI}
+        kept = {"rule": plain(self._state), "codec": dict(self._codec_state)}
+        return {**kept, **buffers, "neighbourhood": self.neighbourhood.state()}
+
+    def restore(self, state: Tree) -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self._state = refilled(self._state, state["rule"])
+        self._vectors_NV = self._joined(self._state, state["buffers"])
+        self._integers_NI = state["integers"]
+        self._codec_state = state["codec"]
+        self.neighbourhood.restore(state["neighbourhood"])
+
+    def copy(self) -> tuple[Tensor, ...]:
+        """A single peer's state as flat tensors, for one that joins: the rule's, then buffers and integers."""
+        buffers_NR = self._vectors_NV[:, self.layout.parameters :]
+        return tuple(part.flatten() for part in (*self._state, buffers_NR, self._integers_NI))
+
+    def adopt(self, copied: Sequence[Tensor]) -> None:
+        """Begin from another peer's :meth:`copy`."""
+        *parts, buffers_NR, integers_NI = copied
+        state = type(self._state)(*(new.view_as(old) for new, old in zip(parts, self._state, strict=True)))
+        self._state = self.rule.joined(state)
+        self._vectors_NV = self._joined(self._state, buffers_NR.unsqueeze(0))
+        self._integers_NI = integers_NI.unsqueeze(0)
+
+    def round(self, number: int) -> RoundStats:
+        """Peers that are there train, and mix where the rule says so; the others keep what they had.
+
+        Raises:
+            Diverged: if a peer's loss or model is no longer finite; all models stay as they were.
+            InvalidExperiment: if the rule's state is none.
+            RunFailed: if no peer is there, and none ever will be.
+        """
+        attendance = self.neighbourhood.begin(number)
+        count = len(attendance.rows_S)
+        train_loss = self._step(number, attendance) if count else None
+        self.neighbourhood.end()
+        if len(self.neighbourhood.members) == 1:
+            self.copied = number, self.copy()  # together: another thread gives it to those that join
+        replied = [self.neighbourhood.members[row] for row in attendance.rows_S.tolist()]
+        asked = [*replied, *attendance.failed]
+        return RoundStats(
+            selected=len(asked),
+            replied=count,
+            late=len(self.neighbourhood.left_out),
+            failed=len(attendance.failed),
+            bytes_up=self.neighbourhood.bytes_sent,
+            bytes_down=self.neighbourhood.bytes_received,
+            train_loss=train_loss,
+            participation=Participation(asked, replied, [*self.neighbourhood.left_out], attendance.failed),
+        )
+
+    def _step(self, number: int, attendance: Attendance) -> float | None:
+        """Move those that take part, and give their mean loss."""
+        rows_S = attendance.rows_S
+        params = self.layout.parameters
+        # places copy, so that a round that diverges changes nothing
+        codec_state = {name: part[rows_S] for name, part in self._codec_state.items()}
+        members = [self.neighbourhood.members[row] for row in rows_S.tolist()]
+        buffers_SR = self._vectors_NV[rows_S, params:]
+        exchanges = Exchanges(
+            self.neighbourhood,
+            buffers_SR,
+            self.codec,
+            codec_state=codec_state,
+            members=members,
+            number=number,
+        )
+        lr = self.lr_in(number, len(self.neighbourhood.members))
+        local = _LocalSteps(
+            peers=self,
+            number=number,
+            step_size=lr,
+            attendance=attendance,
+            exchanges=exchanges,
+            integers_SI=self._integers_NI[rows_S],
+        )
+        all_take_part = len(rows_S) == len(self._vectors_NV)
+
+        def placed(part_N: Tensor, its_rows_S: Tensor) -> Tensor:
+            # not in place: the last round's models may still be scored
+            return its_rows_S if all_take_part else part_N.index_copy(0, rows_S, its_rows_S)
+
+        before = self._state if all_take_part else type(self._state)(*(part[rows_S] for part in self._state))
+        before = renewed_state(self.rule, before, attendance.anew_S)
+        after = next_state(self.rule, before, local, exchanges)
+        self._vectors_NV = placed(self._vectors_NV, self._joined(after, exchanges.buffers_NR))
+        self._integers_NI = placed(self._integers_NI, local.integers_SI)
+        self._state = type(after)(*map(placed, self._state, after))
+        self._codec_state = {
+            name: placed(part, exchanges.codec_state[name]) for name, part in self._codec_state.items()
+        }
+        return mean_loss(local.losses)
+
+    def _joined(self, state: Any, buffers_SR: Tensor) -> Tensor:
+        """Whole models [S, V], of which users see what the model's type holds."""
+        return torch.cat([state.model_NP.to(self.layout.dtype), buffers_SR], 1)
+
+
+@dataclass
+class _LocalSteps:
+    """One round's local steps of those that take part: a rule's ``descend``."""
+
+    peers: Peers
+    number: int
+    step_size: float
+    attendance: Attendance
+    exchanges: Exchanges
+    integers_SI: Tensor
+    losses: list[tuple[float, int]] = field(default_factory=list)
+
+    @cached_property
+    def lr(self) -> float | Tensor:
+        """The sum of step sizes over the local steps; a column where peers take different numbers of them."""
+        steps_S = [*map(self.peers.groups.steps, self._sizes_S, self.attendance.steps_S)]
+        if len(set(steps_S)) == 1:
+            return self.step_size * steps_S[0]
+        return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)
+
+    def __call__(self, x_SP: Tensor) -> Tensor:
+        """Every peer's local steps, in the model's type; what rounding to it takes away is given back.
+
+        Raises:
+            Diverged: naming a peer whose numbers are no longer finite.
+        """
+        buffers_SR = self.exchanges.buffers_NR
+        rounded_SP = x_SP.to(buffers_SR.dtype)
+        start_SV = torch.cat([rounded_SP, buffers_SR], 1)
+        trained_SV, self.integers_SI = self._trained(start_SV)
+        self.peers.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
+        if self.peers.stages:
+            return self._changed(x_SP, start_SV, trained_SV)
+        self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
+        trained_SP = trained_SV[:, : x_SP.shape[1]]
+        # what rounding took away is exact, as the difference of two numbers so close
+        return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
+
+    def _changed(self, x_SP: Tensor, start_SV: Tensor, trained_SV: Tensor) -> Tensor:
+        """Models after local steps whose updates stages have changed."""
+        params = x_SP.shape[1]
+        rounds = [self.number] * len(x_SP)
+        update_SV = self.peers.stages(trained_SV.double() - start_SV, rounds, self._members_S)
+        if rows := rows_not_finite(update_SV.to(start_SV.dtype)):
+            reason = "what stages make of its update is not finite"
+            raise Diverged.of(self.number, self._members_S[rows[0]], reason)
+        self.exchanges.buffers_NR = (start_SV[:, params:] + update_SV[:, params:]).to(start_SV.dtype)
+        return x_SP + update_SV[:, :params]
+
+    def _trained(self, start_SV: Tensor) -> tuple[Tensor, Tensor]:
+        """Models and integers after the local steps.
+
+        Raises:
+            Diverged: naming the first peer of those whose loss or model is no longer finite.
+        """
+        trained_SV = torch.empty_like(start_SV)
+        integers_SI = torch.empty_like(self.integers_SI)
+        diverged: list[tuple[int, ClientId, str]] = []
+        groups = self.peers.groups.of(self._sizes_S, self.attendance.steps_S)
+        rows_of = {self._submit(rows, start_SV): rows for rows in groups}
+        for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
+            for _, trained, tensors in self.peers.executor.results([ticket]):
+                if trained.diverged:
+                    diverged += ((self._members_S.index(client), client, why) for client, why in trained.diverged)
+                    continue
+                trained_SV[rows], integers_SI[rows] = tensors
+                self.losses += zip(trained.train_losses, trained.samples, strict=True)
+        if diverged:
+            _, client, reason = min(diverged)
+            raise Diverged.of(self.number, client, reason)
+        return trained_SV, integers_SI
+
+    def _submit(self, rows: list[int], start_SV: Tensor) -> int:
+        clients = tuple(self._members_S[row] for row in rows)
+        cuts = tuple(self.attendance.steps_S[row] for row in rows)
+        train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
+        models = (start_SV[rows], self.integers_SI[rows])
+        cost = sum(map(self._seen, rows))
+        return self.peers.executor.submit(Item(train, models, label_of(train), cost=cost))
+
+    def _seen(self, row: int) -> int:
+        """Number of samples that a peer's steps see."""
+        return self.peers.groups.seen(self._sizes_S[row], self.attendance.steps_S[row])
+
+    @cached_property
+    def _members_S(self) -> list[ClientId]:  # noqa: N802  # a shape suffix
+        return [self.peers.neighbourhood.members[row] for row in self.attendance.rows_S]
+
+    @cached_property
+    def _sizes_S(self) -> list[int]:  # noqa: N802
+        return [self.peers.sizes[row] for row in self.attendance.rows_S]

@@ -1,0 +1,473 @@
+"""Service of a peer that gossips: the vectors that it exchanges with its neighbours.
+
+A message stays on disk until its receivers have the outcome of its round on disk, or have not taken it. So a peer that
+was killed finds, when it is back, all that its neighbours have sent it since its last checkpoint.
+
+All of it runs in one event loop; a run in another thread begins rounds and exchanges.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from fed.errors import InvalidPayload, RunFailed, os_errors_as
+from fed.protocol import protocol_pb2 as pb
+from fed.server.peer.gossip.copies import Differences, hash_of
+from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
+from fed.server.peer.gossip.outbox import ExchangeKey, Outbox, OutboxMessage
+from fed.server.peer.members.ahead import Ahead
+from fed.server.peer.members.link import Link, Refused
+from fed.server.peer.members.member_service import MemberService, Standing
+from fed.vectors.tensors import Tensor
+from fed.wire.messages import one_line
+from fed.wire.payloads import Incoming, TensorSpec, read, written
+
+__all__ = ["GossipService", "Outcome"]
+
+_log = logging.getLogger(__name__)
+_LOOKS_EVERY_S = 0.1
+_ASKS_AGAIN_S = 2.0
+
+_OVER = "this exchange is over"
+_LACKS = "this peer has no copy of the vector that the differences are added to"
+_OTHER_VIEW = "it sees other members than this peer"
+_NO_NEIGHBOUR = "it is not a neighbour in this round"
+
+
+class Outcome(NamedTuple):
+    """Outcome of an exchange.
+
+    Args:
+        vectors: tensors of the neighbours whose vectors count here, by name.
+        reached: names of the neighbours at which this peer's vectors count.
+    """
+
+    vectors: dict[str, list[Tensor]]
+    reached: frozenset[str]
+
+
+@dataclass
+class _Open:
+    """Exchange that has begun and not ended."""
+
+    key: ExchangeKey
+    view: str
+    senders: frozenset[str]
+    receivers: frozenset[str]
+    differences: Differences | None
+
+
+class _Arrival(NamedTuple):
+    view: str
+    tensors: list[Tensor]
+    before: str
+
+    def flaw(self, held: str | None) -> str | None:
+        """Reason why its differences cannot be added to the copy with the hash ``held``, or None."""
+        if not self.before:
+            return "its differences must name the vector that they are added to"
+        if (whole_P := self.tensors[-1]).numel():
+            return None if hash_of(whole_P) == self.before else "the vector that it sent has another hash than it named"
+        return None if held == self.before else _LACKS
+
+
+@dataclass(kw_only=True)
+class GossipService(MemberService):
+    """Service of a peer that exchanges vectors with neighbours.
+
+    Attributes:
+        bytes_sent: bytes of vectors sent since the service was made.
+        bytes_received: bytes of vectors received since then.
+        included: names of the neighbours whose vectors counted, by exchange, for the latest rounds.
+        generations: the generations that this peer knows of.
+        replays_until: the last round that this peer may have taken part in before it was killed; 0: none.
+
+    Args:
+        specs: types and lengths of the tensors of each exchange of a round.
+        copied: types and lengths of the tensors of a copy of a peer's state.
+        ahead: number of rounds by which another may be ahead, ≥ 1.
+        check: function that raises InvalidPayload where another's vectors of an exchange cannot be decoded; None: all
+            can.
+        conserves_sum: True if the rule relies on a sum over the members.
+    """
+
+    specs: Sequence[Sequence[TensorSpec]]
+    copied: Sequence[TensorSpec]
+    ahead: int
+    check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None
+    conserves_sum: bool = False
+    replays_until: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    _arrivals: dict[tuple[ExchangeKey, str], _Arrival] = field(default_factory=dict)
+    _coming: set[tuple[ExchangeKey, str]] = field(default_factory=set)
+    _refused: set[tuple[ExchangeKey, str]] = field(default_factory=set)
+    _verdicts: dict[tuple[ExchangeKey, str], bool] = field(default_factory=dict)
+    _open: _Open | None = None
+    included: dict[ExchangeKey, frozenset[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._next = ExchangeKey(0, 0)
+        self._outbox = Outbox(self.folder)
+        self.generations = Generations(are_kept=self.conserves_sum)
+        self._copy: tuple[int, list[Tensor]] | None = None
+        self._ahead = Ahead("vectors")
+
+    # The run's side.
+
+    def begin(self, number: int, durable: int) -> Standing:
+        """Begin a round, and forget the exchanges of earlier ones."""
+        oldest = number - self.ahead - 2
+        if number <= self.rounds:
+            present = {member.name for member in self.members.present(self.clock.monotonic_s())}
+            self.generations.look(present, oldest)
+        self._next = ExchangeKey(number, 0)
+        self._arrivals = {key: one for key, one in self._arrivals.items() if key[0] >= self._next}
+        self._refused = {key for key in self._refused if key[0] >= self._next}
+        self._verdicts = {key: one for key, one in self._verdicts.items() if key[0] >= self._next}
+        self.included = {key: one for key, one in self.included.items() if key.round >= oldest}
+        return super().begin(number, durable)
+
+    def enter_generation(self) -> bool:
+        """Enter the newest generation with this round; true if this peer's state must begin anew for it."""
+        if not self.generations.enter(is_replay=self.round <= self.replays_until):
+            return False
+        self._tell_progress()
+        return True
+
+    def begin_generation(self) -> None:
+        """Begin a new generation, and tell the others."""
+        self.generations.begin()
+        self._tell_progress()
+
+    def has_message(self, number: int, name: str) -> bool:
+        """Tell whether a message of this round is here, from one peer."""
+        return (ExchangeKey(number, 0), name) in self._arrivals
+
+    async def send_and_await(
+        self,
+        key: ExchangeKey,
+        tensors: Sequence[Tensor],
+        view: str,
+        senders: frozenset[str],
+        receivers: frozenset[str],
+        limit_s: float,
+        differences: Differences | None = None,
+    ) -> Outcome:
+        """Send vectors to neighbours, and wait for theirs.
+
+        Args:
+            key: round, and place of the exchange in it.
+            tensors: contents of this peer's message.
+            view: hash of the members by which the neighbours were found, and this peer's generation.
+            senders: names of the neighbours that send to this peer.
+            receivers: names of the neighbours that this peer sends to.
+            limit_s: seconds to wait, > 0.
+            differences: vectors that messages are added to, where they are differences; None: messages stand by
+                themselves.
+        """
+        self._open = _Open(key, view, senders, receivers, differences)
+        messages = self._write_messages(key, view, tensors, receivers, differences)
+        for its_key, name in [one for one in self._arrivals if one[0] == key]:
+            self._check_arrival(its_key, name)
+        for message in messages:
+            for name in sorted(message.owed):
+                self._send(message, name)
+        self.reach(senders | receivers)
+        until_s = self.clock.monotonic_s() + limit_s
+        while not self._is_settled() and (left_s := until_s - self.clock.monotonic_s()) > 0:
+            self.raise_failure()
+            await self.next_change(min(left_s, _LOOKS_EVERY_S))
+            self.reach(senders | receivers)
+        return self._close(messages)
+
+    async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
+        """A copy of another's state, and the round after which it is; None if no member gives one in time."""
+        until_s = self.clock.monotonic_s() + limit_s
+        asked: set[str] = set()
+        while self._copy is None and self.clock.monotonic_s() < until_s:
+            self.raise_failure()
+            holders = [name for name, number in self.reached.items() if number > 1 and name not in asked]
+            if holders and (link := self.links.link(holders[0])) is not None:
+                asked.add(link.name)
+                link.tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
+            else:
+                asked.clear()
+            await self.next_change(_ASKS_AGAIN_S)
+        found = self._copy
+        self._copy = None
+        return found
+
+    def restore(self, number: int, included: Mapping[ExchangeKey, frozenset[str]]) -> None:
+        """Resume after a round, with the messages that are on disk."""
+        self.round = self.durable = number
+        self._next = ExchangeKey(number + 1, 0)
+        self.included = dict(included)
+        self.replays_until = number + self.ahead if number else 0
+        self._outbox.restore(number)
+
+    # The others' side.
+
+    def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
+        """Make the file that a message is put into."""
+        self._hear(link)
+        if header.HasField("copy"):
+            self._check_round(header.copy.round)
+            return Incoming(self.new_file(), header.copy.payload, self.copied)
+        vectors = header.vectors
+        key = ExchangeKey(vectors.round, vectors.exchange)
+        name = link.name
+        if key < self._next:
+            self._tell_outcome(name, key)
+            return None
+        if (key, name) in self._arrivals:
+            if self._open is not None and key == self._open.key:
+                self._tell_verdict(name, key, None)  # the verdict was lost with an earlier stream
+            return None
+        if (key, name) in self._coming:  # over an earlier stream; the last one counts
+            self._coming.discard((key, name))
+        if key.round > self.round + self.ahead:
+            self._ahead.note(name, key.round, self.round)
+            self._refuse(key, name, f"this peer is in round {self.round}, got vectors of round {key.round}")
+            return None
+        self._ahead.end(name)
+        reason = self._reason_against(key, name)
+        if reason is None:
+            try:
+                incoming = Incoming(self.new_file(), vectors.payload, self.specs[key.exchange])
+            except InvalidPayload as error:
+                self._refuse(key, name, str(error))
+                raise
+            self._coming.add((key, name))
+            return incoming
+        self._refuse(key, name, reason)
+        raise Refused(f"its vectors of round {key.round}: {reason}")
+
+    def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
+        """Take a file that is whole.
+
+        Args:
+            link: stream that it came over.
+            header: message that came before it.
+            incoming: the file, of the size and tensors that the header announced.
+        """
+        tensors = read(incoming.path, incoming.payload)
+        is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
+        if header.HasField("copy"):
+            if not is_finite:
+                raise Refused("its copy is not finite")
+            self._copy = (header.copy.round, tensors)
+            self._changed.set()
+            return
+        vectors = header.vectors
+        name = link.name
+        key = ExchangeKey(vectors.round, vectors.exchange)
+        self._coming.discard((key, name))
+        if not is_finite:
+            self._refuse(key, name, "its vectors must be finite")
+            raise Refused("its vectors must be finite, got infinity or NaN")
+        if key < self._next:
+            self._tell_outcome(name, key)
+            return
+        try:
+            if self.check is not None:
+                self.check(key, name, tensors)
+        except InvalidPayload as error:
+            self._refuse(key, name, str(error))
+            raise
+        if (key, name) in self._arrivals:  # over another stream
+            return
+        self.bytes_received += incoming.payload.size_bytes
+        self._arrivals[key, name] = _Arrival(vectors.view, tensors, vectors.before)
+        if self._open is not None and key == self._open.key:
+            self._check_arrival(key, name)
+        self._changed.set()
+
+    def closed(self, link: Link) -> None:
+        """Forget the vectors that were still to come over a stream."""
+        self._coming = {(key, name) for key, name in self._coming if name != link.name}
+        if self.links.link(link.name) is None:
+            self._ahead.end(link.name)
+        super().closed(link)
+
+    # Details.
+
+    def _take(self, link: Link, message: pb.PeerMessage) -> None:
+        if message.HasField("verdict"):
+            self._take_verdict(link.name, message.verdict)
+        else:
+            raise Refused("its message is of a kind that is unknown here")
+
+    def _resend(self, link: Link) -> None:
+        for message in self._outbox.owed_to(link.name):
+            self._send_over(link, message)
+
+    def _progress(self) -> pb.Progress:
+        progress = super()._progress()
+        progress.generation = self.generations.latest
+        return progress
+
+    def _take_progress(self, name: str, progress: pb.Progress) -> None:
+        if progress.generation > MOST_GENERATIONS:
+            raise Refused(f"a generation may have the number {MOST_GENERATIONS} at most, got {progress.generation}")
+        if self.generations.heard(name, progress.generation):
+            self._tell_progress()
+        for message in self._outbox.owed_to(name):
+            if message.key.round <= progress.durable:
+                self._release(message.key, name)
+
+    def _take_verdict(self, name: str, verdict: pb.Verdict) -> None:
+        key = ExchangeKey(verdict.round, verdict.exchange)
+        if not verdict.taken:
+            _log.debug("peer %r has not taken the vectors of round %d: %s", name, key.round, one_line(verdict.reason))
+            self._release(key, name)
+        if key < self._next:
+            if self.generations.verdict(key, name, counts=verdict.taken):
+                self._tell_progress()
+        elif key.round <= self.round + 1:
+            self._verdicts[key, name] = verdict.taken
+
+    def _release(self, key: ExchangeKey, name: str) -> None:
+        self._outbox.release(key, name, is_open=self._open is not None and self._open.key == key)
+
+    def _write_messages(
+        self,
+        key: ExchangeKey,
+        view: str,
+        tensors: Sequence[Tensor],
+        receivers: frozenset[str],
+        differences: Differences | None,
+    ) -> list[OutboxMessage]:
+        """Write the messages of an exchange: one; for differences a second one, with the vector that they add to."""
+        if differences is None:
+            return [self._outbox.keep(key, view, tensors, receivers)]
+        whole_P = differences.whole_P
+        known_by = differences.known_by
+        # receivers with another copy of the vector, or none, get it with the differences
+        kept = (
+            ([*tensors, whole_P[:0]], receivers & known_by, False),
+            ([*tensors, whole_P], receivers - known_by, True),
+        )
+        return [
+            self._outbox.keep(key, view, content, names, before=differences.before, is_whole=is_whole)
+            for content, names, is_whole in kept
+            if names
+        ]
+
+    def _check_arrival(self, key: ExchangeKey, name: str) -> None:
+        """Take a neighbour's vectors into the open exchange, or drop them; tell it which, and why."""
+        assert self._open is not None
+        if name not in self._open.senders:
+            del self._arrivals[key, name]
+            self._tell_verdict(name, key, _NO_NEIGHBOUR)
+            return
+        differences = self._open.differences
+        flaw: str | None = None
+        if self._arrivals[key, name].view != self._open.view:
+            flaw = _OTHER_VIEW
+        elif differences is not None:
+            flaw = self._arrivals[key, name].flaw(differences.held.get(name))
+        if flaw is None:
+            self._tell_verdict(name, key, None)
+        else:
+            del self._arrivals[key, name]
+            self._refuse(key, name, flaw)
+
+    def _send(self, message: OutboxMessage, name: str) -> None:
+        if (link := self.links.link(name)) is not None:
+            self._send_over(link, message)
+
+    def _send_over(self, link: Link, message: OutboxMessage) -> None:
+        link.send(message.header(), message.path)
+        self.bytes_sent += message.payload.size_bytes
+
+    def _is_settled(self) -> bool:
+        assert self._open is not None
+        present = {member.name for member in self.members.present(self.clock.monotonic_s())}
+        neighbours = self._open.senders | self._open.receivers
+        return all(self._is_settled_with(name, name in present) for name in neighbours)
+
+    def _is_settled_with(self, name: str, is_present: bool) -> bool:
+        received = self._received_from(name)
+        taken = self._taken_by(name)
+        if received is False or taken is False:
+            return True
+        return not is_present or (received is not None and taken is not None)
+
+    def _received_from(self, name: str) -> bool | None:
+        """True once a neighbour's vectors are here, False if they will not count, None while that is open."""
+        assert self._open is not None
+        if name not in self._open.senders:
+            return True
+        if (self._open.key, name) in self._arrivals:
+            return True
+        return False if (self._open.key, name) in self._refused else None
+
+    def _taken_by(self, name: str) -> bool | None:
+        """True once a neighbour has taken this peer's vectors, False if it will not, None while that is open."""
+        assert self._open is not None
+        return self._verdicts.get((self._open.key, name)) if name in self._open.receivers else True
+
+    def _close(self, messages: Sequence[OutboxMessage]) -> Outcome:
+        assert self._open is not None
+        key = self._open.key
+        senders = self._open.senders
+        receivers = self._open.receivers
+        # where vectors go both ways, both sides count each other's or neither does
+        vectors = {
+            name: self._arrivals[key, name].tensors
+            for name in sorted(senders)
+            if self._received_from(name) and self._taken_by(name)
+        }
+        reached = frozenset(
+            name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors)
+        )
+        self.included[key] = frozenset(vectors)
+        # of two peers that send to each other, one may still leave out vectors that it has taken
+        settled = reached | (receivers - senders)
+        self.generations.ended(key, {name: name in reached for name in settled})
+        for message in messages:
+            message.owed &= reached
+        for name in sorted(senders - vectors.keys()):  # one without this peer's vectors would wait for them
+            self._tell_verdict(name, key, "this peer has left it out")
+        self._open = None
+        self._next = ExchangeKey(key.round, key.exchange + 1)
+        for its_key in [one for one in self._arrivals if one[0] == key]:
+            del self._arrivals[its_key]
+        for message in messages:
+            self._outbox.close(message)
+        return Outcome(vectors, reached)
+
+    def _reason_against(self, key: ExchangeKey, name: str) -> str | None:
+        if key.exchange >= len(self.specs):
+            return f"a round has {len(self.specs)} exchanges, got exchange {key.exchange}"
+        held = sum(its_name == name for _, its_name in (*self._arrivals, *self._coming))
+        if held > self.ahead * len(self.specs):
+            return "it has sent too many vectors ahead"
+        if self._open is not None and key == self._open.key and name not in self._open.senders:
+            return _NO_NEIGHBOUR
+        return None
+
+    def _refuse(self, key: ExchangeKey, name: str, reason: str) -> None:
+        if key.round <= self.round + 1:
+            self._refused.add((key, name))
+        self._tell_verdict(name, key, reason)
+        self._changed.set()
+
+    def _tell_outcome(self, name: str, key: ExchangeKey) -> None:
+        """Tell a neighbour whether its vectors counted in an exchange that is over."""
+        self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
+
+    def _tell_verdict(self, name: str, key: ExchangeKey, reason: str | None) -> None:
+        if (link := self.links.link(name)) is not None:
+            verdict = pb.Verdict(round=key.round, exchange=key.exchange, taken=reason is None, reason=reason or "")
+            link.tell(pb.PeerMessage(verdict=verdict))
+
+    def _write_copy(self, path: Path, number: int, state: Sequence[Tensor]) -> pb.Payload:
+        with os_errors_as(RunFailed, f"{self.folder} cannot be written to", "make room there"):
+            return written(path, state)

@@ -1,0 +1,409 @@
+"""Streams with all other peers, dialled by either side: greetings, messages and files, within limits of size and time.
+
+All of it runs in one event loop.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from fed.errors import DamagedPayload, InvalidInput, InvalidPayload
+from fed.identity.certificates import PEER_HOST, peer_host
+from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
+from fed.processes.clock import Clock
+from fed.protocol import protocol_pb2 as pb
+from fed.protocol.limits import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
+from fed.server.peer.members.link import Link, Listener, Refused, StreamPatience
+from fed.wire.calls import TurnedAway, converse, parsed, within
+from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
+from fed.wire.messages import one_line
+from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
+from fed.wire.payloads import Incoming
+from fed.wire.rate_limits import Allowance, Refusals, Unnamed
+
+__all__ = ["Links", "written"]
+
+_log = logging.getLogger(__name__)
+
+_METHOD = "/fed.v1.Neighbours/Meet"
+_MESSAGES_AT_ONCE = 2000
+_MESSAGES_PER_S = 500
+_MOST_LINKS = 10_000
+_WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 10_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    # bytes that have arrived wait in memory until they are read, so the window must not grow
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 18),
+)
+_DIAL_OPTIONS = (
+    *_OPTIONS,
+    # a channel of its own for each attempt, so that no backoff of gRPC's delays the next one
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+_Read: TypeAlias = Callable[[], Awaitable[Any]]
+_Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+
+
+class Links:
+    """Streams with all peers that this one speaks with.
+
+    Args:
+        greeting: first message to others, with this peer's name, start and address.
+        listener: receiver of the others' messages and files.
+        credentials: certificate and key of this peer; None: no encryption, and names are believed, on loopback alone.
+        patience: time limits of the streams.
+        refusals: count and log of refused messages and peers.
+        clock: clock of all waits.
+    """
+
+    def __init__(
+        self,
+        greeting: pb.Greeting,
+        listener: Listener,
+        credentials: PeerCredentials | None,
+        patience: StreamPatience,
+        refusals: Refusals,
+        clock: Clock,
+    ) -> None:
+        self._clock = clock
+        self.greeting = greeting
+        self._listener = listener
+        self._credentials = credentials
+        self._patience = patience
+        self._refusals = refusals
+        self._open: dict[str, list[Link]] = {}
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}
+        self._server: grpc.aio.Server | None = None
+        self._newcomers = Newcomers(clock)
+        self._watching: asyncio.Task[None] | None = None
+
+    async def listen(self, address: str) -> int:
+        """Listen for other peers; returns the port.
+
+        Raises:
+            InvalidInput: if nothing can listen there.
+        """
+        server = self._server = grpc.aio.server(options=_OPTIONS)
+        handlers: Any = {"Meet": grpc.stream_stream_rpc_method_handler(self._meet)}
+        service, _, _ = _METHOD[1:].partition("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        try:
+            if self._credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._credentials.for_listening(self._newcomers.arrived))
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"this peer cannot listen on {address}: is another program there, and is the address this machine's?"
+            ) from error
+        await server.start()
+        if self._credentials is not None:
+            self._watching = asyncio.create_task(self._newcomers.watch(int(port)))
+        return int(port)
+
+    def link(self, name: str) -> Link | None:
+        """The newest stream with a peer."""
+        links = [link for link in self._open.get(name, ()) if not link.is_introduction]
+        return links[-1] if links else None
+
+    def all(self) -> list[Link]:
+        """The newest stream with each peer."""
+        return [link for name in self._open if (link := self.link(name)) is not None]
+
+    def dial(self, address: str, name: str | None = None) -> None:
+        """Begin a stream, unless there is one, one is begun, or a pause is not over.
+
+        Args:
+            address: HOST:PORT.
+            name: the name of the peer there; None: any peer, which is asked for the members that it knows.
+        """
+        key = name or address
+        if key in self._dialling or (name is not None and self.link(name) is not None):
+            return
+        if self._clock.monotonic_s() < self._pauses.get(key, (0.0, 0.0))[0]:
+            return
+        if name is not None and self._credentials is not None and self._credentials.refusals([name]):
+            return
+        self._dialling[key] = asyncio.create_task(self._dial(address, name, key))
+
+    def end(self, name: str, reason: str) -> None:
+        """End all streams with a peer.
+
+        Args:
+            name: the name of the peer.
+            reason: the sentence for it.
+        """
+        for link in self._open.get(name, ()):
+            link.end(reason)
+
+    async def close(self, reason: str, grace_s: float = 1.0) -> None:
+        """End all streams."""
+        for links in self._open.values():
+            for link in links:
+                link.end(reason)
+        dialled = list(self._dialling.values())
+        if dialled:
+            await asyncio.wait(dialled, timeout=grace_s)
+        for task in dialled:
+            task.cancel()
+        await asyncio.gather(*dialled, return_exceptions=True)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])  # the door's sockets would keep the port taken
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    async def _dial(self, address: str, name: str | None, key: str) -> None:
+        began_s = self._clock.monotonic_s()
+        try:
+            await self._talk_to(address, name)
+        except grpc.aio.AioRpcError as error:
+            self._note_failure(address, error)
+        except (TurnedAway, grpc.RpcError, InvalidInput) as error:
+            self._refusals.note(name or Unnamed(address), str(error))
+        finally:
+            del self._dialling[key]
+            patience = self._patience
+            now_s = self._clock.monotonic_s()
+            # a stream that lasted was a success: pauses begin short again
+            lasted = now_s - began_s > patience.silence_s
+            pause_s = patience.pause_s if lasted else self._pauses.get(key, (0.0, patience.pause_s))[1]
+            then_s = min(2 * pause_s, patience.most_pause_s)
+            # at random, so that peers do not dial each other in step
+            again_s = now_s + pause_s * (0.5 + random.random())
+            self._pauses[key] = (again_s, then_s)
+
+    async def _talk_to(self, address: str, name: str | None) -> None:
+        if self._credentials is None:
+            hold_to_loopback(address)
+            channel = grpc.aio.insecure_channel(address, _DIAL_OPTIONS)
+        else:
+            host = ("grpc.ssl_target_name_override", PEER_HOST if name is None else peer_host(name))
+            channel = grpc.aio.secure_channel(address, self._credentials.for_dialling(), (*_DIAL_OPTIONS, host))
+        async with channel:
+            call: Any = channel.stream_stream(_METHOD)()
+            try:
+                await self._converse(call.read, write=partial(written, call), name=name, address=address)
+            finally:
+                call.cancel()
+
+    async def _meet(self, _: Any, context: Any) -> None:
+        name: str | None = None
+        certified: tuple[str, bytes] | None = None
+        try:
+            if self._credentials is not None:
+                certified = peer_of(context)
+                if certified is None:
+                    raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a peer must show its certificate")
+                name = certified[0]
+                self._newcomers.identify(context.peer())
+            await self._converse(context.read, context.write, name, certified=certified)
+        except TurnedAway as turned:
+            self._refusals.note(name or Unnamed(context.peer()), turned.reason)
+            await context.abort(turned.code, turned.reason)
+
+    async def _converse(
+        self,
+        read: _Read,
+        write: _Write,
+        name: str | None,
+        address: str = "",
+        certified: tuple[str, bytes] | None = None,
+    ) -> None:
+        """One stream, from the greetings to its end.
+
+        Args:
+            read: function that gives the next message, as bytes.
+            write: function that sends a message, as bytes.
+            name: the name of the other side; None: not known yet.
+            address: HOST:PORT that was dialled; empty: the other side has dialled.
+            certified: name and certificate of the other side; None: it was dialled, or there are none.
+        """
+        is_introduction = bool(address) and name is None
+
+        async def send(data: bytes) -> None:
+            await within(self._patience.stall_s, write(data))
+
+        own = pb.Greeting(is_introduction=is_introduction)
+        own.MergeFrom(self.greeting)
+        await send(pb.PeerMessage(greeting=own).SerializeToString())
+        first = await _next(read, self._patience.silence_s)
+        if first is None or not first.HasField("greeting"):
+            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
+        greeting = first.greeting
+        if (greeting.name, greeting.start) == (own.name, own.start):
+            self._listener.met_itself(address)
+            return
+        refusal = partial(self._refusal_now, greeting.name, certified)
+        if (reason := refusal()) is not None:
+            assert self._credentials is not None
+            if content := self._credentials.revocations.latest().content:  # a revoked peer must hear of it
+                await send(pb.PeerMessage(revocations=pb.Revocations(content=content)).SerializeToString())
+            raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+        if (reason := self._refusal_of(greeting, name)) is not None:
+            raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+        link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
+        await self._attend(link, read, send, refusal)
+
+    async def _attend(self, link: Link, read: _Read, send: _Write, refusal: Callable[[], str | None]) -> None:
+        """Speak and listen on a stream until it ends.
+
+        Args:
+            link: the stream.
+            read: function that gives the next message, as bytes.
+            send: function that sends a message, as bytes.
+            refusal: function that gives the reason why the other side is no longer admitted; None while it is.
+        """
+        self._open.setdefault(link.name, []).append(link)
+        self._listener.opened(link)
+        try:
+            problems = await converse(link.speak(send), self._listen(link, read, refusal))
+        finally:
+            self._open[link.name].remove(link)
+            if not self._open[link.name]:
+                del self._open[link.name]
+            self._listener.closed(link)
+        for problem in problems:
+            if isinstance(problem, TurnedAway) and problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                _log.debug("the stream with %r has ended: %s", link.name, problem.reason)
+            elif isinstance(problem, TurnedAway):
+                raise problem
+            elif not isinstance(problem, grpc.RpcError):
+                _log.warning("the stream with %r has failed: %s: %s", link.name, type(problem).__name__, problem)
+
+    async def _listen(self, link: Link, read: _Read, refusal: Callable[[], str | None]) -> None:
+        allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S, self._clock)
+        header = pb.PeerMessage()
+        left_bytes = 0
+        incoming: Incoming | None = None
+        try:
+            while (message := await _next(read, self._patience.silence_s)) is not None:
+                kind = message.WhichOneof("what")
+                if kind != "chunk" and not allowance.spend():
+                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it sends more messages than a peer may")
+                if kind == "farewell":
+                    return
+                if reason := refusal():
+                    self._refusals.note(link.name, reason)
+                    self._listener.refused(link, reason)
+                    continue
+                try:
+                    if kind == "chunk":
+                        left_bytes -= len(message.chunk.data)
+                        file = incoming
+                        incoming = None  # a chunk that fails ends its file: later chunks must not be added
+                        if file is None and left_bytes < 0:
+                            raise Refused("it sent a chunk of no file")
+                        incoming = self._taken(link, header, file, message.chunk)
+                    elif kind in _WITH_PAYLOAD:
+                        _remove(incoming)
+                        header = message
+                        incoming = None  # the last file has ended, even if this one is refused
+                        left_bytes = getattr(message, kind).payload.size_bytes
+                        if link.is_introduction:
+                            raise Refused("an introduction carries no vectors")
+                        incoming = self._listener.incoming(link, message)
+                    else:
+                        self._listener.received(link, message)
+                        if link.is_introduction and kind == "members":
+                            return
+                except (Refused, InvalidPayload, DamagedPayload) as refused:
+                    self._refusals.note(link.name, one_line(str(refused)))
+        finally:
+            _remove(incoming)
+
+    def _taken(self, link: Link, header: pb.PeerMessage, file: Incoming | None, chunk: pb.Chunk) -> Incoming | None:
+        """Add a chunk to its file; returns the file while more of it is to come, and removes it afterwards."""
+        if file is None:
+            return None
+        is_awaited = False
+        try:
+            file.add(chunk)
+            if file.is_complete:
+                file.check()
+                self._listener.arrived(link, header, file)
+            is_awaited = not file.is_complete
+        finally:
+            if not is_awaited:
+                _remove(file)
+        return file if is_awaited else None
+
+    def _refusal_now(self, name: str, certified: tuple[str, bytes] | None) -> str | None:
+        """The reason why the credentials refuse a peer; it may change while a stream stands."""
+        if self._credentials is None:
+            return None
+        if certified is not None:
+            certified_name, certificate_pem = certified
+            reason = self._credentials.admits(certified_name, certificate_pem)
+            if reason is not None:
+                return reason
+        return self._credentials.refusals([name]).get(name)
+
+    def _refusal_of(self, greeting: pb.Greeting, name: str | None) -> str | None:
+        if greeting.protocol != PROTOCOL:
+            return f"peers must speak protocol {PROTOCOL}, got {greeting.protocol}: install the same version of fed"
+        if not NODE_NAME.fullmatch(greeting.name):
+            return "a peer's name must be up to 64 letters, digits, dots, hyphens and underscores"
+        if name is not None and greeting.name != name:
+            return f"it must greet as {name!r}, got {greeting.name!r}"
+        if greeting.name == self.greeting.name:
+            return "it has our own name: give each peer its own"
+        if len(self._open) >= _MOST_LINKS:
+            return f"this peer has streams with {_MOST_LINKS} others, and begins no more"
+        return self._listener.refusal_of(greeting)
+
+    def _note_failure(self, address: str, error: grpc.aio.AioRpcError) -> None:
+        words = one_line(error.details() or "")
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            self._refusals.note(Unnamed(address), f"it refuses this peer: {words}")
+        elif any(part in words for part in (*WRONG_NAME, WRONG_AUTHORITY)):
+            self._refusals.note(
+                Unnamed(address), f"it is not the peer that was dialled, or of another authority: {words}"
+            )
+        else:
+            _log.debug("%s cannot be reached: %s", address, words)
+
+
+async def written(call: Any, data: bytes) -> None:
+    """Write to a call that this side has made.
+
+    Raises:
+        AioRpcError: if the call has failed, with the reason.
+    """
+    try:
+        await call.write(data)
+    except asyncio.InvalidStateError:  # gRPC's write does not tell why the call has ended, its read does
+        await call.read()
+
+
+def _remove(incoming: Incoming | None) -> None:
+    if incoming is not None:
+        incoming.path.unlink(missing_ok=True)
+
+
+async def _next(read: _Read, limit_s: float) -> pb.PeerMessage | None:
+    """The next message of a stream, None at its end.
+
+    Raises:
+        TurnedAway: if it may not be taken, or does not come in time.
+    """
+    data = await within(limit_s, read())
+    if not isinstance(data, bytes):
+        return None
+    try:
+        return parsed(pb.PeerMessage, data)
+    except DecodeError:
+        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None

@@ -1,0 +1,1 @@
+"""Peers that agree on one model: agreement, ring and copies."""

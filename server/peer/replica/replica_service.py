@@ -1,0 +1,499 @@
+"""Service of a replica to the others: the agreement on each round's sum, the rings that make it, and copies of states.
+
+Promises, votes and sums stay on disk, so that a replica that was killed goes on where it was.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fed.errors import FedError, RunFailed
+from fed.protocol import protocol_pb2 as pb
+from fed.server.peer.members.link import Link, Refused
+from fed.server.peer.members.member_service import MemberService
+from fed.server.peer.members.membership import MOST_MEMBERS
+from fed.server.peer.members.waiting import Waiting, nobody_came
+from fed.server.peer.replica.agreement import Agreement
+from fed.server.peer.replica.ballots import (
+    Apply,
+    BallotTiming,
+    Copy,
+    Fetch,
+    Output,
+    Persist,
+    Record,
+    RunRing,
+    Send,
+    Value,
+)
+from fed.server.peer.replica.decrees import from_wire, to_wire
+from fed.server.peer.replica.founding import Founding
+from fed.server.peer.replica.replica_files import ReplicaFiles
+from fed.server.peer.replica.ring import RoundSum, most_ring_bytes, sum_specs
+from fed.server.peer.replica.ring_transport import RingTransport
+from fed.storage.checkpoints import Tree
+from fed.vectors.tensors import torch
+from fed.wire.format import Format
+from fed.wire.payloads import Incoming, TensorSpec
+
+__all__ = ["Decision", "ReplicaService", "Snapshot"]
+
+_log = logging.getLogger(__name__)
+_TICK_S = 0.05
+_REACHED_WITHIN_S = 5.0  # wait for a stream with the next member of a ring, where deadlines are short
+_LOGS_EVERY_S = 30.0
+_SAID_AFTER_S = 1.0
+_MOST_COPY_BYTES_PER_NUMBER = 1024
+_COPY_AGAIN_S = 3.0
+_COPY_BYTES = 1 << 28  # most bytes of a copy beside its numbers
+
+
+class Decision(NamedTuple):
+    """Outcome of a round.
+
+    Args:
+        value: value that was agreed on.
+        total: sum of the round's updates.
+    """
+
+    value: Value
+    total: RoundSum
+
+
+class Snapshot(NamedTuple):
+    """State of a replica after a round.
+
+    Args:
+        round: the round that the state comes after, from 0.
+        state: state that all replicas have in common, with the value that was agreed on.
+    """
+
+    round: int
+    state: Tree
+
+
+@dataclass(kw_only=True)
+class ReplicaService(MemberService):
+    """Service of a replica among others.
+
+    Args:
+        message: format of clients' messages.
+        ballots: time limits of the agreement.
+        min_peers: the smallest number of founders, more than half of all peers that may come.
+    """
+
+    message: Format
+    ballots: BallotTiming
+    min_peers: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._numbers = sum(self.message.summed_sizes)
+        self._disk = ReplicaFiles(self.folder, self._numbers)
+        self._founding = Founding(self.own.name, self.min_peers)
+        self._agreement: Agreement | None = None
+        self._contribution: tuple[int, RoundSum] | None = None
+        self._decided: dict[int, Value] = {}
+        reached_s = max(self.timing.gone_after_s / 4, min(self.timing.gone_after_s, _REACHED_WITHIN_S))
+        self._rings = RingTransport(
+            service=self,
+            disk=self._disk,
+            listener=self,
+            most_bytes=partial(most_ring_bytes, self.message),
+            limit_s=self.ballots.ballot_s,
+            reached_s=reached_s,
+        )
+        self._wanted: set[str] = set()
+        self._copy: Snapshot | None = None
+        self._coming: Incoming | None = None
+        self._received_bytes = 0
+        self._wants_copy = self._lacks_sums = False
+        self._applied = self._sums_sent = self._sums_received = 0
+        self._logged_s = self._asked_s = -math.inf
+        self._waiting = Waiting(self.patience_s)
+        self._seen_round = 0
+        self._began_s = self.clock.monotonic_s()
+
+    # The run's side.
+
+    def restore(self, applied: int) -> None:
+        """Take up the record and the sums on disk, before the service starts.
+
+        Args:
+            applied: the last round that this replica's model has been moved by; 0: none.
+
+        Raises:
+            InvalidCheckpoint: if the record is damaged.
+        """
+        record, founders = self._disk.restore()
+        self.round = record.round
+        self._applied = applied
+        if record != Record():
+            self._founding.members = founders or None
+            self._founding.is_late = not founders
+            self._begin_agreement(record)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes of rings and sums: those sent, and those received."""
+        sent = self._rings.bytes_sent + self._sums_sent
+        received = self._rings.bytes_received + self._sums_received
+        return sent, received
+
+    @property
+    def has_record(self) -> bool:
+        """True if this replica knows its own promises."""
+        return self._agreement is not None
+
+    def contribute(self, number: int, total: RoundSum) -> None:
+        """Have this replica's own update ready for a round."""
+        assert self._agreement is not None
+        self._contribution = (number, total)
+        if self._agreement.record.round == number:
+            self._do(self._agreement.ready(self.clock.monotonic_s()))
+
+    def is_decided(self, number: int) -> bool:
+        """Tell whether a round is over, or a copy of a later state has come."""
+        return number in self._decided or self._copy is not None
+
+    async def founded(self) -> tuple[str, ...]:
+        """Wait until this replica is one of a group; returns the first round's members, none where it joins later."""
+        while self._agreement is None:
+            await self._changed_or_failed()
+        return self._founding.members or ()
+
+    def kept_copy(self) -> Snapshot | None:
+        """The copy of another's state that came last, before this process began."""
+        found = self._disk.copy()
+        return None if found is None else Snapshot(*found)
+
+    async def decision(self, number: int) -> Decision | Snapshot:
+        """Wait for the outcome of a round, or a copy of another's state after this round or a later one.
+
+        Raises:
+            RunFailed: if a file that must be on disk cannot be written.
+        """
+        while True:
+            if self._copy is not None:
+                copy = self._copy
+                self._copy = None
+                if copy.round >= number:
+                    return copy
+            if (value := self._decided.get(number)) is not None:
+                return Decision(value, self._disk.sum(value.sum_sha256))
+            await self._changed_or_failed()
+
+    def apply(self, number: int) -> None:
+        """Take note that this replica's model has been moved by a round."""
+        self._applied = number
+        self._decided = {its: value for its, value in self._decided.items() if its > number}
+        self._drop()
+
+    def adopt(self, number: int, value: Value) -> None:
+        """Take note that this replica's state is now, on disk too, a copy of another's after a round."""
+        assert self._agreement is not None
+        self._wants_copy = self._lacks_sums = False
+        self.apply(number)
+        self._do(self._agreement.copied(number, value, self.clock.monotonic_s()))
+
+    def keep_end(self, snapshot: Snapshot) -> None:
+        """Keep the state after the last round, for members that come to it late.
+
+        Raises:
+            CheckpointFailed: if it cannot be written.
+        """
+        self._disk.keep_copy(snapshot.round, snapshot.state)
+
+    async def start(self, listen: str | None, advertise: str | None) -> int | None:
+        """Listen, and begin to look for others; returns the port."""
+        port = await super().start(listen, advertise)
+        self._ticking = asyncio.create_task(self._tick_on())
+        return port
+
+    async def stop(self, reason: str) -> None:
+        """Leave, and end all streams."""
+        self._ticking.cancel()
+        self._rings.end()
+        await super().stop(reason)
+
+    def summed(self, ring: RunRing, path: Path, payload: pb.Payload) -> None:
+        """Keep the sum of a ring, and say so.
+
+        Args:
+            ring: the output that asked for the ring.
+            path: file of the ring's sum.
+            payload: size, hash and tensors of that file.
+        """
+        assert self._agreement is not None
+        self._disk.take(path, payload)
+        self._do(self._agreement.summed(ring, payload.sha256, self.clock.monotonic_s()))
+
+    def broken(self, ring: RunRing, unreachable: tuple[str, ...]) -> None:
+        """Say that a ring cannot end."""
+        assert self._agreement is not None
+        self._do(self._agreement.broken(ring, self.clock.monotonic_s(), unreachable))
+
+    # The others' side.
+
+    def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
+        """Make the file that a message is put into."""
+        self._hear(link)
+        match header.WhichOneof("what"):
+            case "ring_part":
+                record = Record() if self._agreement is None else self._agreement.record
+                if not self._rings.wants(link.name, header.ring_part, record):
+                    return None
+                return Incoming(self.new_file(), header.ring_part.payload, self._sum_specs())
+            case "sum":
+                if header.sum.payload.sha256 not in self._wanted:
+                    return None
+                return Incoming(self.new_file(), header.sum.payload, self._sum_specs())
+            case "copy":
+                self._check_round(header.copy.round)
+                if not self._wants_copy:
+                    return None
+                most_bytes = _COPY_BYTES + _MOST_COPY_BYTES_PER_NUMBER * self._numbers
+                spec = [TensorSpec(torch.uint8, most_bytes, True)]
+                self._coming = Incoming(self.new_file(), header.copy.payload, spec)
+                return self._coming
+        raise Refused("replicas exchange no vectors with neighbours")
+
+    def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
+        """Take a file that is whole."""
+        if header.HasField("copy"):
+            if self._wants_copy and header.copy.round >= self._least_copy():
+                self._copy = Snapshot(*self._disk.take_copy(incoming.path, header.copy.round))
+        elif header.HasField("sum"):
+            self._take_sum(incoming)
+        else:
+            self._rings.arrived(link.name, header.ring_part, incoming)
+        self._changed.set()
+
+    def _take(self, link: Link, message: pb.PeerMessage) -> None:
+        match message.WhichOneof("what"):
+            case "decree":
+                if self._agreement is not None:
+                    self._do(self._agreement.receive(link.name, from_wire(message.decree), self.clock.monotonic_s()))
+            case "founding":
+                number = 0 if self._agreement is None else self._agreement.record.round
+                self._go_on_founding(self._founding.receive(link.name, message.founding, number))
+            case "sum_wanted":
+                if (found := self._disk.file(message.sum_wanted.sha256)) is not None:
+                    path, payload = found
+                    link.send(pb.PeerMessage(sum=pb.Sum(payload=payload)), path)
+                    self._sums_sent += payload.size_bytes
+            case _:
+                raise Refused("its message is of a kind that is unknown here")
+
+    def _resend(self, link: Link) -> None:
+        self._rings.resend(link)
+
+    def _take_progress(self, name: str, progress: pb.Progress) -> None:
+        pass
+
+    # Details.
+
+    async def _changed_or_failed(self) -> None:
+        """Wait until something may have changed.
+
+        Raises:
+            FedError: if this replica cannot go on.
+        """
+        self.raise_failure()
+        await self.next_change()
+
+    async def _tick_on(self) -> None:
+        while True:
+            try:
+                self._tick()
+            except FedError as error:
+                self.fail(error)
+            except Exception as error:
+                self.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
+            await self.clock.pause(_TICK_S)
+
+    def _tick(self) -> None:
+        now_s = self.clock.monotonic_s()
+        there = self.members.present(now_s)
+        names = [member.name for member in there]
+        ready = [member.name for member in there if member.is_ready]
+        # a stream proves the certificate: hearsay makes nobody a member
+        candidates = [name for name in ready if self.links.link(name) is not None]
+        listening = [member.name for member in there if member.address]
+        self._bound_waiting(now_s, frozenset(names), len(ready))
+        if self._agreement is None:
+            messages = self._founding.tick(now_s, present=ready, rounds=self.reached, listening=listening)
+            self._go_on_founding(messages)
+            return
+        if self._agreement.record.round > self.rounds:  # the run is over: others are told when they ask
+            return
+        if now_s - self._began_s < (self.ballots.deadline_s or math.inf):
+            # after a restart members that are not heard yet count as present, so that they have time to come
+            members = self.admitted([name for name in self._agreement.record.members if name != self.own.name])
+            names += [name for name in members if self.members.is_unheard(name)]
+        self._do(self._agreement.tick(now_s, present=names, candidates=candidates, listening=listening))
+        if self._lacks_sums:
+            self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
+
+    def _bound_waiting(self, now_s: float, present: frozenset[str], ready: int) -> None:
+        """Log that this replica waits for others, and end the run where too few come.
+
+        Args:
+            now_s: seconds on a monotonic clock.
+            present: the names of present members, with this one's.
+            ready: the number of present members that take part, with this one.
+
+        Raises:
+            RunFailed: if it has waited for as long as it may, or nobody is left who could come.
+        """
+        record = Record() if self._agreement is None else self._agreement.record
+        is_moving = record.round != self._seen_round
+        self._seen_round = record.round
+        needs = self._needs(record, present, ready)
+        if is_moving or not needs:
+            self._waiting.renew()
+            self._logged_s = -math.inf
+            return
+        if self.have_ended({*record.members} - {self.own.name}):
+            raise nobody_came(needs, None)
+        if self._waiting.is_exhausted(now_s):
+            raise nobody_came(needs, self.patience_s)
+        if now_s - self._logged_s > _LOGS_EVERY_S and self._waiting.waited_s > _SAID_AFTER_S:
+            self._logged_s = now_s
+            _log.warning("%s: this peer waits for up to %.0f s more", needs, self._waiting.left_s)
+
+    def _needs(self, record: Record, present: frozenset[str], ready: int) -> str:
+        """Clause that names the peers that this replica lacks; empty where it can go on."""
+        if record.round > self.rounds:
+            return ""
+        if self._agreement is None:
+            return f"{ready} of {self.min_peers} peers are there" if ready < self.min_peers else ""
+        here = [name for name in record.members if name in present]
+        if record.members and len(here) <= len(record.members) // 2:
+            return (
+                f"round {record.round} waits: {len(here)} of its {len(record.members)} members are there, and more "
+                "than half are needed"
+            )
+        if (self._lacks_sums or not record.members) and len(present) == 1:
+            return "this peer waits for a copy of another's state, and no other is there"
+        return ""
+
+    def _ask_for_copy(self, holders: Sequence[str]) -> None:
+        """Ask one of these for a copy of its state, unless one is on its way."""
+        now_s = self.clock.monotonic_s()
+        received_bytes = 0 if self._coming is None else self._coming.received_bytes
+        if not holders or now_s - self._asked_s < _COPY_AGAIN_S:
+            return
+        self._asked_s = now_s
+        if received_bytes == self._received_bytes:  # none is on its way, or it has stalled
+            self._tell(random.choice(holders), pb.PeerMessage(copy_wanted=pb.CopyWanted()))
+        self._received_bytes = received_bytes
+
+    def _go_on_founding(self, messages: Sequence[tuple[str, pb.Founding]]) -> None:
+        """Send messages of the founding, and begin to agree once there is a group."""
+        for name, message in messages:
+            self._tell(name, pb.PeerMessage(founding=message))
+        if self._agreement is None and self._founding.members is not None:
+            record = Record(round=1, members=self._founding.members)
+            self._disk.persist(record, self._founding.members)
+            self._begin_agreement(record)
+        elif self._agreement is None and self._founding.is_late:
+            self._begin_agreement(Record())
+
+    def _begin_agreement(self, record: Record) -> None:
+        """Begin the agreement from the record on disk."""
+        self._agreement = Agreement(
+            self.own.name,
+            record,
+            timing=self.ballots,
+            draws=random.Random(),
+            now_s=self.clock.monotonic_s(),
+            held={*self._disk.held},
+        )
+        missed = self._agreement.missed(self._applied)
+        self._wants_copy = self._lacks_sums = missed is None
+        self._do(missed or [])
+        self._changed.set()
+
+    def _do(self, outputs: Sequence[Output]) -> None:
+        if self._failure is not None:
+            return
+        try:
+            for output in outputs:
+                self._perform(output)
+        except FedError as error:
+            self.fail(error)
+        self._drop()
+
+    def _perform(self, output: Output) -> None:
+        match output:
+            case Persist(record):
+                self._disk.persist(record, self._founding.members or ())
+            case Send(receiver, message):
+                self._tell(receiver, to_wire(message))
+            case RunRing():
+                own: RoundSum | None = None
+                if self._contribution is not None and self._contribution[0] == output.round:
+                    own = self._contribution[1]
+                self._rings.start(output, own)
+            case Fetch(sum_sha256, holders):
+                self._wanted.add(sum_sha256)
+                self.reach(frozenset(holders))
+                linked = [name for name in holders if self.links.link(name) is not None]
+                for name in random.sample(linked, min(2, len(linked))):
+                    self._tell(name, pb.PeerMessage(sum_wanted=pb.SumWanted(sha256=sum_sha256)))
+            case Apply(number, value):
+                self._wanted = set()
+                if number > self._applied:
+                    self._decided[number] = value
+                self._changed.set()
+            case Copy(_, _, holder):
+                self._wants_copy = True
+                self._ask_for_copy([holder])
+
+    def _tell(self, name: str, message: pb.PeerMessage) -> None:
+        if (link := self.links.link(name)) is not None:
+            link.tell(message)
+        else:
+            self.reach(frozenset([name]))
+
+    def _drop(self) -> None:
+        """Remove sums that no member may need."""
+        if self._agreement is None:
+            return
+        needed = self._agreement.needed | {value.sum_sha256 for value in self._decided.values()}
+        for sha256 in {*self._disk.held} - needed:
+            self._disk.drop(sha256)
+
+    def _least_copy(self) -> int:
+        """The earliest round after which another's state brings this replica forward."""
+        assert self._agreement is not None
+        return max(self._applied + 1, self._agreement.record.round - 1)
+
+    def earlier_members(self) -> Collection[str]:
+        """Founders, and members of the last rounds."""
+        record = Record() if self._agreement is None else self._agreement.record
+        decided = [name for _, value in record.decided for name in value.members]
+        return {*(self._founding.members or ()), *record.members, *decided}
+
+    def _sum_specs(self) -> Sequence[TensorSpec]:
+        members = () if self._agreement is None else self._agreement.record.members
+        return sum_specs(self.message, len(members) or MOST_MEMBERS)
+
+    def _take_sum(self, incoming: Incoming) -> None:
+        sha256 = incoming.payload.sha256
+        if sha256 not in self._wanted or self._agreement is None:
+            return
+        self._sums_received += incoming.payload.size_bytes
+        self._disk.take(incoming.path, incoming.payload)
+        self._wanted.discard(sha256)
+        self._do(self._agreement.holds(sha256, self.clock.monotonic_s()))
+
+    def _write_copy(self, path: Path, number: int, state: Tree) -> pb.Payload:
+        return self._disk.write_copy(path, number, state)

@@ -1,0 +1,126 @@
+"""Federation of clients under a coordinator, whose rounds follow a policy.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import Any
+
+from fed.aggregators.base import Aggregator
+from fed.clients.setup import Preparation
+from fed.clients.training.client_states import ClientStates
+from fed.config.experiment import Experiment
+from fed.server.accumulator import RoundStats
+from fed.server.coordinator import Coordinator
+from fed.server.federation import State
+from fed.server.fleet import Fleet
+from fed.server.rounds.synchronous import Rounds
+from fed.server.telling import Observers
+from fed.storage.checkpoints import Tree
+from fed.wire.format import Format
+
+__all__ = ["Coordinated", "step_sizes"]
+
+
+@dataclass
+class Coordinated:
+    """The federation of an experiment's clients under a coordinator.
+
+    Args:
+        experiment: experiment, with the step size.
+        prepared: algorithm, first model and random streams of the experiment.
+        policy: policy of its rounds.
+        fleet: fleet of the clients, simulated or real.
+        message: format of the run's messages.
+        states: states of the clients.
+        moved_bytes: function that returns the bytes that have travelled up and down in the last round; None: the fleet
+            counts them.
+        occupation: function that returns the clients' use of their time, for the summary.
+        observers: observers that are told of tasks; None: nobody is told.
+    """
+
+    experiment: InitVar[Experiment]
+    prepared: InitVar[Preparation]
+    policy: Rounds
+    fleet: InitVar[Fleet]
+    message: InitVar[Format]
+    states: ClientStates
+    _: KW_ONLY
+    moved_bytes: Callable[[], tuple[int, int]] | None = None
+    occupation: Callable[[], dict[str, Any]] = dict
+    observers: InitVar[Observers | None] = None
+
+    def __post_init__(
+        self,
+        experiment: Experiment,
+        prepared: Preparation,
+        fleet: Fleet,
+        message: Format,
+        observers: Observers | None,
+    ) -> None:
+        """Begin before the first round."""
+        shared = prepared.layout.shared
+        algorithm = prepared.algorithm
+        assert isinstance(algorithm, Aggregator)
+        vector_V, integers_I = shared.pack(prepared.module)
+        self.coordinator = Coordinator(
+            aggregator=algorithm,
+            fleet=fleet,
+            layout=shared,
+            message=message,
+            vector_V=vector_V,
+            integers_I=integers_I,
+            streams=prepared.streams,
+            lr_in=step_sizes(experiment, self.policy),
+            drops_diverged=self.policy.drops_diverged,
+            stages=prepared.stages,
+            observers=observers or Observers(),
+        )
+        self._policy_state = self.policy.init()
+
+    @property
+    def clock(self) -> float:
+        """Seconds since the run began."""
+        return self.coordinator.fleet.clock
+
+    def round(self, number: int) -> RoundStats:
+        """One round of the policy."""
+        stats = self.policy.round(self.coordinator, number, self._policy_state)
+        if self.moved_bytes is None:
+            return stats
+        up, down = self.moved_bytes()
+        return stats._replace(bytes_up=up, bytes_down=down)
+
+    def clients(self) -> Sequence[int | str]:
+        """Clients that have registered by now."""
+        return self.coordinator.fleet.registered()
+
+    def measures(self) -> dict[str, float]:
+        """Empty: there is one model."""
+        return {}
+
+    def state(self) -> Tree:
+        """State of the coordinator, the fleet and the policy."""
+        policy = None if self._policy_state is None else self._policy_state.state()
+        return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
+
+    def restore(self, state: Tree) -> None:
+        """Resume from a state that :meth:`state` gave."""
+        self.coordinator.restore(state["coordinator"])
+        self.coordinator.fleet.restore(state["fleet"])
+        if state["policy"] is not None:
+            self._policy_state = type(self._policy_state).restore(state["policy"])
+
+    def model(self) -> State:
+        """The coordinator's model, with the first model's private parts where there are any."""
+        return self.states.whole(self.coordinator.model())
+
+    def models(self) -> Mapping[int | str, State]:
+        """Each client's own model, where clients have private parts of a model, or whole ones."""
+        return self.states.models(self.coordinator.model())
+
+
+def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], float]:
+    """Function from (round, clients asked) to the step size of their local steps."""
+    return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)

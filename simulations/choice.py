@@ -1,0 +1,242 @@
+"""Choice of executor: its kind, the number and devices of its workers, and the data that they share.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+import logging
+import multiprocessing
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from fed.clients.data import ClientId, Pair
+from fed.clients.training.devices import devices_of
+from fed.clients.training.executor import Executor
+from fed.clients.training.work_items import Recipe
+from fed.clients.training.worker import Work
+from fed.config.components import Component
+from fed.config.registry import EXECUTORS
+from fed.errors import InvalidExperiment, InvalidInput, RunFailed, first_line
+from fed.processes.machine import usable_cores
+from fed.server.evaluation import MODELS_AT_ONCE
+from fed.server.observer import Expectation
+from fed.simulations.estimate import expect
+from fed.simulations.executors.shared_memory import SharedTensor
+from fed.simulations.simulation import Simulation
+from fed.vectors.tensors import Tensor, torch
+
+__all__ = ["hired", "leave_rerun"]
+
+_log = logging.getLogger(__name__)
+
+_SMALL_BYTES = 2**18
+"""Size of an item below which its work takes less time than sending it to a worker and back."""
+
+_MOST_WORKERS = 64
+
+_WORTH_WORKERS_S = 20.0
+"""Seconds that a run must take in one process for workers to pay, since they take seconds to start."""
+
+
+def hired(simulation: Simulation, expectation: Expectation | None = None) -> Executor:
+    """Executor of a simulation's work, to be entered as a context: this process, or workers that end with it.
+
+    Args:
+        simulation: simulation whose work the executor does.
+        expectation: time that the run would take in one process, for ``workers: auto``; None: it is estimated here if
+            it is needed.
+
+    Raises:
+        InvalidExperiment: if workers are asked for and the user's parts cannot go to another process.
+        RunFailed: if there is no room for workers that are asked for.
+    """
+    execution = simulation.experiment.simulation
+    asked = execution.workers
+    if execution.executor is not None:
+        return _started(simulation, execution.executor, _count_for(execution.executor, simulation))
+    is_free = asked == "auto"
+    count = _worthwhile(simulation, expectation) if asked == "auto" else asked
+    if count:
+        try:
+            # with auto this process does the work if no worker can start, which only waiting for one shows
+            return _started(simulation, EXECUTORS.make("workers"), count, awaits=is_free)
+        except (InvalidInput, RunFailed) as error:
+            if not is_free:
+                raise
+            _log.warning("training in this process alone: %s", error)
+    return _started(simulation, EXECUTORS.make("in_process"), 1)
+
+
+def leave_rerun() -> None:
+    """End a worker that runs the user's program again, because that lacks ``if __name__ == "__main__":``.
+
+    It prints the reason; its parent, which waits for it, prints the remedy.
+    """
+    process = multiprocessing.current_process()
+    if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # multiprocessing tests the same
+        raise SystemExit(1)
+
+
+def _count_for(section: Component, simulation: Simulation) -> int:
+    """Number of workers of an executor that the experiment names."""
+    asked = simulation.experiment.simulation.workers
+    if not _class_of(section).is_parallel:
+        return 1
+    return _useful(simulation) if asked == "auto" else asked
+
+
+def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
+    """Number of workers that a round has work for, if the run is long."""
+    count = _useful(simulation)
+    if count < 2:
+        return 0
+    try:
+        expectation = expectation or expect(simulation)
+    except Exception:  # an error of a user's code will be raised again by the first round, which names its client
+        return 0
+    return count if expectation.wall_s >= _WORTH_WORKERS_S else 0
+
+
+def _useful(simulation: Simulation) -> int:
+    """Number of workers that a round has work for on this machine; one where several runs share it."""
+    if multiprocessing.parent_process() is not None:  # one of several runs side by side
+        return 1
+    processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
+    groups = -(-simulation.trainees // simulation.groups.size)  # rounded up
+    return min(processors, groups)
+
+
+def _started(simulation: Simulation, section: Component, workers: int, *, awaits: bool = False) -> Executor:
+    """Executor of a kind, with each worker on its device.
+
+    Args:
+        simulation: simulation whose work the executor does.
+        section: section of the experiment that names the executor.
+        workers: number of workers, at least 1.
+        awaits: True if a kind with workers waits until one has begun.
+
+    Raises:
+        InvalidExperiment: if this machine is too small for so many, or the user's parts cannot go to another process.
+    """
+    kind = _class_of(section)
+    most = max(_MOST_WORKERS, 4 * usable_cores())
+    if kind.shares_memory and workers > most:
+        raise InvalidExperiment(
+            f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {workers}: more "
+            "processes would only wait for each other"
+        )
+    given: dict[str, Any] = {"small_bytes": _SMALL_BYTES, "awaits": awaits}
+    recipe = simulation.recipe
+    if kind.pickles_work:
+        given["capacity_bytes"] = _capacity_bytes(simulation)
+        _check_portable(simulation)
+        recipe = _shared(simulation) if kind.shares_memory else recipe
+    executor: Executor = section.make(make=partial(Work, recipe), devices=devices_of(workers), **given)
+    return executor
+
+
+def _class_of(section: Component) -> type[Executor]:
+    """Class that an executor's kind names.
+
+    Raises:
+        InvalidExperiment: if it is no executor.
+    """
+    target = section.target
+    if not (isinstance(target, type) and issubclass(target, Executor)):
+        raise InvalidExperiment(
+            f"simulation.executor {section.kind} must be a {Executor.__module__}.Executor: derive it from that"
+        )
+    return target
+
+
+def _capacity_bytes(simulation: Simulation) -> int:
+    """Bytes that the tensors of an item, or of its result, take at most."""
+    codec = simulation.message.codec_state() if simulation.message else {}
+    # clients that were cancelled train all the same for what their codecs keep, and each gives its own
+    reduces = not simulation.has_peers and simulation.adds_in_groups and not simulation.policy.keeps_late and not codec
+    trained = 1 if reduces else simulation.groups.size
+    # clients' whole models, of which some travel together to be scored
+    scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
+    travelling = max(trained, scored)
+    _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
+    layout = simulation.layout
+    numbers = simulation.message.numbers if simulation.message else 0
+    model_size = max(numbers, layout.size) + layout.integer_count
+    lost = simulation.groups.size * sum(part.numel() for part in codec.values())
+    numbers_in_all = sum(part.numel() for part in tensors) + lost + travelling * model_size
+    # a number takes at most 8 bytes; 4096 more are for rounding each tensor up to 64 bytes
+    return 8 * numbers_in_all + 4096
+
+
+def _check_portable(simulation: Simulation) -> None:
+    """Check that work can go to another process.
+
+    Raises:
+        InvalidExperiment: if it cannot; the message names the part that cannot be pickled.
+    """
+    recipe = simulation.recipe
+    # a dict of samples goes through shared memory instead
+    data = [part for part in (simulation.data.train, simulation.held_out) if not isinstance(part, dict)]
+    parts: dict[str, Any] = {
+        "model": recipe.module,
+        "loss": recipe.loss,
+        "metric": recipe.metrics,
+        "algorithm": (recipe.aggregator, recipe.phases),
+        "section local": recipe.local,
+        "uplink": simulation.message,
+        "stages": simulation.prepared.stages,
+        "data": data,
+    }
+    for name, part in parts.items():
+        try:
+            pickle.dumps(part)  # tried here, where the part can be named
+        except Exception as error:
+            raise InvalidExperiment(
+                f"the {name} cannot be pickled ({first_line(error)}), so simulation.workers must be 0: write that, or "
+                "define it at the top of a module"
+            ) from None
+
+
+def _shared(simulation: Simulation) -> Recipe:
+    """Recipe with data in shared memory; data on demand are made or read by the process that needs them."""
+    recipe = simulation.recipe
+    train = simulation.data.train
+    held_out = simulation.held_out
+    test = None if recipe.test is None else simulation.data.test
+    return replace(
+        recipe,
+        read=_Arena.of(train).read if isinstance(train, dict) else recipe.read,
+        test=None if test is None else _Arena.of({"test": test}),
+        held_out=_Arena.of(held_out).read if isinstance(held_out, dict) else recipe.held_out,
+    )
+
+
+@dataclass(frozen=True)
+class _Arena:
+    """Samples of all clients, one client's after the other's, in memory that several processes see."""
+
+    inputs_E: SharedTensor
+    targets_E: SharedTensor
+    places: Mapping[ClientId, tuple[int, int]]
+
+    @classmethod
+    def of(cls, train: Mapping[ClientId, Pair]) -> "_Arena":
+        inputs, targets = zip(*train.values(), strict=True)
+        places = {}
+        end = 0
+        for client, labels in zip(train, targets, strict=True):
+            begin = end
+            end += len(labels)
+            places[client] = (begin, end)
+        # one memory for all clients: each memory takes a file descriptor
+        return cls(SharedTensor(*inputs), SharedTensor(*targets), places)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Iterate over the inputs and the targets of all samples."""
+        return iter((self.inputs_E.tensor, self.targets_E.tensor))
+
+    def read(self, client: ClientId) -> Pair:
+        begin, end = self.places[client]
+        return self.inputs_E.tensor[begin:end], self.targets_E.tensor[begin:end]
