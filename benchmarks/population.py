@@ -8,8 +8,11 @@ import torch
 
 import fed
 
-FEATURES, CLASSES, SAMPLES = 60, 10, 20
-COHORT, ROUNDS = 1000, 5
+FEATURES = 60
+CLASSES = 10
+SAMPLES = 20
+COHORT = 1000
+ROUNDS = 5
 TRUTH = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(0))
 
 
