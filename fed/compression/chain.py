@@ -12,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.lossless import Zstd
 from fed.compression.pieces import stacked
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
 from fed.vectors.tensors import Tensor, torch
 

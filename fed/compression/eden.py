@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fed.compression.bits import packed_bytes, unpack
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, stacked
-from fed.compression.quantisers import as_bytes, from_bytes, nearest
+from fed.compression.quantisers import nearest
 from fed.compression.rotation import block_pieces, block_sizes, flips, hadamard, padded
 from fed.vectors.tensors import Tensor, torch
 

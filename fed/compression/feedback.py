@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.chain import CodecChain, check_order
 from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
 from fed.compression.pieces import empty
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.compatibility import Feature, Sections, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from fed.compression.bits import pack, packed_bytes, positions_bytes, read_positions, unpack, write_positions
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidPayload
 from fed.vectors.tensors import Tensor, torch
