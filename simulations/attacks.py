@@ -254,6 +254,7 @@ class Attackers:
         """
         attack = made_by(section, "adversaries", Attack)
         count = section.attackers_among(len(clients))
+        # From a stream of their own: the same clients attack whatever else the experiment draws.
         places = streams.generator("adversaries").choice(len(clients), size=count, replace=False)
         return cls(attack, frozenset(clients[place] for place in places.tolist()), streams)
 
@@ -331,6 +332,7 @@ class Attackers:
             mimicked=self._mimicked([senders[row] for row in honest]),
             generators=tuple(self.streams.generator("attack", senders[row], *exchange) for row in own),
         )
+        # In float64 like the coordinator's sums, and rounded once to the type that travels.
         forged_AM = self.attack.forge(known)
         return sent_SM.index_copy(0, torch.tensor(own), forged_AM.to(sent_SM.dtype))
 

@@ -266,6 +266,7 @@ class _Alternating(Spells):
 
     def __init__(self, lengths: OnOff, generator: np.random.Generator) -> None:
         self._generator = generator
+        # The long-run probability, so that the fleet does not begin with a wave of arrivals.
         self._starts_there = generator.random() < lengths.on_s / (lengths.on_s + lengths.off_s)
         self._means_s = (lengths.on_s, lengths.off_s) if self._starts_there else (lengths.off_s, lengths.on_s)
         self._changes_s: list[float] = []

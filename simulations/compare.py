@@ -109,6 +109,7 @@ def compare(
         with closing(running) as ended:  # a generator left open keeps its processes until it is collected
             _gather(ended, runs, planned, observer)
     except BaseException as error:
+        # A failure before the first run has ended leaves no results that would have to be overwritten.
         if folder and (any(runs.values()) or isinstance(error, KeyboardInterrupt)):
             folder.write(_result(comparison, runs, "interrupted", folder.path), data)
         raise
@@ -206,6 +207,7 @@ class ComparisonFolder:
                     clear_run(run)
             for name in self.FILES:
                 (self.path / name).unlink(missing_ok=True)
+            # Inner folders first: only empty ones can be removed.
             for folder in (*self.path.glob("runs/*/seed-*"), *self.path.glob("runs/*"), self.path / "runs"):
                 with suppress(OSError):  # it holds something that is not ours
                     folder.rmdir()

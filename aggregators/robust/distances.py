@@ -59,9 +59,12 @@ class Gram(NamedTuple):
     @classmethod
     def of(cls, messages_SM: Tensor) -> "Gram":
         """Products about the message that has the nearest half of the others, by a sample of the columns."""
+        # A sample is enough: the centre changes only how many digits survive, and not what is computed.
         step = -(-messages_SM.shape[1] // _SAMPLED_COLUMNS)
         sample_SS = _from_differences(messages_SM[:, :: max(step, 1)])
+        # By the median, so that fewer than half of the messages, the attackers', cannot choose a far one.
         centre = int(sample_SS.nan_to_num(torch.inf).median(1).values.argmin())
+        # Differences first, then products: products of the messages themselves would cancel where updates are alike.
         products_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
         for away_SJ in _away(messages_SM, messages_SM[centre]):
             products_SS.addmm_(away_SJ, away_SJ.T)
@@ -90,6 +93,7 @@ def squared_distances(messages_SM: Tensor) -> Tensor:
     lost = is_lost_SS.any(1).nonzero().squeeze(1)
     if len(lost):
         pairs = torch.meshgrid(lost, lost, indexing="ij")
+        # Only among the rows concerned: differences of all pairs take many times as long as one product.
         found_SS[pairs] = torch.where(is_lost_SS[pairs], _from_differences(messages_SM, lost), found_SS[pairs])
     return found_SS
 
@@ -104,6 +108,7 @@ def _away(messages_SM: Tensor, point_M: Tensor) -> Iterator[Tensor]:
 def _from_differences(messages_SM: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
     """Squared distances between some rows."""
     parts = torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)
+    # pdist sums each pair's squares without a tensor [S, S, C], which would not fit into the cache.
     squares_U = torch.stack([nn.functional.pdist(part_SJ[rows].contiguous()).square() for part_SJ in parts]).sum(0)
     count = len(messages_SM[rows, :0])
     squares_SS = messages_SM.new_zeros(count, count)
@@ -169,6 +174,7 @@ class NearestNeighbourMixing(Outvoting):
     def reduce(self, state: None, messages: Messages, generator: np.random.Generator) -> tuple[None, Messages]:
         """Means of neighbours, in the order of the messages."""
         messages_SM, weights_S = messages
+        # Itself counts among them, at distance 0, as in the paper.
         neighbours = self.left(len(messages_SM)) - self.attackers
         # stable: of equal distances the first tasks' count on every machine
         nearest_SZ = squared_distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
@@ -203,6 +209,7 @@ class GeometricMedian(Point):
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The smoothed geometric median."""
         shares_S = weights_S / weights_S.sum()
+        # Steps among S products cost S² each, whatever the length of the messages: almost all are taken there.
         mix_S, left = self._mix(Gram.of(messages_SM), shares_S)
         point_M = mix_S @ messages_SM
         for _ in range(left):
@@ -227,6 +234,7 @@ class GeometricMedian(Point):
         while left:
             left -= 1
             cross_N = products_NN @ mix_N
+            # Rounding may leave a small negative square where the point is on a message.
             away_N = (squares_N - 2 * cross_N + mix_N @ cross_N).clamp(min=0).sqrt()
             attraction_N = shares_N / away_N.clamp(min=self.nu)
             step_N = attraction_N / attraction_N.sum() - mix_N
@@ -335,6 +343,7 @@ class Bulyan(_Selection):
         rest = list(range(len(messages_SM)))
         chosen: list[int] = []
         while len(chosen) < len(messages_SM) - 2 * self.attackers:
+            # Scores are found anew after each choice: a chosen message no longer counts as a neighbour.
             best = _by_score(squares_SS[rest][:, rest], self.attackers)[0]
             chosen.append(rest.pop(best))
         count = len(messages_SM) - 4 * self.attackers
@@ -352,6 +361,7 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
     neighbours = max(len(squares_SS) - attackers - 2, 1)
     sorted_SS = squares_SS.sort(1).values[:, 1:]  # without the distance to itself
     scores_S1 = sorted_SS[:, :neighbours].sum(1, keepdim=True)
+    # Lists are compared entry by entry: a tie is decided by the next distance.
     keys = torch.cat([scores_S1, sorted_SS[:, neighbours:]], 1).tolist()
     return sorted(range(len(keys)), key=keys.__getitem__)
 

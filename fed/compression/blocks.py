@@ -73,4 +73,5 @@ def euclidean_norm(block: Tensor) -> Tensor:
     """The Euclidean norm, at most the type's largest number."""
     # squares of large or small numbers leave float32's range
     norms: Tensor = torch.linalg.vector_norm(block, dim=2, dtype=torch.float64)
+    # Infinity would decode to NaN at every zero.
     return norms.clamp_max_(torch.finfo(block.dtype).max)

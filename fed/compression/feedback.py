@@ -97,6 +97,7 @@ class _Feedback(ErrorFeedback):
     def check_experiment(self, experiment: Sections) -> None:
         """Refuse a chain that has a residual of its own, or whose error no client knows."""
         super().check_experiment(experiment)
+        # Without codecs there is no error, and a client would keep a residual of zeros.
         if not experiment.uplink:
             raise InvalidExperiment(
                 "error_feedback needs codecs whose errors it keeps, got uplink []: name a codec there, or set "
@@ -261,6 +262,7 @@ class Encoder:
         wanted_KM = self.feedback.wanted(update_KM.to(self.chain.values.dtype), state)
         made = self.chain.encode(wanted_KM, state, draw)
         messages = [*made.content]
+        # Decoded here as the coordinator does, so that the residual holds its rounding, too.
         decoded_KM = self.chain.decode(made.content, draw)
         if self._is_scaled:
             scales_K1 = _shrinking(wanted_KM, decoded_KM)
@@ -331,5 +333,6 @@ def _shrinking(wanted_KM: Tensor, decoded_KM: Tensor) -> Tensor:
     # a row alone: products of batches differ in the last bit
     pairs = [*zip(wanted_KM.double(), decoded_KM.double(), strict=True)]
     common = torch.stack([torch.dot(wanted_M, decoded_M) for wanted_M, decoded_M in pairs])
+    # In float64: squares of large numbers leave float32's range.
     square = torch.stack([torch.dot(decoded_M, decoded_M) for _, decoded_M in pairs])
     return (common / square.where(square > 0, 1)).clamp_min_(0).to(wanted_KM.dtype)[:, None]

@@ -39,6 +39,7 @@ def nearest(magnitudes: NDArray[np.floating], middles: list[float]) -> NDArray[n
     """Place of the interval between ascending middles that holds each magnitude, the lower one at a middle."""
     codes = np.zeros(magnitudes.shape, np.uint8)
     for middle in middles:
+        # A pass for each middle beats np.searchsorted: there are at most seven, and each pass is vectorised.
         codes += magnitudes > middle
     return codes
 
@@ -63,6 +64,7 @@ class _Cast(Codec):
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Round to the nearest."""
         largest = torch.finfo(self.dtype).max
+        # A clamp copies all numbers, and hardly any update needs one.
         if rows_KM.numel() and max(map(abs, map(float, torch.aminmax(rows_KM)))) > largest:
             rows_KM = rows_KM.clamp(-largest, largest)
         return Encoded(as_bytes(rows_KM.to(self.dtype)))
@@ -174,6 +176,7 @@ class FP4(Codec):
         peaks_KB = reduced_by_block(rows_KM, self._BLOCK, peak)
         fractions_KB, exponents_KB = torch.frexp(peaks_KB / 6)
         exponents_KB -= (fractions_KB == 0.5).to(torch.int32)  # such a power is enough
+        # The reciprocal of a smaller power would be infinite.
         exponents_KB.clamp_min_(math.frexp(torch.finfo(rows_KM.dtype).tiny)[1])
         scales_KB = torch.ldexp(torch.ones_like(peaks_KB), -exponents_KB)  # exact, and so are products with it
         middles = [(low + high) / 2 for low, high in pairwise(self._MAGNITUDES)]
@@ -183,6 +186,7 @@ class FP4(Codec):
             scaled = by_block(piece, scales_KB[rows], self._BLOCK, columns)
             multiples = torch.cat([(block * scale).flatten(1) for block, scale in scaled], 1)
             codes = nearest(multiples.abs_().numpy(), middles)
+            # By the sign's bit, not by a comparison: −0 keeps its sign.
             codes += np.signbit(piece.numpy()) * np.uint8(8)
             return codes
 
@@ -197,6 +201,7 @@ class FP4(Codec):
         numbers = torch.cat([magnitudes, -magnitudes]).numpy()
         limit = torch.finfo(values.dtype).max  # a number times a power may be beyond it
         exponents_KB = from_bytes(content_KO[:, :-taken], _exponents(values.dtype)).int()
+        # Bytes may come from anyone: a larger power is infinite, and infinite times 0 is NaN.
         exponents_KB.clamp_max_(math.frexp(limit)[1] - 1)
         scales_KB = torch.ldexp(torch.ones(exponents_KB.shape, dtype=values.dtype), exponents_KB)
 
@@ -281,7 +286,9 @@ class TwoLevel(Codec):
         half = values.numbers // 2
         rows = rows_KM.numpy()
         parts = np.abs(rows)
+        # A partial sort finds the two halves in linear time.
         parts.partition(half, axis=1)
+        # In float64: a sum of large numbers leaves float32's range.
         large_K1 = parts[:, half:].mean(1, np.float64, keepdims=True)
         small_K1 = parts[:, :half].mean(1, np.float64, keepdims=True) if half else large_K1
         means_K2 = torch.from_numpy(np.concatenate([small_K1, large_K1], 1)).to(rows_KM.dtype)
@@ -289,6 +296,7 @@ class TwoLevel(Codec):
 
         def code(of: slice, columns: slice) -> NDArray[np.uint8]:
             piece = rows[of, columns]
+            # In place on bytes: each of these lines is one pass over a small piece.
             codes = (piece < 0).view(np.uint8)
             codes += codes
             codes += np.abs(piece) > middles_K1[of]

@@ -39,6 +39,7 @@ def _words(streams: list[np.random.Generator], rows: slice, columns: slice, kind
 def _uniforms(streams: list[np.random.Generator], rows: slice, columns: slice) -> Tensor:
     """Multiples of 2⁻²⁴ uniform in [0, 1), [K, M]; arguments as those of :func:`_words`."""
     drawn_KM = _words(streams, rows, columns, np.dtype(np.uint32))
+    # 24 bits are what float32 holds without rounding: 1 is never drawn.
     drawn_KM >>= 8
     return torch.from_numpy(drawn_KM.view(np.int32)).to(torch.float32).mul_(2**-24)
 
@@ -95,6 +96,7 @@ class QSGD(Codec):
         norms_KB = from_bytes(content_KO[:, :-taken], values.dtype)
 
         def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
+            # An honest code never exceeds the largest, one of a stranger may.
             found.copy_(torch.from_numpy(codes)).clamp_max_(self._largest).sub_(self._middle).div_(self._middle)
             for block, norm in by_block(found, norms_KB[rows], self.bucket, columns):
                 block *= norm
@@ -136,6 +138,7 @@ class TernGrad(Codec):
         streams = [draw.own(row) for row in range(len(rows_KM))]
         peaks_KG = torch.stack([self._peaks(rows_KM, places) for places in groups], 1)
         digits_KM = empty((len(rows_KM), -(-values.numbers // 5) * 5), torch.uint8)
+        # 1 is the digit of zero: a message has the same bytes whatever memory held before.
         digits_KM[:, values.numbers :] = 1
         # a row's numbers are drawn in its order
         for place, peaks_K in sorted(_by_layer(groups, peaks_KG), key=lambda layer: layer[0].start):

@@ -68,6 +68,7 @@ class Checkpoints:
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True)
+                # Else a loss of power could take the new folder with all its files.
                 sync_folder(self.folder.parent)
             remove_unfinished(self.folder)
             with replaced(self._path(number)) as file:
@@ -81,6 +82,7 @@ class Checkpoints:
                 )
         except OSError as error:
             raise self._failure(number, error.strerror or str(error), len(structure) + size_bytes) from error
+        # Read back before older ones go: some disks report that they have written what they have not.
         if (flaw := flaw_of(self._path(number), number)) is not None:
             self._path(number).unlink(missing_ok=True)
             raise self._failure(number, f"read back, it {flaw}", len(structure) + size_bytes)

@@ -139,6 +139,7 @@ def _header(clients: Sequence[int | str], state: Mapping[str, Tensor]) -> bytes:
 
 
 def _filled(path: Path, model: "nn.Module", state: Mapping[str, Tensor]) -> "nn.Module":
+    # Compared first: load_state_dict would copy some tensors before it raises.
     own = _tensors(model)
     shapes_own, shapes = ({name: (part.dtype, part.shape) for name, part in one.items()} for one in (own, state))
     if shapes_own != shapes:

@@ -166,6 +166,7 @@ class RunFolder:
         rounds = 0
         for number, (line, text) in enumerate(metrics_lines(self.path), 1):
             size_bytes += len(text)
+            # A line that is missing ends what counts: a run resumes after rounds without a gap.
             rounds += line["round"] == number
         if file.exists() and file.stat().st_size > size_bytes:
             _log.warning("%s: the last line is cut short, as a crash leaves it: it is dropped", file)
@@ -274,6 +275,7 @@ def clear_run(folder: Path) -> None:
         OSError: if one cannot be removed.
     """
     remove_all(folder / "checkpoints")
+    # False sorts before True.
     names = sorted(RunFolder.FILES, key="environment.json".__eq__)
     for path in (*unfinished(folder, names), *map(folder.joinpath, names)):
         path.unlink(missing_ok=True)
@@ -320,6 +322,7 @@ def environment() -> dict[str, Any]:
     """Versions, hardware and the commit of the working folder, with which a reader can repeat a run."""
     commit = None
     try:
+        # 5 seconds: a repository on a slow network drive must not hold up a run.
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
         commit = answer.stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):

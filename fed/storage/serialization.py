@@ -171,8 +171,10 @@ def _described(tree: Tree, tensors: dict[int, tuple[int, Tensor]], path: _Path) 
     if tree is None or kind is bool or kind is str:
         return tree
     if kind is int:
+        # Readers of JSON in other languages have 64 bits for an integer.
         return tree if -(2**63) <= tree < 2**63 else {"int": hex(tree)}
     if kind is float:
+        # With all eight bytes, since a NaN carries a payload that the bits of a run include.
         return tree if math.isfinite(tree) else {"float": struct.pack("<d", tree).hex()}
     if kind is list or kind is tuple:
         parts = [_described(part, tensors, (*path, index)) for index, part in enumerate(tree)]
