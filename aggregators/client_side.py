@@ -142,6 +142,7 @@ def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, cli
     began_KP = aggregator.local_start(anchor_P, client_state)
     if began_KP is anchor_P:  # no copy for each client
         return start_V
+    # Buffers are no part of the algorithm: local steps begin with those of the server.
     buffers_KB = start_V[..., layout.parameters :].expand(len(began_KP), -1)
     return torch.cat([began_KP.to(start_V.dtype), buffers_KB], 1)
 

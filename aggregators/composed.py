@@ -138,6 +138,7 @@ class Composed(Aggregator):
     def check(self, replies: int) -> None:
         """Refuse rounds in which too few messages reach a transform."""
         for transform in self._transforms:
+            # Each transform sees what the one before it leaves: buckets make few of many.
             replies = transform.left(replies) if isinstance(transform, Reducer) else replies
 
     def combine(
@@ -160,6 +161,7 @@ class Composed(Aggregator):
         update_P = reduced.update_P
         kept = []
         for transform, its_state in zip(self._transforms, state.kept, strict=True):
+            # All see the round's first model: the order of the chain changes updates, never what they are relative to.
             update_P, its_state = transform.update(update_P, its_state, state.model_P)
             kept.append(its_state)
         return State(state.model_P + update_P, tuple(kept))

@@ -154,6 +154,7 @@ class Yogi(Adam):
 
     def second(self, second_P: Tensor, square_P: Tensor) -> Tensor:
         """The mean, v − (1 − β₂) Δ² sign(v − Δ²)."""
+        # The sign keeps v from falling fast after a large square, which would make the next steps too long.
         return second_P - (1 - self.beta2) * square_P * torch.sign(second_P - square_P)
 
 
@@ -185,6 +186,7 @@ class TrustRatio(Transform):
         """The update, as long as the model."""
         update_norm = torch.linalg.vector_norm(mean_update_P)
         model_norm = torch.linalg.vector_norm(params_P)
+        # A model of zeros would never leave its place.
         if update_norm > 0 and model_norm > 0:
             mean_update_P = mean_update_P * (model_norm / update_norm)
         return mean_update_P, None
@@ -220,4 +222,5 @@ class Lookahead(Transform):
         if state.rounds_1 + 1 < self.period:
             return mean_update_P, state._replace(rounds_1=state.rounds_1 + 1)
         slow_P = state.slow_P + self.step * (params_P + mean_update_P - state.slow_P)
+        # The move is given as an update, for the chain adds it to the model that clients had.
         return slow_P - params_P, SlowWeights(slow_P, torch.zeros_like(state.rounds_1))

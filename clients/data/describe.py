@@ -111,6 +111,7 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
 
 def _spaced(length: int, most: int | None) -> list[int]:
     """Places of a sequence, at most ``most`` of them, evenly spaced from the first to the last."""
+    # unique, since rounding may meet one place twice.
     places: list[int] = np.unique(np.linspace(0, length - 1, min(most or length, length)).astype(int)).tolist()
     return places
 
@@ -119,6 +120,7 @@ def _classes(data: FederatedData, held: list[Tensor]) -> int | None:
     # With a loss of the user's own, integers need not be labels.
     if held[0].ndim != 1 or is_real(held[0]) or any(int(targets.long().min()) < 0 for targets in held):
         return None
+    # With the test sets, which may have a class that nobody trains on.
     labels = [*held, *(targets for _, (_, targets) in data.tests())]
     classes = data.classes if data.classes is not None else 1 + max(int(targets.long().max()) for targets in labels)
     return classes if classes <= _MOST_CLASSES else None

@@ -44,6 +44,7 @@ def _largest(magnitudes_KM: NDArray[np.floating], count: int) -> NDArray[np.int6
     rows, numbers = magnitudes_KM.shape
     least_K1 = np.partition(magnitudes_KM, numbers - count, axis=1)[:, numbers - count, None]
     are_kept = magnitudes_KM > least_K1
+    # Of equal magnitudes the first ones, so that the choice is the same on every machine.
     missing_K1 = count - are_kept.sum(1, keepdims=True)
     equal = magnitudes_KM == least_K1
     are_kept |= equal & (np.cumsum(equal, axis=1) <= missing_K1)
@@ -54,6 +55,7 @@ def _largest_of_many(row_M: NDArray[np.floating], count: int) -> NDArray[np.int6
     """The same of one long row: a threshold from a sample leaves few values to choose from."""
     sample = np.sort(np.abs(row_M[:: len(row_M) // _SAMPLE]))
     expected = len(sample) * count / len(row_M)
+    # Four standard deviations below the expected place: the threshold is hardly ever too high.
     place = len(sample) - 1 - int(expected + 4 * expected**0.5 + 4)
     if place > 0 and len(candidates := _at_least(row_M, sample[place])) >= count:
         return candidates.take(_largest(np.abs(row_M[None, candidates]), count).ravel())
@@ -167,6 +169,7 @@ class RandomK(Codec):
 
     def _positions(self, rows: int, values: Values, draw: Draw) -> list[Tensor]:
         count = count_of(self.fraction, values.numbers)
+        # Drawn once a round, and shared by all clients of it.
         by_round: dict[int, Tensor] = {}
         for row, number in enumerate(draw.rounds[:rows]):
             if number not in by_round:

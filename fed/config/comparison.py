@@ -95,6 +95,7 @@ class Distribution(Section):
         low, high = self.uniform or self.log_uniform or [0.0, 1.0]
         share = generator.random()
         value = low + share * (high - low) if self.uniform else low * (high / low) ** share
+        # The value itself is rounded, so that a run can be repeated from the name in a table.
         return float(f"{value:.5g}")
 
 
@@ -204,6 +205,7 @@ class Comparison(Document):
         if self.baseline is not None:
             return self.baseline
         names = [name for name, variant in self._variants.items() if variant.algorithm.kind not in _BOUNDS]
+        # A bound is no baseline: nearly everything differs from it significantly.
         return (names or list(self._variants))[0]
 
     def _keys_of(self, repetition: Repetition) -> dict[str, Any]:
@@ -221,6 +223,7 @@ class Comparison(Document):
     def _validated(self) -> dict[str, Experiment]:
         variants: dict[str, Experiment] = {}
         problems = self._problems_of_the_base()
+        # The base is made alone as well: an error of its own is then told once, and not for every variant.
         of_the_base = _made(self.base)[1]
         of_the_seeds = self._seeds_that_stay() | {"seed" if self.vary != "data" else "data_seed": self.seeds[0]}
         for place, name, changes in self._changes():
@@ -269,6 +272,7 @@ class Comparison(Document):
             streams = Streams(self.random.seed)
             keys = self.random.keys
             for trial in range(self.random.trials):
+                # The key is part of the stream's name: a key more leaves the other draws as they were.
                 drawn = {key: keys[key].draw(streams, key, trial) for key in keys}
                 name = f"trial {trial + 1}: {_named(drawn)}"
                 yield f"random {name}", name, drawn

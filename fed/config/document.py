@@ -43,6 +43,7 @@ class Document(Section):
         """
         path = Path(path)
         keys = yaml.load(path)
+        # Only where the file says so: an object must not replace a section that the file names.
         keys |= {name: made for name, made in objects.items() if any(map(is_object, _parts_of(keys.get(name))))}
         with located(path):
             return cls(**keys)

@@ -135,7 +135,9 @@ def differences(
         one = PairedDifference(name, len(paired), mean)
         if _varies(paired):
             interval = interval_of(paired, confidence, correction=correction, streams=streams, name=name)
+            # The observed effect: the number of seeds is a guide to the next comparison, and no test.
             effect = abs(statistics.fmean(paired)) / statistics.stdev(paired)
+            # More folds of one seed are no more independent data.
             seeds = None if is_of_folds else seeds_to_tell_apart(effect, confidence)
             one = replace(one, interval=interval, seeds_to_tell_apart=seeds)
         found.append(one)
@@ -164,6 +166,7 @@ def interval_of(
     n = len(paired)
     mean = statistics.fmean(paired)
     deviation = statistics.stdev(paired)
+    # Folds overlap, so that resampling them would make the interval too short.
     if n >= _BOOTSTRAP_PAIRS and not correction:
         found = _bootstrapped(paired, confidence, streams=streams or Streams(0), name=name)
         if found is not None:
@@ -202,6 +205,7 @@ def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, 
     resampled_t = drawn.bootstrap_distribution
     t = mean / error
     tail = min(int((resampled_t >= t).sum()), int((resampled_t <= t).sum()))
+    # One is added above and below, for the sample itself: p is never 0.
     p = min(1.0, 2 * (tail + 1) / (_RESAMPLES + 1))
     # the quantiles trade places: a resampled mean above the sample's suggests a true mean below it
     return Interval(low=float(mean - high * error), high=float(mean - low * error), p=p, method="bootstrap")
@@ -220,6 +224,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        # An adjusted p is never below one with a smaller p: else a weaker difference could pass alone.
         highest = max(highest, (len(p_values) - rank) * p_values[index])
         adjusted[index] = min(1.0, highest)
     return adjusted

@@ -61,6 +61,7 @@ def unmasking_traffic(clients: int, survivors: int, degree: Degree) -> Traffic:
         degree: degree of the graph.
     """
     up = _CONSENT.ByteSize() + degree.holders * _field(_REVEALED_SHARE.ByteSize())
+    # On the complete graph a client counts its own share, and needs one consent less.
     consents = (degree.threshold - degree.is_complete) * _field(_PLACED_CONSENT.ByteSize())
     return Traffic(survivors * up, survivors * (_field(-(-clients // 8)) + consents))
 
