@@ -18,16 +18,7 @@ from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.vectors.tensors import Tensor, nn
 
-__all__ = [
-    "Aggregator",
-    "Algorithm",
-    "Broadcast",
-    "ClientWork",
-    "LocalRule",
-    "Phase",
-    "Reduced",
-    "Report",
-]
+__all__ = ["Aggregator", "Algorithm", "Broadcast", "ClientWork", "LocalRule", "Phase", "Reduced", "Report"]
 
 
 @dataclass(frozen=True, kw_only=True)

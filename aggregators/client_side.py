@@ -13,14 +13,7 @@ from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 
-__all__ = [
-    "each_part",
-    "first_client_state",
-    "format_of",
-    "reported",
-    "starting_states",
-    "weighs_samples",
-]
+__all__ = ["each_part", "first_client_state", "format_of", "reported", "starting_states", "weighs_samples"]
 
 
 def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:

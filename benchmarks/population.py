@@ -35,8 +35,7 @@ def main() -> None:
     held_out = [draw(-client) for client in range(1, 51)]
     test = torch.cat([inputs for inputs, _ in held_out]), torch.cat([targets for _, targets in held_out])
     experiment = fed.Experiment(
-        local={"lr": 1.0, "batch_size": SAMPLES},
-        rounds={"count": ROUNDS, "cohort": COHORT, "evaluate_every": ROUNDS},
+        local={"lr": 1.0, "batch_size": SAMPLES}, rounds={"count": ROUNDS, "cohort": COHORT, "evaluate_every": ROUNDS}
     )
     data = fed.FederatedData(fed.ClientsOnDemand(range(clients), draw, size), test, CLASSES)
     run = fed.simulate(experiment, data=data, model=torch.nn.Linear(FEATURES, CLASSES))

@@ -12,15 +12,7 @@ from fed.config.components import Component
 from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = [
-    "check_batch_norm",
-    "check_labels",
-    "check_model",
-    "check_state",
-    "check_targets",
-    "made_by",
-    "own_copy",
-]
+__all__ = ["check_batch_norm", "check_labels", "check_model", "check_state", "check_targets", "made_by", "own_copy"]
 
 
 def own_copy(made: object) -> "nn.Module":

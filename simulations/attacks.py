@@ -26,17 +26,7 @@ if TYPE_CHECKING:
     from fed.wire.format import Format
     from fed.wire.messages import Answer
 
-__all__ = [
-    "ALIE",
-    "IPM",
-    "Attack",
-    "Attackers",
-    "Gaussian",
-    "Knowledge",
-    "LabelFlip",
-    "Mimic",
-    "SignFlip",
-]
+__all__ = ["ALIE", "IPM", "Attack", "Attackers", "Gaussian", "Knowledge", "LabelFlip", "Mimic", "SignFlip"]
 
 
 @dataclass(frozen=True)

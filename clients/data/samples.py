@@ -13,17 +13,7 @@ from numpy.typing import NDArray
 from fed.errors import InvalidData
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = [
-    "ClientId",
-    "Names",
-    "Pair",
-    "Samples",
-    "check_alike",
-    "check_classes",
-    "check_pair",
-    "dense",
-    "is_real",
-]
+__all__ = ["ClientId", "Names", "Pair", "Samples", "check_alike", "check_classes", "check_pair", "dense", "is_real"]
 
 ClientId: TypeAlias = int | str
 Pair: TypeAlias = tuple[Tensor, Tensor]

@@ -21,18 +21,7 @@ from fed.compression.pieces import empty, packed, pieces, stacked, unpacked
 from fed.compression.random_quantisers import QSGD, Natural, TernGrad
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = [
-    "FP4",
-    "QSGD",
-    "BFloat16",
-    "Float16",
-    "Int8",
-    "Natural",
-    "Sign",
-    "TernGrad",
-    "TwoLevel",
-    "nearest",
-]
+__all__ = ["FP4", "QSGD", "BFloat16", "Float16", "Int8", "Natural", "Sign", "TernGrad", "TwoLevel", "nearest"]
 
 
 def nearest(magnitudes: NDArray[np.floating], middles: list[float]) -> NDArray[np.uint8]:

@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "INK",
-    "WIDTH_EM",
-    "WIDTH_INCH",
-    "Style",
-    "blank",
-    "for_file",
-    "for_page",
-    "see_through",
-    "styles",
-    "svg_of",
-]
+__all__ = ["INK", "WIDTH_EM", "WIDTH_INCH", "Style", "blank", "for_file", "for_page", "see_through", "styles", "svg_of"]
 
 INK = "#0b0c0d"
 """Colour of text and axes; inside a page it becomes the page's own, for light and for dark."""

@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fed.protocol.protocol_pb2 import (
-    Box,
-    Consent,
-    PlacedConsent,
-    PlacedKeys,
-    RevealedShare,
-    SessionKeys,
-)
+from fed.protocol.protocol_pb2 import Box, Consent, PlacedConsent, PlacedKeys, RevealedShare, SessionKeys
 from fed.secure_aggregation.graph import Degree
 from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from fed.secure_aggregation.shamir import SHARE_BYTES

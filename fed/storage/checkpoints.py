@@ -8,14 +8,7 @@ from safetensors import safe_open
 from fed.errors import CheckpointFailed, InvalidCheckpoint, os_errors_as
 from fed.quantities import bytes_text
 from fed.storage.atomic_files import replaced, sync_folder
-from fed.storage.checkpoint_files import (
-    file_name,
-    flaw_of,
-    newest_whole,
-    numbers_in,
-    remove_unfinished,
-    write_sealed,
-)
+from fed.storage.checkpoint_files import file_name, flaw_of, newest_whole, numbers_in, remove_unfinished, write_sealed
 from fed.storage.serialization import Tree, bytes_of, join_tree, plain, refilled, split_tree
 
 __all__ = ["Checkpoints", "Tree", "plain", "refilled"]
