@@ -94,6 +94,7 @@ class LabelFlip(Attack):
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """Each label's opposite."""
+        # Small unsigned labels would wrap around below 0.
         labels = targets.long()
         return torch.where(labels < 0, labels, classes - 1 - labels).to(targets.dtype)
 

@@ -208,6 +208,7 @@ def read_table(path: str, row: Callable[..., _Traced]) -> list[tuple[str, _Trace
     for number, cells in enumerate(lines, start=2):
         client = cells.pop("client")
         try:
+            # Not strict: cells of a CSV file are texts, whatever they hold.
             rows.append((client, row(**dict(keys.model_validate_strings(cells, strict=False)))))
         except ValidationError as error:
             raise InvalidData(f"{path}, line {number}: " + "; ".join(sentences(error))) from None

@@ -125,6 +125,7 @@ def choose(
 
 def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> str | None:
     """Reason why batching in groups of ``group``, where the experiment asks for ``asked``, saves no time, or None."""
+    # A group of one is the loop, with more overhead.
     if trainees == 1:
         return "a round trains one client"
     if work is None:

@@ -255,6 +255,7 @@ class RealSessions(SimulatedSessions):
                 identity=self._signer(name),
                 identities=identities,
                 terms=terms,
+                # With the attempt: fresh keys, as real clients draw them.
                 entropy=streams.generator("secure aggregation", name, task.round, attempt).bytes,
             )
             for name in of_name

@@ -20,6 +20,8 @@ __all__ = ["class_counts", "heat_map", "looked_at", "partition_of"]
 
 _MOST_CLASSES = 10_000
 _MOST_READ = 200
+_MOST_ROWS = 30  # of the picture, and its columns of classes: a terminal shows both without scrolling
+_MOST_COLUMNS = 10
 _SHADES = ("dim", "white on grey23", "white on grey39", "black on grey58", "black on grey85")
 
 
@@ -72,7 +74,7 @@ def partition_of(data: FederatedData) -> Partition | None:
     return Partition(clients, counts_KC, len(data.clients))
 
 
-def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) -> "Group":
+def heat_map(data: FederatedData) -> "Group":
     """Table of clients by classes, the more samples the brighter, of bounded size whatever the data.
 
     Of more clients some are shown, evenly spaced; of more classes neighbours share a column. The lines beneath say so,
@@ -80,8 +82,6 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
 
     Args:
         data: clients with their samples.
-        max_clients: largest number of rows, at least 1.
-        max_columns: largest number of columns of classes, at least 1.
 
     Returns:
         The table and its lines for rich to print, legible in 80 columns and without colours.
@@ -91,8 +91,8 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
     from rich.text import Text
 
     clients, counts_KC = class_counts(data)
-    rows = _spaced(len(clients), max_clients)
-    per_column = -(-counts_KC.shape[1] // max_columns)
+    rows = _spaced(len(clients), _MOST_ROWS)
+    per_column = -(-counts_KC.shape[1] // _MOST_COLUMNS)
     columns = list(range(0, counts_KC.shape[1], per_column))
     cells_KC = np.add.reduceat(counts_KC, columns, axis=1)
     table = Table(box=None)

@@ -141,6 +141,7 @@ class EF(_Feedback):
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
         """The rest that the message lacks, or all of it."""
         residual_KM = torch.sub(wanted_KM, decoded_KM, out=empty(wanted_KM.shape, wanted_KM.dtype))
+        # Nothing of a lost message has arrived: all of it is still owed.
         return {"residual": residual_KM}, {"residual": wanted_KM}
 
 
@@ -335,4 +336,5 @@ def _shrinking(wanted_KM: Tensor, decoded_KM: Tensor) -> Tensor:
     common = torch.stack([torch.dot(wanted_M, decoded_M) for wanted_M, decoded_M in pairs])
     # In float64: squares of large numbers leave float32's range.
     square = torch.stack([torch.dot(decoded_M, decoded_M) for _, decoded_M in pairs])
+    # Below 0 a message would point away from what was wanted.
     return (common / square.where(square > 0, 1)).clamp_min_(0).to(wanted_KM.dtype)[:, None]

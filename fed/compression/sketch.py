@@ -102,6 +102,7 @@ class Sketch(Codec):
         count = np.uint64(self._columns(values))
         places = np.arange(columns.start, columns.stop, dtype=np.uint64)
         words = _mixed(places + np.uint64((seed + first * _STEP) % 2**64))
+        # Two rows of one hash: 32 bits are enough for a bucket and a sign.
         for half in (words & np.uint64(0xFFFFFFFF), words >> np.uint64(32))[: self.rows - first]:
             signs = (half & np.uint64(1)).astype(np.int8)
             signs += signs

@@ -112,6 +112,7 @@ class Random(Section):
 
 def _seeds_of_the_base(values: dict[str, Any]) -> list[int]:
     seed = values.get("base", {}).get("seed")
+    # A wrong seed has a sentence of its own, from the base; True is an int, and no seed.
     return [seed] if type(seed) is int and seed >= 0 else [0]
 
 
@@ -176,6 +177,7 @@ class Comparison(Document):
         for key, values in (self.grid or {}).items():
             # as texts, for lists and mappings have no hash
             _hold_distinct(f"grid.{key}", [json.dumps(value, sort_keys=True, default=str) for value in values])
+        # One seed twice would count as two independent runs.
         _hold_distinct("seeds", self.seeds)
         _hold_distinct("names of variants", [name for _, name, _ in self._changes()])
         self._variants.update(self._validated())

@@ -124,6 +124,7 @@ class Family(Generic[_Section]):
                 raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
         about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
+            # **kwargs take any key, which a section would refuse.
             about["__cls_kwargs__"] = {"extra": "allow"}
         name = f"{kind} {self.name}"
         try:
@@ -138,12 +139,14 @@ class Family(Generic[_Section]):
         """The parameters that are no keys; of a function of (output, target) the first two, whatever their names."""
         if not self.of_functions:
             return self.given
+        # By place, for their names are the user's own.
         return () if inspect.isclass(target) else tuple(_named(target))[:2]
 
     def validate(self, value: object) -> _Section:
         """Section that these keys, ``kind`` among them, make."""
         if isinstance(value, self.base):
             return value
+        # Before functions: an object of a kind may be callable, too.
         if isinstance(value, Combinable) and dataclasses.is_dataclass(value):
             return self._section_of(value)
         if self.of_functions and callable(value):

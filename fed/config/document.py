@@ -54,6 +54,7 @@ class Document(Section):
 
     def given_keys(self) -> dict[str, Any]:
         """The keys that were given, in the form that YAML holds; but objects that no file can name."""
+        # Only what was given: a default may follow from a key that an override changes.
         return {**self.model_dump(mode="json", exclude_unset=True), **self.objects()}
 
     def objects(self) -> dict[str, Any]:

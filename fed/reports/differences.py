@@ -36,6 +36,7 @@ _BOOTSTRAP_PAIRS = 20
 """Number of pairs from which on the bootstrap takes the place of Student's t."""
 _RESAMPLES = 9_999
 _MOST_SEEDS = 1_000_000
+_ENOUGH_POWER = 0.8  # Cohen's convention, 1988
 
 _Method: TypeAlias = Literal["student", "bootstrap", "folds"]
 
@@ -230,16 +231,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = 0.8) -> int | None:
-    r"""Fewest pairs n with which the two-sided paired t-test finds a difference with that power.
+def seeds_to_tell_apart(effect: float, confidence: float = 0.95) -> int | None:
+    r"""Fewest pairs n with which the two-sided paired t-test finds a difference with power 0.8.
 
     .. math::
-        P(|T| > t_{1-\alpha/2,\,n-1}) \ge \text{power}, \qquad T \sim t_{n-1}(\delta\sqrt n)
+        P(|T| > t_{1-\alpha/2,\,n-1}) \ge 0.8, \qquad T \sim t_{n-1}(\delta\sqrt n)
 
     Args:
         effect: δ ≥ 0, the true mean difference over the standard deviation of differences.
         confidence: 1 − α.
-        power: probability of finding the difference, in (α, 1).
 
     Returns:
         n ≥ 2, or None above a million.
@@ -250,14 +250,14 @@ def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = 
     """
     fails = 1
     enough = 2
-    while _power(effect, enough, confidence) < power:
+    while _power(effect, enough, confidence) < _ENOUGH_POWER:
         if enough > _MOST_SEEDS:
             return None
         fails = enough
         enough *= 2
     while enough - fails > 1:  # power grows with n
         middle = (fails + enough) // 2
-        if _power(effect, middle, confidence) >= power:
+        if _power(effect, middle, confidence) >= _ENOUGH_POWER:
             enough = middle
         else:
             fails = middle

@@ -104,6 +104,7 @@ def harary_degree(clients: int, colluders: int, dropped: float, *, is_semi_hones
             f"secure_aggregation: no sparse graph of {clients} clients is safe with {colluders} colluders (corrupt) "
             f"and max_drop_out {dropped}: ask more clients a round, lower one of the two, or choose graph: complete"
         )
+    # A larger degree is safe where a smaller one is: halving finds the smallest.
     while low < high:
         middle = (low + high) // 2
         if _threshold(clients, 2 * middle, colluders, dropped, is_semi_honest) is not None:

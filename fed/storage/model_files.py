@@ -69,6 +69,7 @@ def write_models(path: Path, models: "Mapping[int | str, nn.Module]") -> None:
     states = [_tensors(model) for model in models.values()]
     with replaced(path) as file:
         file.write(_header([*models], states[0]))
+        # Tensor by tensor, as the header lists them; in a client's order each tensor would be in pieces.
         for name in states[0]:
             for state in states:
                 file.write(bytes_of(state[name]))

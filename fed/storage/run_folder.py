@@ -57,6 +57,7 @@ class RunFolder:
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         with written_to(path):
+            # A lock and the remains of a killed process are no run: the folder counts as empty.
             if not path.is_dir() or not set(path.iterdir()) <= {*unfinished(path, self.FILES), path / LOCK}:
                 refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
 
@@ -260,6 +261,7 @@ class RunFolder:
         """
         with self._written_on():
             write_atomically(self.path / "population.json", to_json(population).encode())
+            # Last of all: its presence says that the run has ended.
             write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 
     def _written_on(self) -> AbstractContextManager[None]:

@@ -26,6 +26,7 @@ _Path: TypeAlias = tuple[int | str, ...]
 MOST_LEVELS = 100
 """Greatest depth of a tree: JSON is read by recursion, which Python bounds."""
 
+_MOST_SHOWN = 8  # names of fields in an error
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -123,11 +124,11 @@ def _worded(value: Any) -> str:
     return f"a {type(value).__name__} of {len(value)}" if type(value) in (tuple, list) else type(value).__name__
 
 
-def _listed(names: Iterable[str], most: int = 8) -> str:
+def _listed(names: Iterable[str]) -> str:
     shown = list(names)
     if not shown:
         return "nothing"
-    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")
+    return ", ".join(shown[:_MOST_SHOWN]) + (", …" if len(shown) > _MOST_SHOWN else "")
 
 
 def _refused(found: str, path: _Path) -> InvalidCheckpoint:

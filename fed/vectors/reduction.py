@@ -226,7 +226,10 @@ class WeightedMean:
         def cut(start: int, sign: int) -> None:
             piece_J = vector_P[start : start + _PIECE]
             rest_J = product_J[: len(piece_J)]
-            _multiply(piece_J, factor, None if less_P is None else less_P[start : start + _PIECE], out=rest_J)
+            rest_J.copy_(piece_J)
+            if less_P is not None:
+                rest_J.sub_(less_P[start : start + _PIECE])
+            rest_J.mul_(factor)
             self._cut_piece(rest_J, cut_J[: len(piece_J)], start, sign)
 
         for start in range(0, self.size, _PIECE):
@@ -310,13 +313,6 @@ class WeightedMean:
         if index not in self._lanes:
             self._lanes[index] = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         return self._lanes[index]
-
-
-def _multiply(vector_P: Tensor, factor: float, less_P: Tensor | None, *, out: Tensor) -> None:
-    out.copy_(vector_P)
-    if less_P is not None:
-        out.sub_(less_P)
-    out.mul_(factor)
 
 
 def _exact(weight: float) -> int | Fraction:
