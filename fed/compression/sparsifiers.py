@@ -310,10 +310,12 @@ class DGC(Codec):
         """Add the updates to the waiting values, and send the largest ones."""
         momentum_KM = self.momentum * state["momentum"] + self._clipped(rows_KM)
         residual_KM = state["residual"] + momentum_KM
+        # Row by row: under asynchronous rounds the rows of one call may be of several.
         counts = [count_of(self._fraction(number), values.numbers) for number in draw.rounds]
         positions = [largest(row_M[None], count)[0] for row_M, count in zip(residual_KM, counts, strict=True)]
         kept = [row_M[places] for row_M, places in zip(residual_KM, positions, strict=True)]
         lost = {"momentum": momentum_KM, "residual": residual_KM}
+        # Copies, for a message that is lost must leave all values waiting.
         counted = {name: part_KM.clone() for name, part_KM in lost.items()}
         for part_KM in counted.values():
             for row_M, places in zip(part_KM, positions, strict=True):
@@ -338,6 +340,7 @@ class DGC(Codec):
         if self.clip is None:
             return rows_KM
         norms_K1 = torch.linalg.vector_norm(rows_KM, dim=1, keepdim=True, dtype=torch.float64)
+        # By the larger of norm and clip: the factor is 1 at most, and nothing is divided by 0.
         return torch.mul(rows_KM, (self.clip / norms_K1.clamp_min(self.clip)).to(rows_KM.dtype))
 
 
@@ -356,6 +359,7 @@ def _count(content: Tensor, values: Values) -> int:
     if len(content) < _COUNT.itemsize:
         raise InvalidPayload(f"the number of positions takes {_COUNT.itemsize} bytes, got {len(content)}")
     count = int(content[: _COUNT.itemsize].numpy().view(_COUNT)[0])
+    # The count may come from anyone, and decides how much memory the values take.
     if count > values.numbers:
         raise InvalidPayload(f"there can be {values.numbers} positions at most, got {count}")
     return count
