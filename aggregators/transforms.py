@@ -129,6 +129,7 @@ def chain(*transforms: Transform) -> Chain:
 
     Example:
         >>> import torch
+        >>> from fed.aggregators.reports import Reduced
         >>> rule = chain(Momentum(momentum=0.5), Scale(factor=2.0))
         >>> state = rule.init(torch.zeros(1))
         >>> for _ in range(2):
