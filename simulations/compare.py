@@ -196,6 +196,7 @@ class ComparisonFolder:
         self._variants = variants
         self._slugs = slugs(variants)
         with written_to(path):
+            # A comparison that was killed has no comparison.json yet.
             is_ours = (path / "comparison.json").is_file() or any(path.glob("runs/*/seed-*/environment.json"))
             refuse_taken(path, overwrite=overwrite and is_ours)
 
@@ -232,6 +233,7 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
         write_atomically(self.path / "comparison.md", markdown(result).encode())
         write_atomically(self.path / "comparison.tex", latex(result).encode())
+        # Last: fed report and others take it for the sign that all is there.
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":

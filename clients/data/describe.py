@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["class_counts", "heat_map", "looked_at", "partition_of"]
 
 _MOST_CLASSES = 10_000
+# Each client on demand may be a file to read, or a drawing to make.
 _MOST_READ = 200
 _MOST_ROWS = 30  # of the picture, and its columns of classes: a terminal shows both without scrolling
 _MOST_COLUMNS = 10

@@ -96,6 +96,7 @@ def outputs_for(loss: Loss, targets: Tensor, classes: Callable[[], int | None]) 
     of_targets: Callable[[Tensor], int] | None = getattr(loss, "outputs", None)
     if of_targets is None and (targets.is_floating_point() or targets.is_complex()):
         of_targets = _values
+    # At least one: data of a single class, or of none, still have a model.
     return max(1, of_targets(targets) if of_targets else classes() or 1)
 
 

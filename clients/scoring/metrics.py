@@ -43,6 +43,7 @@ class _Scored(NamedTuple):
 
     @property
     def predicted(self) -> Tensor:
+        # Scores come before the sigmoid: 0 is a probability of one half.
         return self.scores.argmax(1) if self.are_classes else (self.scores > 0).long()
 
 

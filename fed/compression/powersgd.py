@@ -117,6 +117,7 @@ class PowerSGD(Codec):
             # A convolution's matrix has a row for each output channel, as the paper reshapes it.
             rows = shape[0] if len(shape) > 1 else 1
             columns = shape.numel() // max(rows, 1)
+            # Smaller layers, such as biases, are hardly shorter as two factors, and not worth an error.
             if shape.numel() >= 64 and self.rank * (rows + columns) < rows * columns:
                 found.append((place, rows, columns))
         return found

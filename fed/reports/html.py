@@ -224,6 +224,7 @@ def _run_figures(run: Run | Recorded, clients: ClientScores) -> Iterator[_Figure
         svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label=label)
         yield _Figure(f"{label[:1].upper()}{label[1:]} against simulated time", "", svg)
     panels = {metric.words: lines for metric in others if (lines := _scores(metrics, metric))}
+    # Two panels a picture: more are too narrow to be read.
     for first_of_two in range(0, len(panels), 2):
         pair = dict(itertools.islice(panels.items(), first_of_two, first_of_two + 2))
         yield _Figure("Other metrics by round", "evaluation", charts.by_round(pair))
