@@ -50,4 +50,5 @@ class ADPSGD(PeerRule):
         """Local steps, and one exchange of the models before them."""
         x_NP = state.model_NP
         change_NP = descend(x_NP) - x_NP
+        # The model from before the steps is mixed: the staleness that the paper is about.
         return State(mix(x_NP) + change_NP)

@@ -97,12 +97,14 @@ class AFL(Aggregator):
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Descend by the mixture of the cohort, then ascend in it."""
+        # Means times their number are sums again: losses of clients must not be thinned by the others' zeros.
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
         mixture_N = self._mixture(state.mixture_N, reduced.population)
         counted = float(here_N.sum())
         share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full
         # the projection may have left none of the cohort a share
         step_P = update_P / (reduced.population * share) if share > 0 else torch.zeros_like(update_P)
+        # Less the cohort's mean, or being asked at all would raise a client's share.
         advantage_N = losses_N - here_N * (losses_N.sum() / counted)
         return State(state.model_P + step_P, onto_simplex(mixture_N + self.mixture_lr * advantage_N))
 

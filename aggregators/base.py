@@ -1,205 +1,24 @@
-"""Contracts of algorithms over ``mean``, and of changes within a client's local steps.
+"""Contracts of algorithms, and of those over ``mean``.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import PositiveInt
 
+from fed.aggregators.local_rule import Broadcast, LocalRule, Phase
+from fed.aggregators.reports import ClientWork, Reduced, Report
 from fed.config.compatibility import Feature, Sections, Term
 from fed.config.experiment import Local
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.vectors.tensors import Tensor, nn
 
-__all__ = [
-    "Aggregator",
-    "Algorithm",
-    "Broadcast",
-    "ClientWork",
-    "LocalRule",
-    "Phase",
-    "Reduced",
-    "Report",
-]
-
-Broadcast: TypeAlias = tuple[Tensor, ...]
-"""Tensors that go out to clients beside the model, [P] each where local steps use them."""
-
-
-_STREAM = partial(np.random.default_rng, 0)  # for a result that is made outside of a run
-
-
-@dataclass(frozen=True)
-class ClientWork:
-    """Result of a client's local steps; of K clients at once, each in a row of its own.
-
-    Args:
-        update_KP: y − x̂, the trained models minus those at which the steps began, in float64 as all numbers here but
-            the two models below.
-        anchor_P: x, the model that came with the task, [P] in the model's own type, which float64 represents exactly;
-            [K, P] where the clients were asked at different times.
-        began_KP: x̂, the models at which the steps began, in the model's own type: x unless
-            :meth:`Aggregator.local_start` says otherwise.
-        samples_K1: number of samples that each client holds.
-        steps_K1: τ, number of optimizer steps that each client took.
-        lr: η, the step size of those steps, > 0.
-        momentum: ρ, the momentum of those steps, in [0, 1).
-        train_loss_K1: mean loss over the samples that each client trained on.
-        client_state: state that each client kept until now: a named tuple of [K, ·], or None.
-        broadcast: tensors that came with the task beside the model.
-        population: N, the number of clients in the run.
-        start_loss_K1: f(x), the loss on the client's own data; only where the algorithm asks for the "loss".
-        start_gradient_KP: ∇f(x) on the client's own data; only where the algorithm asks for the "gradient".
-        places_K: each client's number from 0 to N − 1; only where the algorithm asks for the "place".
-        nesterov: True if the momentum of those steps is Nesterov's.
-    """
-
-    update_KP: Tensor
-    anchor_P: Tensor
-    began_KP: Tensor
-    samples_K1: Tensor
-    steps_K1: Tensor
-    lr: float
-    momentum: float
-    train_loss_K1: Tensor
-    client_state: Any = None
-    broadcast: Broadcast = ()
-    population: int = 1
-    start_loss_K1: Tensor | None = None
-    start_gradient_KP: Tensor | None = None
-    places_K: Tensor | None = None
-    nesterov: bool = False
-
-    @property
-    def gradients_K1(self) -> Tensor:  # noqa: N802  # a shape suffix
-        r"""Number of gradients that an update holds, ‖a‖₁: :math:`y - x̂ = -η \sum_s a_s g_s`.
-
-        Without momentum, and under Adam, each step counts once: τ. With momentum it counts in later steps, too:
-
-        .. math:: ‖a‖_1 = \frac{1}{1 - ρ} \left(τ - ρ \frac{1 - ρ^τ}{1 - ρ}\right)
-
-        and with Nesterov's, which looks one step ahead, ρ² in place of the ρ before the fraction.
-        """
-        rho = self.momentum
-        ahead = 2 if self.nesterov else 1
-        return (self.steps_K1 - rho**ahead * (1 - rho**self.steps_K1) / (1 - rho)) / (1 - rho)
-
-
-class Report(NamedTuple):
-    """Message of a client, and the state that it keeps; of K clients at once, each in a row of its own.
-
-    Args:
-        message: the parts, [K, ·] each, whose weighted mean the coordinator learns.
-        weight_K1: each client's weight in that mean, > 0.
-        client_state: state that each client keeps for its next task: a named tuple of [K, ·], or None.
-    """
-
-    message: tuple[Tensor, ...]
-    weight_K1: Tensor
-    client_state: Any = None
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """Result of a round: the means of the clients' messages.
-
-    Args:
-        mean: the weighted mean of each part of the clients' messages, in float64.
-        clients: |S|, the number of answers in the mean.
-        population: N, the number of clients in the run.
-        stream: function that returns the round's own random stream, at its beginning.
-    """
-
-    mean: tuple[Tensor, ...]
-    clients: int
-    population: int
-    stream: Callable[[], np.random.Generator] = _STREAM
-
-    @property
-    def update_P(self) -> Tensor:  # noqa: N802  # a shape suffix
-        """The mean of the messages' first part: the mean update, unless an algorithm sends something else there."""
-        return self.mean[0]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """Part of a client's local training; the next phase starts from its end, with an optimizer of its own.
-
-    Args:
-        rule: local rule that corrects the gradient of the shared parameters or adds a term to the loss; None for
-            neither.
-        trains: parameters that move: all, or only the shared or the private ones.
-        epochs: passes over the client's data, ≥ 1; None: as the section local says.
-        is_personal: True if the phase trains the model that a client keeps for itself, not the one that it reports.
-            The model of a client's first task is where its own model begins.
-    """
-
-    rule: "LocalRule | None" = None
-    trains: Literal["all", "shared", "private"] = "all"
-    epochs: PositiveInt | None = None
-    is_personal: bool = False
-
-    def local(self, local: Local) -> Local:
-        """The experiment's section ``local`` with this phase's epochs."""
-        return local if self.epochs is None else local.model_copy(update={"epochs": self.epochs, "steps": None})
-
-    def steps(self, steps: int | None) -> int | None:
-        """Number of steps in this phase; None: as many as :meth:`local` says."""
-        return steps if self.epochs is None else None
-
-    def moves(self, shared: int) -> slice:
-        """Mask of the numbers of a parameter vector that move; its first ones are the ``shared`` parameters."""
-        return {"all": slice(None), "shared": slice(shared), "private": slice(shared, None)}[self.trains]
-
-
-class LocalRule:
-    """Change of a client's local steps by an algorithm; one that overrides nothing leaves them plain.
-
-    Rules compute elementwise in flat space, so that one client's [P] and many clients' [K, P] use the same code.
-    """
-
-    corrects: ClassVar[bool] = False
-    """True if the class overrides :meth:`correct`."""
-    contrasts: ClassVar[bool] = False
-    """True if the class overrides :meth:`penalty`."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.corrects = cls.correct is not LocalRule.correct
-        cls.contrasts = cls.penalty is not LocalRule.penalty
-
-    def correct(
-        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
-    ) -> Tensor:
-        """The gradient that the optimizer gets.
-
-        Args:
-            gradient_P: gradient of the client's loss at x_P.
-            x_P: the client's model.
-            anchor_P: the model that the task started from.
-            client_state: state that the client keeps from task to task; its vectors have the shape of x_P.
-            broadcast: tensors that came with the task beside the model.
-        """
-        return gradient_P
-
-    def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
-        """Scalar added to a batch's loss, from the input of the model's last linear layer.
-
-        An algorithm that has one keeps ``previous_P``, another model of the same parameters, as its client state.
-
-        Args:
-            features_BF: input of the layer in the model that is trained.
-            server_BF: the same in the model that came with the task, which stays as it is.
-            previous_BF: the same in the model that the client keeps.
-        """
-        return features_BF.new_zeros(())
+__all__ = ["Aggregator", "Algorithm", "Broadcast", "ClientWork", "LocalRule", "Phase", "Reduced", "Report"]
 
 
 @dataclass(frozen=True, kw_only=True)

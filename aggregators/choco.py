@@ -56,4 +56,5 @@ class CHOCO(PeerRule):
         """Local steps, and one exchange of differences."""
         x_NP = descend(state.model_NP)
         hat_NP, mixed_NP = mix.differences(x_NP, state.hat_NP)
+        # From the copies, not from the models: only then do the pulls of two neighbours cancel in the mean.
         return State(x_NP + self.consensus_step * (mixed_NP - hat_NP), hat_NP)

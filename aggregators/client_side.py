@@ -13,14 +13,7 @@ from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
 
-__all__ = [
-    "each_part",
-    "first_client_state",
-    "format_of",
-    "reported",
-    "starting_states",
-    "weighs_samples",
-]
+__all__ = ["each_part", "first_client_state", "format_of", "reported", "starting_states", "weighs_samples"]
 
 
 def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
@@ -142,6 +135,7 @@ def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, cli
     began_KP = aggregator.local_start(anchor_P, client_state)
     if began_KP is anchor_P:  # no copy for each client
         return start_V
+    # Buffers are no part of the algorithm: local steps begin with those of the server.
     buffers_KB = start_V[..., layout.parameters :].expand(len(began_KP), -1)
     return torch.cat([began_KP.to(start_V.dtype), buffers_KB], 1)
 

@@ -43,4 +43,5 @@ class Ditto(FedAvg):
     def phases(self) -> tuple[Phase, ...]:
         """The shared model, then the client's own."""
         own = Phase(rule=FedProx(mu=self.strength), epochs=self.personal_epochs, is_personal=True)
+        # The shared model first, as in algorithm 1; the own one is drawn to the x that came, not to y_i.
         return Phase(), own

@@ -73,6 +73,7 @@ class EASGD(FedAvg):
 
     def report(self, work: ClientWork) -> Report:
         """The pull α (x_i − c), by which the client moves back; weighted alike."""
+        # Not from the anchor: a client's steps begin at its own model.
         trained_KP = work.began_KP + work.update_KP
         pull_KP = self.elasticity_among(work.population) * (trained_KP - work.anchor_P)
         return Report((pull_KP,), torch.ones_like(work.samples_K1), ClientState(trained_KP - pull_KP))

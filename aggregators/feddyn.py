@@ -80,6 +80,7 @@ class FedDyn(Aggregator):
     def report(self, work: ClientWork) -> Report:
         """The update, weighted alike; the client keeps g_i − α (y − x)."""
         kept = ClientState(work.client_state.gradient_P - self.alpha * work.update_KP)
+        # Alike, as in the paper: h is a mean over clients, and so must be what it balances.
         return Report((work.update_KP,), torch.ones_like(work.samples_K1), kept)
 
     def resized(self, state: State, before: int, after: int) -> State:

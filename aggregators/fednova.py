@@ -33,6 +33,7 @@ class FedNova(FedAvg):
 
     def report(self, work: ClientWork) -> Report:
         """The normalised update −η d_i = (y − x) / ‖a‖₁, ‖a‖₁ and a 1; weighted by samples."""
+        # Divided here, so that the coordinator needs only means: it never sees a single client's steps.
         message = work.update_KP / work.gradients_K1, work.gradients_K1, torch.ones_like(work.gradients_K1)
         return Report(message, work.samples_K1)
 

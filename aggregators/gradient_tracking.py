@@ -53,5 +53,6 @@ class GradientTracking(PeerRule):
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """One exchange, and the gradient at the mixed model."""
         moved_NP, tracked_NP = mix(state.model_NP - descend.lr * state.tracker_NP, state.tracker_NP)
+        # At the mixed model, as in the paper: its local steps are measured, and not taken.
         gradient_NP = (moved_NP - descend(moved_NP)) / descend.lr
         return State(moved_NP, tracked_NP + gradient_NP - state.gradient_NP, gradient_NP)

@@ -136,6 +136,7 @@ class PeerRule(Algorithm):
         if self.primitive is None:
             terms += [Term(feature, way_out, why) for feature in (Feature.MESSAGES, Feature.ENCODED)]
             terms.append(Term(Feature.NEIGHBOURS, "choose an algorithm over mix such as dpsgd", why))
+        # A codec's error would stay in the models for ever: nothing sends later what a message lacks.
         elif not self.compresses:
             way_out = "choose an algorithm over mix that sends later what codecs leave out, such as choco"
             terms.append(Term(Feature.ENCODED, way_out, "whose vectors travel as they are"))
@@ -193,6 +194,7 @@ class PeerRule(Algorithm):
         Raises:
             InvalidExperiment: if the topology is one of these, with the reason and the way out.
         """
+        # A new neighbour has no copy, and a one-way one no answer.
         if self.needs_fixed_graph and (topology.changes or topology.is_directed):
             got = "one that changes with the round" if topology.changes else "a directed one"
             raise InvalidExperiment(

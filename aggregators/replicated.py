@@ -47,6 +47,7 @@ def allreduce(rule: Annotated[Component, RULES] = RULES.make()) -> Aggregator:  
         InvalidExperiment: if the rule needs more than that mean.
     """
     made = rule.make()
+    # A rule that needs single answers would need all peers' updates at every peer.
     if not isinstance(made, Aggregator) or not made.linear or made.pools_data or made.is_replicated:
         raise InvalidExperiment(
             f"algorithm allreduce needs a rule that applies the mean of all peers' updates, got {rule.kind}: choose "
@@ -68,5 +69,6 @@ def _as(its_class: type, rule: Aggregator) -> Aggregator:
 
 @cache
 def _class_of(rule: type[Aggregator]) -> type[Aggregator]:
+    # A class for each rule, so that its page stays as it is, and isinstance finds the rule's own class.
     made = type(f"Replicated{rule.__name__}", (_Replicated, rule), {"__doc__": rule.__doc__})
     return cast("type[Aggregator]", dataclass(frozen=True, kw_only=True)(made))

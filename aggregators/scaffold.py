@@ -96,6 +96,7 @@ class Scaffold(Aggregator):
         mean_gradient_KP = -work.update_KP / (work.gradients_K1 * work.lr)
         change_KP = mean_gradient_KP - control_P
         kept = ClientState(work.client_state.control_P + change_KP)
+        # Alike, as in the paper, whose mean is over clients and not over samples.
         return Report((work.update_KP, change_KP), torch.ones_like(work.samples_K1), kept)
 
     def resized(self, state: State, before: int, after: int) -> State:

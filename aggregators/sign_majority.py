@@ -71,6 +71,7 @@ class SignMajority(Aggregator):
 
     def report(self, work: ClientWork) -> Report:
         """The signs of the update."""
+        # Not sign(): a zero must vote, or a message would need a third value.
         return Report((torch.where(work.update_KP >= 0, 1.0, -1.0).double(),), torch.ones_like(work.samples_K1))
 
     def apply(self, state: State, reduced: Reduced) -> State:

@@ -60,6 +60,7 @@ class SlowMo(Aggregator):
         """(y − x₀) / γ, γ and a 1; weighted by samples."""
         lr_K1 = torch.full_like(work.samples_K1, work.lr)
         counted_K1 = torch.ones_like(work.samples_K1)
+        # γ travels, since a schedule changes it while late answers are on their way.
         return Report((work.update_KP / work.lr, lr_K1, counted_K1), work.samples_K1)
 
     def apply(self, state: State, reduced: Reduced) -> State:

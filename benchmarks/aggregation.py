@@ -27,9 +27,13 @@ from fed.aggregators.robust.distances import Bulyan, GeometricMedian, Krum, Mult
 from fed.aggregators.transforms import Messages, Reducer
 from fed.vectors.reduction import WeightedMean
 
-PARAMETERS, MESSAGES, ATTACKERS, VECTORS = 10**6, 100, 20, 16
+PARAMETERS = 10**6
+MESSAGES = 100
+ATTACKERS = 20
+VECTORS = 16
 PRODUCT = "matrix product in float64"
-SUM_MS, SUM_TYPES = 5.0, (torch.float32, torch.float64)
+SUM_MS = 5.0
+SUM_TYPES = (torch.float32, torch.float64)
 MOST_TIMES = {("krum", PRODUCT): 1.3, ("geometric_median", PRODUCT): 3.0, ("bulyan", "krum"): 2.5}
 RULES: dict[str, Reducer] = {
     "krum": Krum(attackers=ATTACKERS),
@@ -57,7 +61,8 @@ def measure_sums(repetitions: int) -> list[dict[str, Any]]:
 def _measure_sum(dtype: torch.dtype, repetitions: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     vectors = [0.01 * torch.randn(PARAMETERS, generator=generator, dtype=dtype) for _ in range(VECTORS)]
-    exact, plain_P = WeightedMean(PARAMETERS), torch.zeros(PARAMETERS, dtype=torch.float64)
+    exact = WeightedMean(PARAMETERS)
+    plain_P = torch.zeros(PARAMETERS, dtype=torch.float64)
     for vector_P in vectors[:2]:  # the first is kept as it is, and the second makes the lanes
         exact.add(vector_P, 7)
     found: list[tuple[float, float]] = []

@@ -32,7 +32,8 @@ from fed.simulations.simulation import Simulation
 
 HERE = Path(__file__).resolve().parent
 POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
-CONCURRENCY, BUFFER = 1_000, 10
+CONCURRENCY = 1_000
+BUFFER = 10
 ROUNDS: dict[str, dict[str, Any]] = {
     "asynchronous": {"kind": "asynchronous", "concurrency": CONCURRENCY},
     "buffered": {"kind": "buffered", "concurrency": CONCURRENCY, "buffer": BUFFER},
@@ -63,10 +64,12 @@ class AtOnce(Executor):
         """The answers."""
         for ticket in tickets:
             item = self._items.pop(ticket)
-            count, integers = len(item.content.clients), item.tensors[1]
+            count = len(item.content.clients)
+            integers = item.tensors[1]
             update: Tensor = self._update_KM[:count]
             if item.content.wants == "mean":
-                update, integers = update[0], integers if integers.ndim == 1 else integers[0]
+                update = update[0]
+                integers = integers if integers.ndim == 1 else integers[0]
             elif integers.ndim == 1:
                 integers = integers.expand(count, -1)
             samples = (HELD,) * count
@@ -91,8 +94,10 @@ def measure(kind: str, population: int, seconds: float) -> dict[str, float]:
     simulation = Simulation(experiment, data, torch.nn.Linear(4, 2))
     federation = simulation.federation(AtOnce(simulation.layout.size))
     federation.round(1)
-    first_s, first_cpu_s = perf_counter(), process_time()
-    events, number = 0, 1
+    first_s = perf_counter()
+    first_cpu_s = process_time()
+    events = 0
+    number = 1
     while perf_counter() < first_s + seconds:
         for _ in range(100):
             number += 1

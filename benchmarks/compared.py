@@ -25,7 +25,7 @@ class Compared:
     """A comparison that has been run to its end.
 
     Args:
-        folder: of the comparison.
+        folder: place of the comparison.
         rows: name of a variant → its figures.
         runs: name of a variant → seed → its run.
     """
@@ -82,7 +82,7 @@ def cells(found: Compared, labels: Mapping[str, str], texts: Sequence[_Text]) ->
     Args:
         found: the comparison.
         labels: name of a variant → how the table calls it.
-        texts: of the columns.
+        texts: one for each column, from a row to its cell.
     """
     for name, label in labels.items():
         yield [label, *(text(found.rows[name]) for text in texts)]

@@ -25,10 +25,10 @@ class Side:
     """One of those compared.
 
     Args:
-        title: for the table.
-        program: in ``sides/``.
-        options: of the program.
-        processes: that train at the same time.
+        title: name in the table.
+        program: file in ``sides/``.
+        options: arguments for the program.
+        processes: number that train at the same time.
         most_turns: the most measurements, of one that takes long to start, or that is no part of a ratio.
     """
 
@@ -62,10 +62,10 @@ class Comparison:
     """The sides on one workload.
 
     Args:
-        workload: what all train.
+        workload: problem that all sides train.
         sides: name → side.
-        folder: for files that last as long as the program.
-        console: is told how it goes on.
+        folder: place for files that last as long as the program.
+        console: terminal for the progress.
     """
 
     def __init__(self, workload: Workload, sides: dict[str, Side], folder: Path, console: Console) -> None:

@@ -43,7 +43,9 @@ from fed.vectors.randomness import Streams
 
 HERE = Path(__file__).resolve().parent
 NUMBERS = 100_000, 1_000_000, 10_000_000
-SEEDS, STEPS, BYTES = 3, 30, 4
+SEEDS = 3
+STEPS = 30
+BYTES = 4
 SPREAD = 0.01  # standard deviation of the values
 AFTER_WARM_UP = 1 << 20  # a round
 SPARSE = ({"kind": "topk", "fraction": 1 / 64}, {"kind": "two_level"})
@@ -55,9 +57,9 @@ class Chain:
 
     Args:
         uplink: sections of the experiment.
-        error_feedback: as in the experiment.
+        error_feedback: kind of error feedback, by its name in an experiment.
         encode_gb_s: floor at 10 million numbers; what is decoded must not be slower.
-        algorithm: the chain is for; its own baseline trains without codecs.
+        algorithm: the algorithm that the chain is for; its own baseline trains without codecs.
         times_fewer: floor of how many times fewer bytes MNIST's clients send, than each round's model, or for DiLoCo
             than a gradient each step.
         points: the most percentage points that MNIST may lose.
@@ -113,7 +115,8 @@ def encoder(chain: Chain, numbers: int) -> Encoder:
 
 def speed(chain: Chain, numbers: int, repetitions: int) -> dict[str, float]:
     """Times of a chain, of a copy, and the bytes of a message."""
-    of, draw = encoder(chain, numbers), Draw(Streams(0), [AFTER_WARM_UP], [0])
+    of = encoder(chain, numbers)
+    draw = Draw(Streams(0), [AFTER_WARM_UP], [0])
     row_1M = torch.randn(1, numbers, generator=torch.Generator().manual_seed(0)) * SPREAD
     state = {name: part[None] for name, part in of.init().items()}
     encode = partial((of if chain.error_feedback != "none" else of.chain).encode, row_1M, state, draw)
@@ -139,7 +142,7 @@ def rates(numbers: int, size_bytes: int, encode_s: float, decode_s: float, copy_
 
     Args:
         numbers: P, of the vector.
-        size_bytes: of its message.
+        size_bytes: bytes of the vector's message.
         encode_s: time to encode.
         decode_s: time to decode.
         copy_s: time to copy the vector.
@@ -258,7 +261,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print and write; 1 where something falls short of its floor."""
-    given, console = arguments(), Console(highlight=False)
+    given = arguments()
+    console = Console(highlight=False)
     is_all = list(given.chains) == [*CHAINS, *DILOCO] and given.numbers == NUMBERS and not given.no_data
     keep_freed_memory()  # as processes do that encode and decode
     torch.set_num_threads(1)

@@ -20,7 +20,8 @@ def _speeds(report: Report) -> Table:
     head = ["", "bits", "ratio", "points lost", *(f"{length:,}" for length in lengths), "pays below"]
     rows = []
     for name, found in report["speeds"].items():
-        last, trained = found[-1], report["mnist"].get(name)
+        last = found[-1]
+        trained = report["mnist"].get(name)
         rows.append(
             [
                 name,

@@ -57,13 +57,14 @@ class Part:
     """One measurement: a model, nodes and an engine.
 
     Args:
-        inputs: of a logistic regression, which with ``classes`` is the model's size.
-        classes: of its labels.
-        nodes: how many.
-        processes: that nodes are spread over.
-        rounds: how many.
-        are_whole: whether nodes are ``fed client``, or on Flower ``fed``'s.
-        engine: that carries the messages.
+        inputs: numbers of a sample; with ``classes`` they make the size of the model, a logistic regression.
+        classes: number of different labels.
+        nodes: number of nodes.
+        processes: number that the nodes are spread over.
+        rounds: number of rounds.
+        are_whole: True if the nodes are those of ``fed client``, or on Flower those of ``fed flower-app``; else they
+            are stand-ins that answer at once.
+        engine: carrier of the messages.
     """
 
     inputs: int
@@ -138,7 +139,8 @@ def measure_grpc(part: Part, folder: Path) -> dict[str, Any]:
     for name in names:
         authority.issue(name)
     (folder / "experiment.yaml").write_text(yaml.safe_dump(part.experiment))
-    log, run = folder / "server.log", folder / "run"
+    log = folder / "server.log"
+    run = folder / "run"
     options = ["--listen", "127.0.0.1:0", "--credentials", str(authority.folder), "--output", str(run)]
     command = [*FED, "server", str(folder / "experiment.yaml"), *options, "--min-nodes", str(part.nodes)]
     with contextlib.ExitStack() as processes:
@@ -217,7 +219,8 @@ def commands_of_nodes(part: Part, names: Sequence[str], folder: Path) -> Iterato
 
 def data_of_nodes(part: Part, names: Sequence[str], folder: Path) -> list[Path]:
     """A data file for each node, of the same 20 samples."""
-    x, y = np.linspace(-1, 1, 20, dtype=np.float32).reshape(-1, part.inputs), np.arange(20) % part.classes
+    x = np.linspace(-1, 1, 20, dtype=np.float32).reshape(-1, part.inputs)
+    y = np.arange(20) % part.classes
     np.savez(folder / "samples.npz", x=x, label=y)
     files = [folder / f"data-{name}.yaml" for name in names]
     for file in files:
@@ -230,7 +233,8 @@ def watched(
 ) -> tuple[dict[int, float], float | None]:
     """Resident memory at each round's end, and the most until then, in MB, until the server ends."""
     resident: dict[int, float] = {}
-    peak_mb, until_s = None, time.monotonic() + PATIENCE_S
+    peak_mb = None
+    until_s = time.monotonic() + PATIENCE_S
     while server.poll() is None:
         if time.monotonic() > until_s:
             raise CommandFailed("the server does not come to an end")

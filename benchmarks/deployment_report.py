@@ -38,7 +38,8 @@ def markdown(report: Report) -> str:
 
 def _cells(found: Mapping[str, Any]) -> list[str]:
     model = "4 numbers" if found["model_mb"] < 0.001 else f"{found['model_mb']:.0f} MB"
-    least, most = _digits(found["least_s"]), _digits(found["most_s"])
+    least = _digits(found["least_s"])
+    most = _digits(found["most_s"])
     return [
         str(found["nodes"]),
         model,

@@ -23,9 +23,11 @@ import fed
 import fed.vectors.mixing
 from fed.vectors.mixing import Weights
 
-PEERS, ROUNDS = 1000, 100
+PEERS = 1000
+ROUNDS = 100
 MOST_S = 180.0
-COPIED_BYTES, COPIES = 2**28, 7
+COPIED_BYTES = 2**28
+COPIES = 7
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -39,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
         run = fed.simulate(experiment(given.peers, given.rounds, given.workers), output=Path(folder) / "run")
-    wall_s, bandwidth = time.perf_counter() - began, copied_bytes_per_s()
+    wall_s = time.perf_counter() - began
+    bandwidth = copied_bytes_per_s()
     least_s = mixing.touched_bytes / bandwidth
     out = Console(width=120, highlight=False)
     found = machine()
@@ -73,8 +76,12 @@ class Mixing:
     """Time and memory of all products W x, and the time of the sums within them, from now on."""
 
     def __init__(self) -> None:
-        self.spent_s, self.summed_s, self.touched_bytes, self.calls = 0.0, 0.0, 0, 0
-        mixed, summed = Weights.mixed, fed.vectors.mixing.embedding_bag
+        self.spent_s = 0.0
+        self.summed_s = 0.0
+        self.touched_bytes = 0
+        self.calls = 0
+        mixed = Weights.mixed
+        summed = fed.vectors.mixing.embedding_bag
 
         def timed_sum(products_X: Tensor, products_YM: Tensor, firsts_N: Tensor, mode: str) -> Tensor:
             began = time.perf_counter()
@@ -100,7 +107,8 @@ def copied_bytes_per_s() -> float:
     """Bytes read and written a second where a tensor is copied by one thread, the median."""
     torch.set_num_threads(1)
     source = torch.zeros(COPIED_BYTES // 8, dtype=torch.float64)
-    target, times_s = torch.ones_like(source), []
+    target = torch.ones_like(source)
+    times_s = []
     for _ in range(COPIES):
         began = time.perf_counter()
         target.copy_(source)

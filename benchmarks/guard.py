@@ -29,7 +29,7 @@ def packages_of(checkout: Path, folder: Path) -> Path:
     """Folder whose package ``fed`` is a checkout's, for PYTHONPATH.
 
     Args:
-        checkout: with the folders of its packages.
+        checkout: folder of a checkout, with the folders of its packages.
         folder: empty; links are made here.
 
     Raises:
@@ -58,11 +58,11 @@ def compare(problem: Path, side: str, packages: list[Path], repetitions: int, se
     """Ratio of this checkout's rounds a second to the other's.
 
     Args:
-        problem: that a workload has written.
+        problem: file that a workload has written.
         side: one of ours.
-        packages: this checkout's, and the other's.
-        repetitions: runs of each.
-        seconds: about as long as a run trains.
+        packages: folders for PYTHONPATH, of this checkout and of the other.
+        repetitions: number of runs of each checkout.
+        seconds: approximate time that a run trains.
     """
     rounds = max(8, round(seconds / round_s(packages[0], problem, side, 8)))
     found: list[list[float]] = [[], []]
@@ -86,12 +86,14 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Measure and print; 1 where this checkout is slower for certain."""
-    given, console = arguments(), Console(highlight=False)
+    given = arguments()
+    console = Console(highlight=False)
     workloads, sides = available(given.workloads, given.sides)
     rows: list[Any] = []
     with tempfile.TemporaryDirectory() as name:
         packages = [packages_of(path, Path(name, place)) for place, path in (("this", ROOT), ("other", given.other))]
-        problem, is_slower = Path(name, "problem.npz"), False
+        problem = Path(name, "problem.npz")
+        is_slower = False
         for workload in workloads:
             WORKLOADS[workload].write(problem)
             for side in sides:

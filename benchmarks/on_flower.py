@@ -47,10 +47,10 @@ def stock(numbers: int, nodes: int, rounds: int, folder: Path) -> list[float]:
     """Times at which rounds of Flower's own FedAvg ended, over nodes that answer at once.
 
     Args:
-        numbers: of the model.
-        nodes: how many.
-        rounds: how many.
-        folder: for all files.
+        numbers: number of the model's parameters.
+        nodes: number of nodes.
+        rounds: number of rounds.
+        folder: place for all files.
 
     Raises:
         CommandFailed: if Flower does not come to an end.
@@ -67,9 +67,9 @@ def ours(experiment: Mapping[str, Any], data: Sequence[Path], folder: Path) -> l
     """The metrics of an experiment, as ``fed flower-app`` has it run.
 
     Args:
-        experiment: to be run.
+        experiment: keys of the experiment.
         data: each node's data file.
-        folder: for all files.
+        folder: place for all files.
 
     Raises:
         CommandFailed: if Flower does not come to an end.
@@ -105,9 +105,10 @@ def _run(folder: Path, configurations: Sequence[str], run_config: str, output: P
         start("superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(link))
         _await_port(link)
         for number, (port, own) in enumerate(zip(ports, configurations, strict=True)):
-            own = ["--node-config", own] if own else []
-            dialling = "--insecure", "--superlink", f"127.0.0.1:{link}", "--port", str(port)
-            start(f"node-{number}", "flower-supernode", *dialling, *own)
+            command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link}", "--port", str(port)]
+            if own:
+                command += ["--node-config", own]
+            start(f"node-{number}", *command)
         command = [str(BIN / "flwr"), "run", str(folder / "app"), "here", "--stream", "--run-config", run_config]
         try:
             said = subprocess.run(

@@ -8,8 +8,11 @@ import torch
 
 import fed
 
-FEATURES, CLASSES, SAMPLES = 60, 10, 20
-COHORT, ROUNDS = 1000, 5
+FEATURES = 60
+CLASSES = 10
+SAMPLES = 20
+COHORT = 1000
+ROUNDS = 5
 TRUTH = torch.randn(FEATURES, CLASSES, generator=torch.Generator().manual_seed(0))
 
 
@@ -32,8 +35,7 @@ def main() -> None:
     held_out = [draw(-client) for client in range(1, 51)]
     test = torch.cat([inputs for inputs, _ in held_out]), torch.cat([targets for _, targets in held_out])
     experiment = fed.Experiment(
-        local={"lr": 1.0, "batch_size": SAMPLES},
-        rounds={"count": ROUNDS, "cohort": COHORT, "evaluate_every": ROUNDS},
+        local={"lr": 1.0, "batch_size": SAMPLES}, rounds={"count": ROUNDS, "cohort": COHORT, "evaluate_every": ROUNDS}
     )
     data = fed.FederatedData(fed.ClientsOnDemand(range(clients), draw, size), test, CLASSES)
     run = fed.simulate(experiment, data=data, model=torch.nn.Linear(FEATURES, CLASSES))

@@ -27,8 +27,8 @@ class Finished:
     """Result of a command.
 
     Args:
-        stdout: what it wrote.
-        wall_s: from its start to its end.
+        stdout: text that the command wrote.
+        wall_s: seconds from the command's start to its end.
         peak_resident_mb: the largest sum over its processes of resident memory, pages shared by several counted for
             each; None where there is no ``/proc``.
         peak_mb: the same with each shared page counted once.
@@ -65,10 +65,10 @@ def run(
         memory = _Memory(process.pid) if watch_memory and _PROC.is_dir() else None
         stdout, stderr = process.communicate()
         wall_s = perf_counter() - begin_s
-        peaks = memory.stop() if memory else ()
+        peak_resident_mb, peak_mb = memory.stop() if memory else (None, None)
     if process.returncode:
         raise CommandFailed(f"{' '.join(command)} ended with status {process.returncode}:\n{stderr[-2000:]}")
-    return Finished(stdout, wall_s, *peaks)
+    return Finished(stdout, wall_s, peak_resident_mb, peak_mb)
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def started(
     """A command under way, which is asked to end in the end, and then gone with all processes of its session.
 
     Args:
-        log: where what it says goes.
+        log: file for the command's output.
         command: program and arguments.
         environment: variables beside those of this process.
     """

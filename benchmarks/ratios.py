@@ -15,8 +15,8 @@ class Ratio(NamedTuple):
 
     Args:
         middle: the geometric mean of the pairs' ratios.
-        low: where the interval begins.
-        high: where it ends.
+        low: lower end of the interval.
+        high: upper end of the interval.
     """
 
     middle: float
@@ -30,8 +30,8 @@ class Ratio(NamedTuple):
         The logarithms of the pairs' ratios are taken as normal (Student's t); of a single pair nothing is known.
 
         Args:
-            numerators: above 0, one or more.
-            denominators: as many.
+            numerators: measurements above 0, one or more.
+            denominators: measurements above 0, as many.
 
         Example:
             >>> Ratio.of([4.0, 8.0], [1.0, 2.0])

@@ -18,9 +18,9 @@ class Table(NamedTuple):
     """Table of figures.
 
     Args:
-        title: above it.
-        head: of the columns.
-        rows: of cells.
+        title: line above the table.
+        head: titles of the columns.
+        rows: cells, row by row.
         first: alignment of the first column; all others are aligned right.
     """
 
@@ -56,12 +56,12 @@ def conclude(
     """Print tables, write the report, bring the page up to date, and print what falls short.
 
     Args:
-        console: prints.
-        report: of all that was measured.
-        tables: for the terminal.
+        console: terminal for the tables and the failures.
+        report: all that was measured.
+        tables: all tables, printed in this order.
         output: file for the report as JSON; None writes none.
         markers: lines of docs/benchmarks.md between which the text belongs; None leaves the page as it is.
-        text: for the page; the machine and the tables by default.
+        text: paragraphs for the page; the machine and the tables by default.
         failures: sentences on what falls short.
 
     Returns:
@@ -85,7 +85,7 @@ def put_into(page: Path, text: str, markers: tuple[str, str]) -> bool:
 
     Args:
         page: file.
-        text: to stand there.
+        text: new paragraphs between the markers.
         markers: begin and end.
     """
     before, begin, rest = page.read_text().partition(markers[0])
@@ -103,7 +103,8 @@ def paragraphs(heading: str, tables: Iterable[Table]) -> str:
 
 def measured_on(report: Report) -> str:
     """The machine, the day, the software, and the machine's load where the report has it."""
-    machine, versions = report["machine"], report["versions"]
+    machine = report["machine"]
+    versions = report["versions"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
     load = f"; load when it began: {report['load']:.1f}" if "load" in report else ""
     return f"{machine['processor']}, {machine['cores']} cores, {machine['date']}; {software}{load}."

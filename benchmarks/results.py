@@ -32,7 +32,8 @@ FED = Path(sys.executable).with_name("fed")
 
 def main() -> int:
     """Run what the tables need, write them, and say what has not been written."""
-    given, console = _arguments(), Console(stderr=True)
+    given = _arguments()
+    console = Console(stderr=True)
     names = given.names or list(RESULTS)
     folder = given.read or given.output
     absent: dict[str, str] = {}

@@ -13,7 +13,8 @@ from fed.quantities import count_text, mean_text
 __all__ = ["RESULTS", "ResultTable"]
 
 ROOT = Path(__file__).resolve().parent.parent
-README, RESULTS_PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+RESULTS_PAGE = ROOT / "docs" / "results.md"
 ACCURACY = mean_of("final_test_accuracy")
 OWN_ACCURACY = mean_of("client_accuracy_mean")
 
@@ -23,10 +24,10 @@ class ResultTable:
     """Table of a page.
 
     Args:
-        table: makes it of the comparisons, in their order.
+        table: function of the comparisons, in their order, that returns the table's text.
         comparisons: names of files in examples/.
-        page: that has it, between markers with the table's name.
-        picture: where the first comparison's curves belong; None: nowhere.
+        page: file that holds the table, between markers with its name.
+        picture: file for the first comparison's curves; None draws none.
     """
 
     table: Callable[..., str]
@@ -136,7 +137,8 @@ def compression(found: Compared) -> str:
     def less(row: Row) -> str:
         return "–" if row["bytes_up"] == most else f"{most / row['bytes_up']:.0f} ×"
 
-    up, down = bytes_of("bytes_up"), bytes_of("bytes_down")
+    up = bytes_of("bytes_up")
+    down = bytes_of("bytes_down")
     texts = (ACCURACY, up, less, down, to_target("rounds"), to_target("bytes"))
     head = ["", "test accuracy", "bytes up", "less by", "bytes down", "rounds to 0.9", "bytes to 0.9"]
     return markdown(head, list(cells(found, labels, texts)))

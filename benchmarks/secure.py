@@ -59,11 +59,18 @@ from fed.secure_aggregation.masks import keystream_mode
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
 
-CLIENTS, NUMBERS, LARGE, DROPPED = (10, 32, 100, 1000), (100_000, 1_000_000), 10_000_000, (0.0, 0.1)
-MAX_DROP_OUT, DEFAULT_MAX_DROP_OUT = 0.1, 0.2
+CLIENTS = (10, 32, 100, 1000)
+NUMBERS = (100_000, 1_000_000)
+LARGE = 10_000_000
+DROPPED = (0.0, 0.1)
+MAX_DROP_OUT = 0.1
+DEFAULT_MAX_DROP_OUT = 0.2
 MANY = (10_000, 100_000, 0.1)
-ALL_ARE_TIMED, TIMED = 32, 3
-PIECE_BYTES, PIECES, BATCHES = 128 << 10, 50, 20
+ALL_ARE_TIMED = 32
+TIMED = 3
+PIECE_BYTES = 128 << 10
+PIECES = 50
+BATCHES = 20
 WIDTH = 160
 WITHOUT_MASKS = fed.secure_aggregation.client, "add_masks", lambda lanes, masks: None
 
@@ -74,9 +81,9 @@ class Setting:
 
     Args:
         clients: n.
-        numbers: of the model.
+        numbers: number of the model's parameters.
         dropped: share of the clients that send no masked message.
-        max_drop_out: max_drop_out, the share of drop-outs that the session's graph is made for.
+        max_drop_out: share of drop-outs that the session's graph is made for.
         cores: the number with which the coordinator removes masks.
     """
 
@@ -106,9 +113,9 @@ class TrustingIdentities(Identities):
         """Tell that it is signed.
 
         Args:
-            name: of the client.
+            name: name of the client.
             signed: the digest.
-            signature: from anyone.
+            signature: bytes that nobody checks.
         """
         return True
 
@@ -133,19 +140,21 @@ class Driver:
     """A session in one process.
 
     Args:
-        setting: its size.
-        timed: how many clients are timed; the last ones drop out.
+        setting: size of the session.
+        timed: number of clients that are timed, the first ones; the last ones drop out.
     """
 
     def __init__(self, setting: Setting, timed: int) -> None:
-        self._setting, self._terms = setting, setting.terms
+        self._setting = setting
+        self._terms = setting.terms
         self._names = [f"client-{place:04}" for place in range(setting.clients)]
         self._timed = self._names[:timed]
         self._spent_s: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         signers = {name: ec.generate_private_key(ec.SECP256R1()) for name in self._names}
         known = Identities({name: signer.public_key() for name, signer in signers.items()}, b"identities")
         self._coordinator = SessionCoordinator(self._terms, known)
-        self._session, self._survivors = None, ()
+        self._session = None
+        self._survivors = ()
         self._clients = {}
         for name, signer in signers.items():
             identities = known if name in self._timed else TrustingIdentities(known.keys, known.sha256)
@@ -155,12 +164,14 @@ class Driver:
 
     def drive(self) -> MeasuredSession:
         """Run it from the first keys to the sum."""
-        coordinator, names = self._coordinator, self._names
+        coordinator = self._coordinator
+        names = self._names
         keys = self._ask("sharing", SessionClient.open, ((name,) for name in names))
         lists = self._take("sharing", coordinator.take_keys, keys, coordinator.close_keys)
         shares = self._ask("sharing", SessionClient.share, self._listed(lists))
         deliveries = self._take("sharing", coordinator.take_shares, shares, coordinator.close_shares)
-        staying, common = names[: self._setting.staying], self._lanes()
+        staying = names[: self._setting.staying]
+        common = self._lanes()
         messages = {name: self._lanes() if name in self._timed else common for name in staying}
         plain = SecureSum(self._terms.fixed.bits, self._terms.fixed.lanes)
         for message in messages.values():
@@ -242,9 +253,12 @@ def without_collection() -> Iterator[None]:
 def keystream_s_per_byte() -> float:
     """Median of the seconds in which a byte of a keystream is made and added."""
     mode = GCM(bytes(12)) if keystream_mode() is GCM else CTR(bytes(16))
-    context, zeros = Cipher(AES(bytes(32)), mode).encryptor(), bytes(PIECE_BYTES)
+    context = Cipher(AES(bytes(32)), mode).encryptor()
+    zeros = bytes(PIECE_BYTES)
     keystream = np.empty(PIECE_BYTES // 4 + 4, np.uint32)  # a block more
-    piece, written, found = np.zeros(PIECE_BYTES // 4, np.uint32), keystream.data.cast("B"), []
+    piece = np.zeros(PIECE_BYTES // 4, np.uint32)
+    written = keystream.data.cast("B")
+    found = []
     for _ in range(BATCHES):
         began_s = perf_counter()
         for _ in range(PIECES):
@@ -264,7 +278,8 @@ def measure(setting: Setting, repetitions: int, most_s: float) -> dict[str, Any]
     """
     timed = setting.clients if setting.clients <= ALL_ARE_TIMED else TIMED
     driven: list[MeasuredSession] = []
-    speeds, began_s = [keystream_s_per_byte()], perf_counter()
+    speeds = [keystream_s_per_byte()]
+    began_s = perf_counter()
     while not driven or (len(driven) < repetitions and (perf_counter() - began_s) * (1 + 1 / len(driven)) < most_s):
         with without_collection():
             one = Driver(setting, timed).drive()
@@ -322,7 +337,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print and write; 1 where something misses its target."""
-    given, console = arguments(), Console(highlight=False, width=WIDTH)
+    given = arguments()
+    console = Console(highlight=False, width=WIDTH)
     keep_freed_memory()  # as processes do that take part in rounds
     torch.set_num_threads(1)
     clients, numbers = (CLIENTS[:2], NUMBERS[:1]) if given.quick else (CLIENTS, NUMBERS)

@@ -28,10 +28,10 @@ class Bound(NamedTuple):
 
     Args:
         side: clients or coordinator.
-        figure: of a row.
+        figure: name of a figure in the rows.
         most: seconds, or times the limit.
         text: the same for readers.
-        with_all_cores: it holds where the coordinator uses all of them, else where it uses one.
+        with_all_cores: True if the bound is for a coordinator that uses all cores, else it is for one core.
     """
 
     side: str

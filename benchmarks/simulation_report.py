@@ -68,7 +68,8 @@ def _ratios(report: Report) -> Table:
 
 def _comparable(workload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each of the others, after the first of ours that trains in as many processes."""
-    sides, ratios = workload["sides"], workload["ratios"]
+    sides = workload["sides"]
+    ratios = workload["ratios"]
     for other in dict.fromkeys(name for of_ours in ratios.values() for name in of_ours):
         for ours in ratios:
             if sides[ours]["processes"] == sides[other]["processes"]:
@@ -97,7 +98,8 @@ def _populations(report: Report) -> Table:
 
 def _command(report: Report) -> Table:
     found = report["command"]
-    times, memory = str(Ratio(*found["times_import"])), _megabytes(found["peak_resident_mb"])
+    times = str(Ratio(*found["times_import"]))
+    memory = _megabytes(found["peak_resident_mb"])
     row = [f"`{found['command']}`", f"{found['wall_s']:.2f}", f"{found['import_s']:.2f}", times, memory]
     head = ["", "seconds", "`import torch`, s", "ratio", "peak memory, MB"]
     return Table("The whole command, in turn with PyTorch's import alone", head, [row])

@@ -45,7 +45,8 @@ def measure_command(repetitions: int, folder: Path) -> dict[str, Any]:
     for warmed_up in (importing, command):  # files come from the disk, and bytecode is written
         run(warmed_up, _AS_INSTALLED)
     pairs = [(run(command, _AS_INSTALLED), run(importing, _AS_INSTALLED)) for _ in range(repetitions)]
-    runs, imports_s = [one for one, _ in pairs], [one.wall_s for _, one in pairs]
+    runs = [one for one, _ in pairs]
+    imports_s = [one.wall_s for _, one in pairs]
     ratio = Ratio.of([one.wall_s for one in runs], imports_s)
     found = _whole(*runs, run(command, _AS_INSTALLED, watch_memory=True))
     return {"command": written, **found, "import_s": statistics.median(imports_s), "times_import": list(ratio)}

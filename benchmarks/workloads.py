@@ -27,15 +27,15 @@ class Workload:
     """A federated problem, trained by FedAvg with plain SGD.
 
     Args:
-        title: for the table.
-        clients: how many there are.
-        samples: of each client.
+        title: name in the table.
+        clients: number of clients.
+        samples: number that each client holds.
         cohort: clients a round.
         batch_size: samples of a step.
         epochs: passes over a client's samples in a round.
         lr: step size.
-        agreement_rounds: after so many, all sides must be as accurate as each other.
-        tolerance: by how much a side's accuracy may differ from the median of all then: at least five standard
+        agreement_rounds: number of rounds after which all sides must be as accurate as each other.
+        tolerance: most that a side's accuracy may differ from the median of all then: at least five standard
             deviations over the seeds that draw cohorts and orders of samples (0.4, 0.1 and 0.3 percentage points with
             the lean loop), and less than what a side loses that trains half as much (4, 1 and 50).
         source: (training samples, test samples).
@@ -87,7 +87,8 @@ def _holdings(samples: int, clients: int, each: int, generator: np.random.Genera
 def _digits() -> tuple[Arrays, Arrays]:
     samples = digits()
     order = np.random.default_rng(0).permutation(len(samples.targets))
-    inputs, targets = samples.inputs.numpy()[order], samples.targets.numpy()[order]
+    inputs = samples.inputs.numpy()[order]
+    targets = samples.targets.numpy()[order]
     return (inputs[:1500], targets[:1500]), (inputs[1500:], targets[1500:])
 
 

@@ -12,15 +12,7 @@ from fed.config.components import Component
 from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = [
-    "check_batch_norm",
-    "check_labels",
-    "check_model",
-    "check_state",
-    "check_targets",
-    "made_by",
-    "own_copy",
-]
+__all__ = ["check_batch_norm", "check_labels", "check_model", "check_state", "check_targets", "made_by", "own_copy"]
 
 
 def own_copy(made: object) -> "nn.Module":
@@ -32,6 +24,7 @@ def own_copy(made: object) -> "nn.Module":
     if not isinstance(made, nn.Module):
         raise InvalidModel(f"model must make a torch.nn.Module, got {type(made).__name__}")
     for name, part in made.named_parameters():
+        # deepcopy drops hooks without a word.
         if part._backward_hooks or getattr(part, "_post_accumulate_grad_hooks", None):
             raise InvalidModel(
                 f"parameters must have no hooks, which copies lose and training does not call, got one on {name}: put "
@@ -66,6 +59,7 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: M
     """
     # copies, for a model may change its inputs in place
     inputs, targets = (part[:2].clone().cpu() for part in data.read(data.clients[0]))
+    # In evaluation, since BatchNorm refuses a single sample when it trains.
     module.eval()
     what = f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}"
     with torch.no_grad():
@@ -240,6 +234,7 @@ def check_batch_norm(module: "nn.Module", data: FederatedData, batch_size: int) 
             "count), or use GroupNorm or LayerNorm"
         )
     clients = data.clients[:1] if data.is_on_demand else data.clients
+    # A last single sample joins the batch before it, but a client's only one has none to join.
     lonely = [client for client in clients if data.size_of(client) == 1]
     if lonely:
         raise InvalidData(

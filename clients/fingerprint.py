@@ -128,6 +128,7 @@ class _Code:
             case list() | tuple():
                 self._add_all(thing)
             case Set():
+                # The order of a set changes from process to process.
                 self._add_all(sorted(map(repr, thing)))
             case partial():
                 self._add_all((thing.func, thing.args, thing.keywords))
@@ -168,6 +169,7 @@ class _Code:
     def _add_source(self, thing: Any, code: Any) -> None:
         """The name of code that belongs to a version of a package, else its source, else its bytecode."""
         module = thing.__module__ or ""
+        # A run folder tells the versions of these: their source would change with every release.
         if module.partition(".")[0] in _BY_NAME:
             self._write(f"{module}:{thing.__qualname__}")
             return
@@ -178,4 +180,5 @@ class _Code:
             self.add(code)
 
     def _write(self, text: str) -> None:
+        # With its length, so that two texts in a row are not taken for others of the same letters.
         self._update(f"{len(text)} {text}".encode(errors="surrogatepass"))

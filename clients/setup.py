@@ -176,6 +176,7 @@ class Preparation:
             InvalidExperiment: if a codec breaks its contract.
         """
         numbers = self.layout.parameters
+        # The rule of the peers keeps the errors itself; it needs a contraction to do so.
         kept = ScaleAlone()
         message = Format(
             self.layout.dtype,
@@ -219,7 +220,9 @@ class Preparation:
 
     def _first_module(self, experiment: Experiment, model: "Callable[[], nn.Module] | nn.Module | None") -> "nn.Module":
         """Module initialised from its own stream, and checked against the data."""
+        # Before the model is made: targets decide how many outputs it has.
         check_targets(self.data, self.loss)
+        # On the CPU, so that the first model has the same bits whatever device trains it.
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
             if model is None:
                 made = self._built_in(experiment)

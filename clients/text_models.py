@@ -31,6 +31,7 @@ class CharTransformer(nn.Module):
     def __init__(self, classes: int, longest: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(classes, width)
+        # 0.02 as in GPT-2 (Radford et al. 2019): small beside the embedding, so that letters count first.
         self.position = nn.Parameter(torch.randn(longest, width) * 0.02)
         block = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -38,6 +39,7 @@ class CharTransformer(nn.Module):
         # PyTorch warns of nested tensors, which norm_first does not allow
         self.blocks = nn.TransformerEncoder(block, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
         self.read = nn.Linear(width, classes)
+        # Tied weights (Press & Wolf 2017): fewer parameters travel.
         self.read.weight = self.embed.weight
         # Read out by a width of numbers about 1, PyTorch's embedding would begin with scores of ± √width.
         nn.init.normal_(self.embed.weight, std=width**-0.5)

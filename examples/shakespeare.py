@@ -28,6 +28,6 @@ def char_lstm(classes: int, embedding: int = 8, hidden: int = 256, layers: int =
         classes: the number of characters.
         embedding: width of a character's vector.
         hidden: width of the state.
-        layers: how many are stacked.
+        layers: number of recurrent layers, one above the other.
     """
     return CharLSTM(classes, embedding, hidden, layers)

@@ -26,7 +26,7 @@ def linear(input_shape: tuple[int, ...], seed: int) -> nn.Module:
 
     Args:
         input_shape: (39,), of a patient.
-        seed: of PyTorch's generator, from which FLamby draws the weights.
+        seed: start of PyTorch's generator, from which FLamby draws the weights.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -57,6 +57,7 @@ def decimals_of(mean: float) -> int:
         >>> decimals_of(0.9286), decimals_of(41.238), decimals_of(0.0012345)
         (3, 2, 5)
     """
+    # 0 and infinity have no logarithm.
     if not math.isfinite(mean) or mean == 0 or 0.01 <= abs(mean) < 10:
         return 3
     exponent = math.floor(math.log10(abs(mean)))

@@ -26,17 +26,7 @@ if TYPE_CHECKING:
     from fed.wire.format import Format
     from fed.wire.messages import Answer
 
-__all__ = [
-    "ALIE",
-    "IPM",
-    "Attack",
-    "Attackers",
-    "Gaussian",
-    "Knowledge",
-    "LabelFlip",
-    "Mimic",
-    "SignFlip",
-]
+__all__ = ["ALIE", "IPM", "Attack", "Attackers", "Gaussian", "Knowledge", "LabelFlip", "Mimic", "SignFlip"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +94,7 @@ class LabelFlip(Attack):
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """Each label's opposite."""
+        # Small unsigned labels would wrap around below 0.
         labels = targets.long()
         return torch.where(labels < 0, labels, classes - 1 - labels).to(targets.dtype)
 
@@ -254,6 +245,7 @@ class Attackers:
         """
         attack = made_by(section, "adversaries", Attack)
         count = section.attackers_among(len(clients))
+        # From a stream of their own: the same clients attack whatever else the experiment draws.
         places = streams.generator("adversaries").choice(len(clients), size=count, replace=False)
         return cls(attack, frozenset(clients[place] for place in places.tolist()), streams)
 
@@ -331,6 +323,7 @@ class Attackers:
             mimicked=self._mimicked([senders[row] for row in honest]),
             generators=tuple(self.streams.generator("attack", senders[row], *exchange) for row in own),
         )
+        # In float64 like the coordinator's sums, and rounded once to the type that travels.
         forged_AM = self.attack.forge(known)
         return sent_SM.index_copy(0, torch.tensor(own), forged_AM.to(sent_SM.dtype))
 

@@ -208,6 +208,7 @@ def read_table(path: str, row: Callable[..., _Traced]) -> list[tuple[str, _Trace
     for number, cells in enumerate(lines, start=2):
         client = cells.pop("client")
         try:
+            # Not strict: cells of a CSV file are texts, whatever they hold.
             rows.append((client, row(**dict(keys.model_validate_strings(cells, strict=False)))))
         except ValidationError as error:
             raise InvalidData(f"{path}, line {number}: " + "; ".join(sentences(error))) from None
@@ -266,6 +267,7 @@ class _Alternating(Spells):
 
     def __init__(self, lengths: OnOff, generator: np.random.Generator) -> None:
         self._generator = generator
+        # The long-run probability, so that the fleet does not begin with a wave of arrivals.
         self._starts_there = generator.random() < lengths.on_s / (lengths.on_s + lengths.off_s)
         self._means_s = (lengths.on_s, lengths.off_s) if self._starts_there else (lengths.off_s, lengths.on_s)
         self._changes_s: list[float] = []

@@ -125,6 +125,7 @@ def choose(
 
 def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> str | None:
     """Reason why batching in groups of ``group``, where the experiment asks for ``asked``, saves no time, or None."""
+    # A group of one is the loop, with more overhead.
     if trainees == 1:
         return "a round trains one client"
     if work is None:
@@ -263,6 +264,7 @@ def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     device = device_of()
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device)
+        # Twice the same model: a loss that mixes models would differ from that of one alone.
         rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private).pack(module)]
         together = BatchedEvaluator(module, loss, {}, device, recipe.private).scores(rows[0], rows[1], samples)
     except Exception as error:
@@ -293,6 +295,7 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
     with torch.no_grad(), contextlib.suppress(Exception):  # a loss that refuses these labels shows nothing
         output = copy.deepcopy(module).to(device).eval()(inputs)
         classes = output.shape[1] if output.ndim > 1 else 1
+        # Every class twice if that fits: a weight of one class alone would otherwise be missed.
         count = max(min(2 * classes, _PROBE_SCORES // output[0].numel()), 4)
         labels = targets[torch.arange(count, device=device) % len(targets)]
         if not (targets.is_floating_point() or targets.is_complex()):

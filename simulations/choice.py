@@ -101,6 +101,7 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
 
 def _useful(simulation: Simulation) -> int:
     """Number of workers that a round has work for on this machine; one where several runs share it."""
+    # The runs themselves fill the cores.
     if multiprocessing.parent_process() is not None:  # one of several runs side by side
         return 1
     processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
@@ -121,6 +122,7 @@ def _started(simulation: Simulation, section: Component, workers: int, *, awaits
         InvalidExperiment: if this machine is too small for so many, or the user's parts cannot go to another process.
     """
     kind = _class_of(section)
+    # A slip such as 10000 would exhaust the machine before any error could be shown.
     most = max(_MOST_WORKERS, 4 * usable_cores())
     if kind.shares_memory and workers > most:
         raise InvalidExperiment(

@@ -109,6 +109,7 @@ def compare(
         with closing(running) as ended:  # a generator left open keeps its processes until it is collected
             _gather(ended, runs, planned, observer)
     except BaseException as error:
+        # A failure before the first run has ended leaves no results that would have to be overwritten.
         if folder and (any(runs.values()) or isinstance(error, KeyboardInterrupt)):
             folder.write(_result(comparison, runs, "interrupted", folder.path), data)
         raise
@@ -195,6 +196,7 @@ class ComparisonFolder:
         self._variants = variants
         self._slugs = slugs(variants)
         with written_to(path):
+            # A comparison that was killed has no comparison.json yet.
             is_ours = (path / "comparison.json").is_file() or any(path.glob("runs/*/seed-*/environment.json"))
             refuse_taken(path, overwrite=overwrite and is_ours)
 
@@ -206,6 +208,7 @@ class ComparisonFolder:
                     clear_run(run)
             for name in self.FILES:
                 (self.path / name).unlink(missing_ok=True)
+            # Inner folders first: only empty ones can be removed.
             for folder in (*self.path.glob("runs/*/seed-*"), *self.path.glob("runs/*"), self.path / "runs"):
                 with suppress(OSError):  # it holds something that is not ours
                     folder.rmdir()
@@ -230,6 +233,7 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
         write_atomically(self.path / "comparison.md", markdown(result).encode())
         write_atomically(self.path / "comparison.tex", latex(result).encode())
+        # Last: fed report and others take it for the sign that all is there.
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":

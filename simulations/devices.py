@@ -71,6 +71,7 @@ class Device:
     def gossip_s(self, *, samples: int, bytes_each_way: int) -> float:
         """Seconds of a round among peers: local training, then models to and from all neighbours at once."""
         slower_bytes_per_s = min(self.down_bytes_per_s, self.up_bytes_per_s)
+        # Both ways at once, so that the slower link decides.
         moved_s = self.latency_s + bytes_each_way / slower_bytes_per_s if bytes_each_way else 0.0
         return samples / self.samples_per_s + moved_s
 
@@ -183,6 +184,7 @@ class Lognormal(UniformDevices):
     bandwidth_sigma: NonNegativeFloat = 0.0
 
     def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
+        # Drawn together in this order: a device does not depend on which of the two spreads is 0.
         z, w = streams.normals("device", client)
         factor = math.exp(self.bandwidth_sigma * w)
         return Device(

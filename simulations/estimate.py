@@ -100,6 +100,7 @@ def _task_s(simulation: Simulation) -> float:
     groups = simulation.groups
     count = min(groups.size, simulation.trainees)
     sizes = _sizes(simulation.data)
+    # The largest clients, whose batches are full in all steps of the trial.
     largest = sorted(sizes, key=lambda client: -sizes[client])[:count]
     if simulation.data.is_on_demand:  # reading another client here could raise an error that belongs to the run
         largest = [simulation.data.clients[0]] * count

@@ -137,6 +137,7 @@ class SimulatedNeighbourhood:
             until_s_X = ready_s_S[receivers_X] + self._deadline_s
             is_late_X = arrives_s_X > until_s_X
             if is_late_X.any():
+                # Both directions are left out: weights of one way alone would not keep the peers' mean.
                 counts_X = ~_either_way(is_late_X, receivers_X, senders_X)
                 weights = weights.without(torch.from_numpy(~counts_X))
                 self.left_out |= {self.members[row] for row in self._rows_S[senders_X[is_late_X]].tolist()}
@@ -244,6 +245,7 @@ class SimulatedNeighbourhood:
             returns_s = min((spell.until_s for spell in spells if not spell.is_there), default=math.inf)
             if math.isinf(returns_s):
                 raise RunFailed(_nobody_else(number, there))
+            # All clocks move, since peers that wait for company do not train meanwhile.
             self._ready_s_N = np.maximum(self._ready_s_N, returns_s)
             spells = list(map(self._spell, range(len(self.members))))
 
@@ -266,6 +268,7 @@ class SimulatedNeighbourhood:
             takes_s = self._devices[row].gossip_s(samples=groups.seen(samples, steps), bytes_each_way=sent_bytes)
             ends_s = self._ready_s_N[row] + takes_s * (1.0 if breaks_at is None else breaks_at)
             if breaks_at is not None or ends_s > until_s:
+                # The time until it broke down has passed for it, as for any other peer.
                 self._ready_s_N[row] = min(ends_s, until_s)
                 failed.append(self.members[row])
             else:

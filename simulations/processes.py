@@ -121,6 +121,7 @@ class _Worker:
         try:
             kind, content = self.connection.recv()
         except (EOFError, ConnectionError):
+            # Joined first: only then is there an exit code.
             self.process.join()
             if not self.is_ready:
                 raise RunFailed(_NO_START.format(code=self.process.exitcode)) from None
@@ -168,6 +169,7 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
                 if run is not None and kind == "round":
                     _tell(observer, run, content)
                     continue
+                # A process serves many runs: to start one, and to load PyTorch, takes seconds.
                 if waiting and kind != "died":
                     worker.give(waiting.popleft())
                 else:

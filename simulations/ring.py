@@ -79,12 +79,14 @@ class RingFleet:
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """The sum of all updates that are in time, as one answer; failures pass through."""
         updates = []
+        # The fleet's clock does not know of the rings' time.
         for answer in self.fleet.collect(until - self._passed_s, enough):
             if answer.problem:
                 yield answer
             else:
                 updates.append(answer)
         if updates:
+            # Sorted, so that the ring, and with it the time, does not depend on who came first.
             peers = in_order(chain.from_iterable(answer.clients for answer in updates))
             self.moved_bytes += ring_bytes(self.message, len(peers))
             self._passed_s += self._ring_s(peers)

@@ -97,6 +97,7 @@ class SimulatedSessions(ABC):
         """Exchange keys and send masked messages once more; False if there are too few clients for a session."""
         try:
             sharing = sharing_traffic(self._names(survivors), self.settings.degree(len(survivors)))
+        # So few clients leave no safe graph: the round fails, and the run goes on.
         except InvalidExperiment:
             return False
         number = self._tasks[survivors[0]].round
@@ -254,6 +255,7 @@ class RealSessions(SimulatedSessions):
                 identity=self._signer(name),
                 identities=identities,
                 terms=terms,
+                # With the attempt: fresh keys, as real clients draw them.
                 entropy=streams.generator("secure aggregation", name, task.round, attempt).bytes,
             )
             for name in of_name

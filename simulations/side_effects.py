@@ -27,12 +27,14 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
         >>> changed_by_forward(nn.BatchNorm1d(3), torch.zeros(2, 3))
         'running_var'
     """
+    # In training mode, where BatchNorm and the like change their buffers.
     tried = copy.deepcopy(module).cpu().train()
     before = {name: part.clone() for name, part in _tensors(tried)}
     attributes = {name: _attributes(part) for name, part in tried.named_modules()}
     # as text: == of NumPy's state would compare its array elementwise
     drawn = (random.getstate(), repr(np.random.get_state()))
     with torch.no_grad(), contextlib.suppress(Exception):  # the first step of the loop will raise it again
+        # Two, for BatchNorm refuses one.
         tried(inputs[:2].clone())
     if drawn != (random.getstate(), repr(np.random.get_state())):
         return "the state of Python's or NumPy's random generator"

@@ -108,6 +108,7 @@ def simulate(
         given = [name for name, part in given_parts.items() if part is not None]
         if folder is not None and resume:
             check_given_parts(given, folder)
+        # Before the folder is touched, so that bad input costs no earlier run.
         simulation = Simulation(experiment, data, model, loss, metric)
         _log.info("training: %s", simulation.batching)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
@@ -118,8 +119,10 @@ def simulate(
             if resume:
                 kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts)
         told = Observers(observers)
+        # It takes time, and is made only where somebody listens.
         expectation = expect(simulation) if told.want(Expectation) else None
         if folder is not None:
+            # Before workers start, which take seconds: a second run in this folder ends at once.
             stack.enter_context(folder.held())
         executor = stack.enter_context(hired(simulation, expectation))
         loop = _loop(simulation, executor, fingerprint, folder, told)

@@ -84,6 +84,7 @@ class SimulatedClients:
         total = self.groups.steps(samples, steps)
         cut: int | None = None
         if is_cut < self.devices.interruption and total > 1:  # one step has no part that could be left out
+            # From 1 to total − 1: a client that is cut off has done something, and not all.
             cut = 1 + int(after * (total - 1))
         breaks_at = at if fails < self.devices.failure else None
         return cut, breaks_at

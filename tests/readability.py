@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("fed", "aggregators", "clients", "server", "simulations")
+ROOMS = ("fed", "aggregators", "clients", "server", "simulations", "benchmarks", "examples")
 
 Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -72,7 +72,9 @@ def leans(text: str) -> bool:
 
 def sources(room: str) -> Iterator[Path]:
     """Files of a room, or of a folder in one, that people write."""
-    return (path for path in sorted((ROOT / room).rglob("*.py")) if "_pb2" not in path.name)
+    paths = sorted((ROOT / room).rglob("*.py"))
+    # The other engines' environment stands in benchmarks/.
+    return (path for path in paths if "_pb2" not in path.name and ".venv" not in path.parts)
 
 
 def fragments(path: Path) -> list[Place]:

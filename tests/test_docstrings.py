@@ -24,8 +24,8 @@ OBSCURE = re.compile(
     "|So|Somebody|Something|Than|That|Then|These|They|This|Those|To|Under|Until|What|When|Where|Whether|Which|Who|Whoever"
     r"|Whose|Why|With|Without)\b"
 )
-# Rooms that are held to plain entries and to one thought a line; python -m tests.readability counts the others.
-READABLE = ("fed", "aggregators", "clients", "server", "simulations")
+# Folders that are held to plain entries and to one thought a line.
+READABLE = (*ROOMS, "benchmarks", "examples")
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 LEGEND = "Shapes: see :mod:`fed.vectors.layout`."
 PAGE = '''

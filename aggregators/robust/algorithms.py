@@ -61,6 +61,7 @@ class Robust(Composed):
 
     def transforms(self) -> tuple[Transform, ...]:
         """Weights, bucketing, mixing and the rule, which has the hyper-parameters of the same names."""
+        # Buckets come before the mixing, so that the n − f nearest are counted among what the rule sees.
         chain: list[Transform] = [Weigh(by=self.weights)]
         if self.bucketing > 1:
             chain.append(Bucketing(size=self.bucketing, counts_clients=self.is_mean))

@@ -95,6 +95,7 @@ def by_columns(rule: Callable[[Tensor], Tensor], messages_SM: Tensor) -> Tensor:
     """
     parts = torch.split(messages_SM, _COLUMNS, dim=1)
     threads = torch.get_num_threads()
+    # Columns are computed apart, so that the bits do not depend on the number of threads.
     if threads == 1 or len(parts) == 1:
         return torch.cat([rule(part_SJ) for part_SJ in parts])
     with ThreadPoolExecutor(threads) as pool:  # NumPy sorts in the thread that calls it, without the GIL
@@ -215,6 +216,7 @@ class NormBound(Reducer):
 def _median(part_SJ: Tensor, weights_S: Tensor) -> Tensor:
     values_SJ, weights_SJ = _sorted(part_SJ, weights_S)
     below_SJ = weights_SJ.cumsum(0)
+    # From the sums themselves, not from weights_S.sum(): another order of sums may differ in the last bit.
     half_J = below_SJ[-1] / 2
     middle = [below.sum(0, keepdim=True) for below in (below_SJ < half_J, below_SJ <= half_J)]
     low_1J, high_1J = (torch.take_along_dim(values_SJ, index_1J, 0) for index_1J in middle)
@@ -233,6 +235,7 @@ def _trimmed_mean(part_SJ: Tensor, weights_S: Tensor, share: float) -> Tensor:
 
 def _sorted(part_SJ: Tensor, weights_S: Tensor) -> tuple[Tensor, Tensor]:
     """Each column's values in ascending order, and their weights; equal weights have one column for all."""
+    # The usual case, in which NumPy's faster sort of values alone is enough.
     if bool((weights_S == weights_S[0]).all()):
         return ascending(part_SJ), weights_S.unsqueeze(1)
     values_SJ, order_SJ = part_SJ.sort(dim=0, stable=True)

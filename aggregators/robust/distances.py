@@ -10,17 +10,17 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fed.aggregators.robust.centres import Outvoting, Point, ascending, by_columns
+from fed.aggregators.robust.gram import Gram, differences_from, squared_distances
 from fed.aggregators.transforms import Messages, Reducer
 from fed.errors import InvalidExperiment
-from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "Bucketing",
@@ -32,83 +32,6 @@ __all__ = [
     "NearestNeighbourMixing",
     "squared_distances",
 ]
-
-_COLUMNS = 2**12
-"""Number of columns in one matrix product: as fast as with all of them, and a copy of some dozen rows stays in
-cache."""
-_COLUMNS_OF_PAIRS = 2**11
-"""Number of columns for which all pairs are subtracted at a time: those of all messages stay in the cache."""
-_SAMPLED_COLUMNS = 2**13
-_LOST = 1e-6
-"""Smallest squared distance that a difference of squares may give, as a share of them: ten of 16 digits are left."""
-
-
-class Gram(NamedTuple):
-    """Products of messages' differences from one of them, which are those of all points between the messages.
-
-    .. math:: G_{ij} = (m_i - c) · (m_j - c)
-
-    Args:
-        products_SS: G, the products of all pairs.
-        centre: row of c, the message that differences are taken from.
-    """
-
-    products_SS: Tensor
-    centre: int
-
-    @classmethod
-    def of(cls, messages_SM: Tensor) -> "Gram":
-        """Products about the message that has the nearest half of the others, by a sample of the columns."""
-        step = -(-messages_SM.shape[1] // _SAMPLED_COLUMNS)
-        sample_SS = _from_differences(messages_SM[:, :: max(step, 1)])
-        centre = int(sample_SS.nan_to_num(torch.inf).median(1).values.argmin())
-        products_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
-        for away_SJ in _away(messages_SM, messages_SM[centre]):
-            products_SS.addmm_(away_SJ, away_SJ.T)
-        return cls(products_SS, centre)
-
-
-def squared_distances(messages_SM: Tensor) -> Tensor:
-    r"""Squares of the Euclidean distances, [S, S], by a matrix product about one message.
-
-    .. math:: ‖m_i - m_j‖^2 = G_{ii} + G_{jj} - 2 G_{ij}
-
-    Where messages are much nearer to each other than to that one, the difference would lose their digits: these squares
-    are summed up from differences.
-
-    Example:
-        >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)).tolist()
-        [[0.0, 25.0], [25.0, 0.0]]
-    """
-    products_SS, _ = Gram.of(messages_SM)
-    squares_S = products_SS.diagonal()
-    sums_SS = squares_S + squares_S.unsqueeze(1)
-    found_SS = (sums_SS - 2 * products_SS).triu(1)  # a matrix product need not be symmetric to the bit
-    found_SS = found_SS + found_SS.T
-    is_lost_SS = ~(found_SS >= _LOST * sums_SS)  # true for NaN, the difference of infinite ones
-    is_lost_SS.fill_diagonal_(False)
-    lost = is_lost_SS.any(1).nonzero().squeeze(1)
-    if len(lost):
-        pairs = torch.meshgrid(lost, lost, indexing="ij")
-        found_SS[pairs] = torch.where(is_lost_SS[pairs], _from_differences(messages_SM, lost), found_SS[pairs])
-    return found_SS
-
-
-def _away(messages_SM: Tensor, point_M: Tensor) -> Iterator[Tensor]:
-    """Differences from a point, some columns at a time, each in the place of those before."""
-    held = messages_SM.new_empty(len(messages_SM) * min(_COLUMNS, messages_SM.shape[1]))
-    for part_SJ, point_J in zip(torch.split(messages_SM, _COLUMNS, 1), torch.split(point_M, _COLUMNS), strict=True):
-        yield torch.sub(part_SJ, point_J, out=held[: part_SJ.numel()].view_as(part_SJ))
-
-
-def _from_differences(messages_SM: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-    """Squared distances between some rows."""
-    parts = torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)
-    squares_U = torch.stack([nn.functional.pdist(part_SJ[rows].contiguous()).square() for part_SJ in parts]).sum(0)
-    count = len(messages_SM[rows, :0])
-    squares_SS = messages_SM.new_zeros(count, count)
-    squares_SS[torch.triu_indices(count, count, offset=1).unbind()] = squares_U
-    return squares_SS + squares_SS.T
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +92,7 @@ class NearestNeighbourMixing(Outvoting):
     def reduce(self, state: None, messages: Messages, generator: np.random.Generator) -> tuple[None, Messages]:
         """Means of neighbours, in the order of the messages."""
         messages_SM, weights_S = messages
+        # Itself counts among them, at distance 0, as in the paper.
         neighbours = self.left(len(messages_SM)) - self.attackers
         # stable: of equal distances the first tasks' count on every machine
         nearest_SZ = squared_distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
@@ -203,10 +127,13 @@ class GeometricMedian(Point):
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The smoothed geometric median."""
         shares_S = weights_S / weights_S.sum()
+        # Steps among S products cost S² each, whatever the length of the messages: almost all are taken there.
         mix_S, left = self._mix(Gram.of(messages_SM), shares_S)
         point_M = mix_S @ messages_SM
         for _ in range(left):
-            squares_S = torch.stack([away_SJ.square_().sum(1) for away_SJ in _away(messages_SM, point_M)]).sum(0)
+            squares_S = torch.stack(
+                [away_SJ.square_().sum(1) for away_SJ in differences_from(messages_SM, point_M)]
+            ).sum(0)
             attraction_S = shares_S / squares_S.sqrt().clamp(min=self.nu)
             step_M = attraction_S @ messages_SM / attraction_S.sum() - point_M
             point_M = point_M + step_M
@@ -227,6 +154,7 @@ class GeometricMedian(Point):
         while left:
             left -= 1
             cross_N = products_NN @ mix_N
+            # Rounding may leave a small negative square where the point is on a message.
             away_N = (squares_N - 2 * cross_N + mix_N @ cross_N).clamp(min=0).sqrt()
             attraction_N = shares_N / away_N.clamp(min=self.nu)
             step_N = attraction_N / attraction_N.sum() - mix_N
@@ -335,6 +263,7 @@ class Bulyan(_Selection):
         rest = list(range(len(messages_SM)))
         chosen: list[int] = []
         while len(chosen) < len(messages_SM) - 2 * self.attackers:
+            # Scores are found anew after each choice: a chosen message no longer counts as a neighbour.
             best = _by_score(squares_SS[rest][:, rest], self.attackers)[0]
             chosen.append(rest.pop(best))
         count = len(messages_SM) - 4 * self.attackers
@@ -352,6 +281,7 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
     neighbours = max(len(squares_SS) - attackers - 2, 1)
     sorted_SS = squares_SS.sort(1).values[:, 1:]  # without the distance to itself
     scores_S1 = sorted_SS[:, :neighbours].sum(1, keepdim=True)
+    # Lists are compared entry by entry: a tie is decided by the next distance.
     keys = torch.cat([scores_S1, sorted_SS[:, neighbours:]], 1).tolist()
     return sorted(range(len(keys)), key=keys.__getitem__)
 

@@ -20,7 +20,8 @@ from side import Problem, Trained, main
 
 def train(problem: Problem, rounds: int, actors: int) -> Trained:
     """Train so many rounds with so many actors."""
-    module, ends_s = problem.module(), []
+    module = problem.module()
+    ends_s = []
     population = len(problem.clients)
     server = ServerApp()
 

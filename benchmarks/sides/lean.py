@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 def train(problem: Problem, rounds: int) -> Trained:
     """Train so many rounds."""
-    module, clients = problem.module(), problem.clients
+    module = problem.module()
+    clients = problem.clients
     if any(isinstance(part, nn.Conv2d) for part in module):
         module.to(memory_format=torch.channels_last)
         clients = [(inputs.to(memory_format=torch.channels_last), targets) for inputs, targets in clients]

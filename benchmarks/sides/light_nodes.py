@@ -33,7 +33,7 @@ class AtOnce:
 
     Args:
         inputs: numbers of a sample.
-        classes: of its labels.
+        classes: number of different labels.
     """
 
     def __init__(self, inputs: int, classes: int) -> None:

@@ -21,7 +21,8 @@ Product = Callable[[], object]
 
 def train(problem: Problem, rounds: int) -> Trained:
     """Compute the products of so many rounds."""
-    samples, size = len(problem.clients[0][1]), problem.batch_size
+    samples = len(problem.clients[0][1])
+    size = problem.batch_size
     ends_s = []
     with torch.inference_mode():
         steps = {part: _step(problem, part) for part in {min(size, samples), samples % size} if part}
@@ -64,8 +65,10 @@ def _least_s(products: list[Product]) -> float:
 
 def _linear(layer: nn.Linear, clients: int, shape: Size, goes_on: bool) -> Iterator[list[Product]]:
     """Output, gradient of the weights, and where the backward pass goes on that of the input."""
-    inputs, outputs = layer.in_features, layer.out_features
-    x_KBI, g_KBO = torch.randn(clients, shape[0], inputs), torch.randn(clients, shape[0], outputs)
+    inputs = layer.in_features
+    outputs = layer.out_features
+    x_KBI = torch.randn(clients, shape[0], inputs)
+    g_KBO = torch.randn(clients, shape[0], outputs)
     for is_batched, is_transposed in product((False, True), (False, True)):
         w_KIO = torch.randn(clients, outputs, inputs).mT if is_transposed else torch.randn(clients, inputs, outputs)
         of_weights = (g_KBO.mT, x_KBI) if is_transposed else (x_KBI.mT, g_KBO)
@@ -82,7 +85,7 @@ def _matrix_products(left: Tensor, right: Tensor, is_batched: bool) -> list[Prod
 
 def _convolution(layer: nn.Conv2d, clients: int, shape: Size, goes_on: bool) -> Iterator[list[Product]]:
     """The same for convolutions, client by client."""
-    settings = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1)
+    settings = [layer.stride, layer.padding, layer.dilation, False, [0, 0], 1]
     for memory_format in (torch.contiguous_format, torch.channels_last):
         products: list[Product] = []
         for _ in range(clients):

@@ -17,7 +17,8 @@ import torch
 from side import Problem, Trained, main
 from torch import Tensor, nn
 
-RANK, ADDRESSES = "PFL_WORKER_RANK", "PFL_WORKER_ADDRESSES"
+RANK = "PFL_WORKER_RANK"
+ADDRESSES = "PFL_WORKER_ADDRESSES"
 
 
 class Model(nn.Module):

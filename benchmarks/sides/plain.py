@@ -11,7 +11,8 @@ State = dict[str, Tensor]
 
 def train(problem: Problem, rounds: int) -> Trained:
     """Train so many rounds."""
-    module, loss = problem.module(), nn.CrossEntropyLoss()
+    module = problem.module()
+    loss = nn.CrossEntropyLoss()
     state = {name: value.clone() for name, value in module.state_dict().items()}
     ends_s = []
     for _ in range(rounds):

@@ -35,7 +35,9 @@ from flwr.supercore.primitives.asymmetric import (
 from flwr.supercore.task_identity import TaskIdentity
 
 CONFIGS = "secaggplus_configs"
-CLIPPING, QUANTISED, MODULUS = 8.0, 1 << 22, 1 << 32
+CLIPPING = 8.0
+QUANTISED = 1 << 22
+MODULUS = 1 << 32
 MOST_S = 180.0
 
 
@@ -44,7 +46,7 @@ class Size(NamedTuple):
 
     Args:
         clients: n, with the nodes 1 … n.
-        numbers: of the model.
+        numbers: number of the model's parameters.
         staying: clients that send a masked message, the first ones.
         threshold: shares that recover a secret.
     """
@@ -66,7 +68,7 @@ class Masked(NamedTuple):
     Args:
         spent_s: seconds of one of them, by stage.
         public: keys of all.
-        vector: what the timed one has masked.
+        vector: masked message of the timed client.
     """
 
     spent_s: Mapping[str, float]
@@ -97,14 +99,16 @@ def clients(size: Size) -> Masked:
     replies = {node: ask("sharing", node, {"stage": "setup", **counts, **ranges}) for node in nodes}
     public = {node: [reply["pk1"], reply["pk2"]] for node, reply in replies.items()}
     ask("sharing", first, {**{str(node): keys for node, keys in public.items()}, "stage": "share_keys"})
-    part, own = create_shares(bytes(32), 2, 2)[0], bytes_to_public_key(public[first][1])
+    part = create_shares(bytes(32), 2, 2)[0]
+    own = bytes_to_public_key(public[first][1])
     boxes = []
     for node in others:
         private = bytes_to_private_key(contexts[node].state.config_records["secaggplus_state"]["sk2"])
         content = share_keys_plaintext_concat(node, first, part, part)
         boxes.append(encrypt(generate_shared_key(private, own), content))
     masked = ask("masking", first, {"stage": "collect_masked_vectors", "ctxts": boxes, "srcs": others})
-    active, dead = nodes[: size.staying], nodes[size.staying :]
+    active = nodes[: size.staying]
+    dead = nodes[size.staying :]
     ask("unmasking", first, {"stage": "unmask", "active_nids": active, "dead_nids": dead})
     return Masked(spent_s, public, [bytes_to_ndarray(one) for one in masked["masked_params"]])
 
@@ -125,7 +129,8 @@ def shares(clients: int, staying: int, threshold: int) -> tuple[list[list[bytes]
 
 def server(size: Size, masked: Masked) -> tuple[float, bool]:
     """Seconds of the server's last stage, and whether it was run."""
-    nodes, lost = size.nodes, size.clients - size.staying
+    nodes = size.nodes
+    lost = size.clients - size.staying
     active = set(nodes[: size.staying])
     held, recovery_s = shares(size.clients, size.staying, size.threshold)
     shapes = [array.shape for array in masked.vector]

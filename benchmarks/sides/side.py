@@ -29,7 +29,7 @@ class Problem:
         clients: (inputs, targets) of each.
         test: (inputs, targets).
         weights: the first model's state.
-        path: where it was read from.
+        path: file of the workload.
     """
 
     cohort: int
@@ -47,7 +47,8 @@ class Problem:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
         settings = json.loads(str(arrays.pop("settings")))
-        inputs, targets = torch.from_numpy(arrays["inputs"]), torch.from_numpy(arrays["targets"])
+        inputs = torch.from_numpy(arrays["inputs"])
+        targets = torch.from_numpy(arrays["targets"])
         holdings = torch.from_numpy(arrays["holdings"])
         return cls(
             **{key: settings[key] for key in ("cohort", "batch_size", "epochs", "lr")},
@@ -74,7 +75,7 @@ class Trained:
     """Result of a side's training.
 
     Args:
-        ends_s: when each round ended, on any clock.
+        ends_s: times at which the rounds ended, on any clock.
         module: the trained model, where there is one.
     """
 
@@ -87,7 +88,7 @@ def main(train: Callable[..., Trained], packages: tuple[str, ...] = (), **option
 
     Args:
         train: (problem, rounds, options …) → what training leaves.
-        packages: whose versions are reported beside PyTorch's and NumPy's.
+        packages: names of packages whose versions are reported, beside PyTorch's and NumPy's.
         options: name → default value, of the side's own command-line options.
     """
     torch.set_num_threads(1)

@@ -64,7 +64,7 @@ def visits(kind: str, address: tuple[str, int], certificate: Path | None, until_
     Args:
         kind: the kind of stranger.
         address: host and port that it comes to.
-        certificate: the folder of another authority's.
+        certificate: folder with a certificate from another authority.
         until_s: the end, by the monotonic clock.
     """
     visit = {

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["class_counts", "heat_map", "looked_at", "partition_of"]
 
 _MOST_CLASSES = 10_000
+# Each client on demand may be a file to read, or a drawing to make.
 _MOST_READ = 200
+_MOST_ROWS = 30  # of the picture, and its columns of classes: a terminal shows both without scrolling
+_MOST_COLUMNS = 10
 _SHADES = ("dim", "white on grey23", "white on grey39", "black on grey58", "black on grey85")
 
 
@@ -72,7 +75,7 @@ def partition_of(data: FederatedData) -> Partition | None:
     return Partition(clients, counts_KC, len(data.clients))
 
 
-def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) -> "Group":
+def heat_map(data: FederatedData) -> "Group":
     """Table of clients by classes, the more samples the brighter, of bounded size whatever the data.
 
     Of more clients some are shown, evenly spaced; of more classes neighbours share a column. The lines beneath say so,
@@ -80,8 +83,6 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
 
     Args:
         data: clients with their samples.
-        max_clients: largest number of rows, at least 1.
-        max_columns: largest number of columns of classes, at least 1.
 
     Returns:
         The table and its lines for rich to print, legible in 80 columns and without colours.
@@ -91,8 +92,8 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
     from rich.text import Text
 
     clients, counts_KC = class_counts(data)
-    rows = _spaced(len(clients), max_clients)
-    per_column = -(-counts_KC.shape[1] // max_columns)
+    rows = _spaced(len(clients), _MOST_ROWS)
+    per_column = -(-counts_KC.shape[1] // _MOST_COLUMNS)
     columns = list(range(0, counts_KC.shape[1], per_column))
     cells_KC = np.add.reduceat(counts_KC, columns, axis=1)
     table = Table(box=None)
@@ -111,6 +112,7 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
 
 def _spaced(length: int, most: int | None) -> list[int]:
     """Places of a sequence, at most ``most`` of them, evenly spaced from the first to the last."""
+    # unique, since rounding may meet one place twice.
     places: list[int] = np.unique(np.linspace(0, length - 1, min(most or length, length)).astype(int)).tolist()
     return places
 
@@ -119,6 +121,7 @@ def _classes(data: FederatedData, held: list[Tensor]) -> int | None:
     # With a loss of the user's own, integers need not be labels.
     if held[0].ndim != 1 or is_real(held[0]) or any(int(targets.long().min()) < 0 for targets in held):
         return None
+    # With the test sets, which may have a class that nobody trains on.
     labels = [*held, *(targets for _, (_, targets) in data.tests())]
     classes = data.classes if data.classes is not None else 1 + max(int(targets.long().max()) for targets in labels)
     return classes if classes <= _MOST_CLASSES else None

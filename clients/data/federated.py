@@ -68,6 +68,7 @@ class FederatedData:
             raise InvalidData("data must have at least one client, got none")
         clients = self.train.clients if isinstance(self.train, ClientsOnDemand) else tuple(self.train)
         object.__setattr__(self, "clients", clients)
+        # The first client on demand is the pattern for all others, which are read when they are needed.
         for client in clients[:1] if self.is_on_demand else clients:
             self._check(client, self.train[client])
         if self.test is not None:
@@ -225,6 +226,7 @@ class FederatedData:
         if not self.is_on_demand and not isinstance(tests, dict):
             tests = dict(tests)  # a dict, as the data themselves are, so that labels can be counted
             object.__setattr__(self, "client_tests", tests)
+        # One of those on demand, for to read all of them could take hours.
         ids = list(tests) if isinstance(tests, dict) else list(islice(tests, 1))
         for client in ids:
             if client not in self.train:

@@ -34,6 +34,7 @@ def fold_of(samples: int, folds: int, generator: np.random.Generator) -> NDArray
         >>> np.bincount(fold_of(11, 3, np.random.default_rng(0)))[1:].tolist()
         [4, 3, 4]
     """
+    # A random first fold: with 0 the small clients' larger folds would all be the first ones.
     first = int(generator.integers(folds))
     fold_E = np.empty(samples, dtype=np.int64)
     fold_E[generator.permutation(samples)] = 1 + (first + np.arange(samples)) % folds
@@ -98,5 +99,6 @@ class _Parted:
     def _is_held_out(self, client: ClientId, samples: int) -> NDArray[np.bool_]:
         if samples == 1:
             return np.zeros(1, dtype=bool)  # the client trains on its only sample in every fold
+        # The same stream in every fold, so that each sample is tested exactly once.
         fold_E = fold_of(samples, self.fold.of, self.streams.generator("folds", client))
         return np.asarray(fold_E == self.fold.number)

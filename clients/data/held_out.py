@@ -56,6 +56,7 @@ def parted(
     """
     order = generator.permutation(indices_E)
     held_out = share(len(indices_E), fraction)
+    # Ascending, so that what is drawn later depends on which samples are kept, not on the permutation.
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
@@ -115,6 +116,7 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     if data.client_tests is not None:
         is_in_memory = isinstance(data.client_tests, dict)
         return data, data.client_tests if is_in_memory else ClientsOnDemand(tuple(data.client_tests), data.read_test)
+    # Under a name of its own: else these would be the very samples of the common test set.
     cut = _Cut(data, fraction, streams, "client test set")
     if data.is_on_demand:
         return replace(data, train=cut.train()), ClientsOnDemand(data.clients, cut.held_out)

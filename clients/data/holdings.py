@@ -88,6 +88,7 @@ def replicated(holdings: Holdings, overlap: float, generator: np.random.Generato
     sample_E = np.concatenate(list(holdings.values()))
     holder_E = np.repeat(np.arange(len(clients)), [len(indices) for indices in holdings.values()])
     copies_E = np.full(len(sample_E), int(overlap))
+    # A fixed number of samples rather than a draw for each: the overlap is then what the user has asked for.
     once_more = round((overlap - int(overlap)) * len(sample_E))
     copies_E[generator.permutation(len(sample_E))[:once_more]] += 1
     others = _other_holders(holder_E, copies_E, len(clients), generator)
@@ -106,6 +107,7 @@ def _other_holders(
     most = int(copies_E.max())
     steps: list[NDArray[np.int64]] = []
     for copy in range(most):
+        # The top grows with each copy, and takes the place of a step that is drawn twice: all sets are equally likely.
         top_E = clients - most + copy + np.zeros_like(holder_E)
         step_E = generator.integers(1, top_E, endpoint=True)
         taken_E = np.any([step_E == earlier_E for earlier_E in steps], axis=0) if steps else np.zeros_like(step_E, bool)

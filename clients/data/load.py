@@ -83,6 +83,7 @@ class _Dealt(NamedTuple):
 def _deal_to_numbers(samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams) -> _Dealt:
     """Hold out of all samples, then deal the others to clients 0 … n − 1."""
     train, marked = _to_train_and_test(samples)
+    # Before the partition draws, and from another stream: one test set serves all partitions of a comparison.
     train, test = held_out.parted(train, _fraction(samples, section), streams.generator("test set"))
     clients = section.clients or _CLIENTS
     if clients > len(train):

@@ -76,6 +76,7 @@ class ClientsOnDemand(ByClient[Pair]):
         for name, function in (("make", self.make), ("size", self.size)):
             if not callable(function) and (name, function) != ("size", None):
                 raise InvalidData(f"{name} must be a function of a client's id, got {function!r}")
+        # A range knows its members by arithmetic: a set of a million numbers takes tens of megabytes.
         known = self.clients if isinstance(self.clients, range) else frozenset(self.clients)
         if len(known) < len(self.clients):
             raise InvalidData(
@@ -99,6 +100,7 @@ class ClientsOnDemand(ByClient[Pair]):
         try:
             return super().__getitem__(client)
         except Exception as error:
+            # A note, not an error of ours: the user's own traceback is what helps.
             error.add_note(f"while client {client!r} was made or read")
             raise
 

@@ -65,6 +65,7 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
         InvalidData: if there is no such column.
     """
     if by == "content" and by not in samples.columns:
+        # Content and label together, for one image may stand under two labels.
         texts = [x + y for x, y in zip(_rows(samples.inputs), _rows(samples.targets), strict=True)]
     else:
         texts = [str(value).encode() for value in _values(samples, by, "hash").tolist()]
@@ -145,6 +146,7 @@ def dirichlet(
     labels_E = _labels(samples, "dirichlet")
     members = [np.flatnonzero(labels_E == label) for label in np.unique(labels_E)]
     holders_E = np.empty_like(labels_E)
+    # Else no draw can succeed, and a thousand would be made in vain.
     if len(samples) >= clients * min_samples:
         for _ in range(_DRAWS):
             for indices in members:
@@ -231,6 +233,7 @@ def similarity(
     labels_E = _labels(samples, "similarity")
     order = generator.permutation(len(samples))
     alike, rest = np.split(order, [round(len(samples) * percent / 100)])
+    # Stable, after a permutation: which samples of a label go where is random, and the same everywhere.
     rest = rest[np.argsort(labels_E[rest], kind="stable")]
     ranges = np.arange(len(rest)) * clients // max(len(rest), 1)
     return _dealt(np.concatenate([alike, rest]), np.concatenate([np.arange(len(alike)) % clients, ranges]))
@@ -270,6 +273,7 @@ def quantity(
 
 def _sizes(total: int, shares_K: NDArray[np.float64]) -> NDArray[np.int64]:
     """Whole numbers in proportion to shares that sum to 1; their sum is the total."""
+    # Ends are rounded, not sizes: sizes rounded one by one need not add up to the total.
     ends_K = np.rint(np.cumsum(shares_K) * total).astype(np.int64)
     ends_K[-1] = total  # shares sum to 1 but for rounding
     sizes_K: NDArray[np.int64] = np.diff(ends_K, prepend=np.int64(0))
@@ -328,6 +332,7 @@ def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
     if by == "label":
         return _labels(samples, partition)
     if by == "mean":
+        # In float64: ties and order must not depend on how a machine adds float32.
         return np.asarray(samples.inputs.reshape(len(samples), -1).to(torch.float64).mean(dim=1).numpy())
     known = [*_OF_ALL, *(name for name in samples.columns if name not in _OF_ALL)]
     raise InvalidData(f"data.partition.by must name a column of the source, got {by!r}{nearest(by, known)}")

@@ -13,17 +13,7 @@ from numpy.typing import NDArray
 from fed.errors import InvalidData
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = [
-    "ClientId",
-    "Names",
-    "Pair",
-    "Samples",
-    "check_alike",
-    "check_classes",
-    "check_pair",
-    "dense",
-    "is_real",
-]
+__all__ = ["ClientId", "Names", "Pair", "Samples", "check_alike", "check_classes", "check_pair", "dense", "is_real"]
 
 ClientId: TypeAlias = int | str
 Pair: TypeAlias = tuple[Tensor, Tensor]
@@ -135,6 +125,7 @@ def check_pair(pair: object, owner: str) -> None:
         raise InvalidData(f"{owner} must hold at least one sample, got none: remove it, or give it data")
     for name, tensor in (("inputs", inputs), ("targets", targets)):
         if is_real(tensor) and not _all_finite(tensor):
+            # Looked for only now: to find it takes several passes.
             place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
             value = tensor[place].item()
             raise InvalidData(

@@ -34,6 +34,7 @@ __all__ = ["EdgeNode"]
 
 _log = logging.getLogger(__name__)
 _FAREWELL_S = 2.0
+# Requests wait in memory, and an honest server has few open at a node.
 _MOST_WAITING = 100  # requests of a server that are not done yet
 _SHORTEST_S = 0.01  # between heartbeats
 _LONGEST_S = 3600.0
@@ -229,6 +230,7 @@ class EdgeNode(Dialler):
     def _prepare(self, plan: pb.Plan) -> None:
         said = plan.signature
         own = self._described.signature
+        # Before a training process is asked: a model for other samples would fail there with a long traceback.
         if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
             own.classes <= said.classes <= MOST_CLASSES
         ):
@@ -257,6 +259,7 @@ class EdgeNode(Dialler):
                 held = _Held(assignment, own_sha256, path=path, due_s=due_s)
                 self._held[name] = held
                 self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
+        # Outside the lock, and told again each time: the last acceptance may have been lost with its connection.
         self._say(pb.FromNode(accepted=assignment.task))
         self._hear_in_session(assignment)
 
@@ -422,6 +425,7 @@ class EdgeNode(Dialler):
         if self._transfers.over.is_set():  # the task may be done after another start
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, failed.reason)
+        # A training process's own words could hold a number of the data.
         if self.secure is not None and failed.reason not in set(Reason):
             failed.reason = Reason.LACKS_MODEL if failed.lacks_model else Reason.NO_MESSAGE
         held.path.unlink(missing_ok=True)

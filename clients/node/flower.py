@@ -124,6 +124,7 @@ class FlowerNode:
         """Folder of the client's states in a run."""
         if not plan.run.isalnum():  # it becomes part of a path
             raise InvalidInput(f"a run's name must be letters and digits, got {plan.run[:40]!r}")
+        # Without a folder nothing is kept, which describe() has checked: the system's own is enough.
         base = Path(str(self._config.get("folder", tempfile.gettempdir()))).expanduser()
         return base / plan.run / str(self.client)
 
@@ -153,6 +154,7 @@ class FlowerNode:
                 f"the experiment deals its data to {count} clients, got partition-id={number} of "
                 f"num-partitions={partitions}: set data.clients to the number of nodes"
             )
+        # By its place, as Flower numbers partitions: a client's own name may be a text.
         client = data.clients[number]
         return data.only(client, client_id_of(str(client)))
 

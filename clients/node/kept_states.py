@@ -63,6 +63,7 @@ class KeptStates:
         if not oldest.is_dir():
             return
         for other in self._folder.iterdir():
+            # By time, since numbers of tasks begin anew when a server is started again.
             if other.name not in self._beside and other.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
                 shutil.rmtree(other, ignore_errors=True)
 

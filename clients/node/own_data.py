@@ -33,6 +33,7 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
     """
     streams = Streams(description.seed)
     if description.client is None:
+        # The whole source is this node's, whatever clients it names, and the node itself holds out what it scores on.
         alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
         section = description.data
         data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
@@ -71,6 +72,7 @@ def signature_of(pair: Pair, classes: int, names: Names) -> pb.Signature:
     )
     encoded = [name.encode() for part in names for name in (*part, "")]  # an empty name parts columns from classes
     ends = [*accumulate(len(name) + 3 for name in encoded)]  # Protobuf adds a tag, and a length of up to two bytes
+    # The first names as they are, since errors show those that differ; the hash covers the rest.
     fitting = sum(end <= _MOST_BYTES for end in ends)
     signature.columns.extend(names.columns[:fitting])
     signature.labels.extend(names.labels[: max(0, fitting - len(names.columns) - 1)])

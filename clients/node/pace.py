@@ -41,6 +41,7 @@ class Pace:
             until_s: the time by which it must be done, by the clock.
             do: function that trains; its result is not used.
         """
+        # Fewer steps of one phase would leave the next one at another start than the paper's.
         if len(self._recipe.phases) > 1:
             return train
         if self._step_s is None:
@@ -48,6 +49,7 @@ class Pace:
             self._step_s = min(self._tried_step_s(train, do) for _ in range(2))
         most = self._steps_of(train)
         left_s = until_s - self._clock.monotonic_s()
+        # At least one, though it may be late: an answer without a step has nothing to add.
         steps = int(max(1, min(most, _SHARE_OF_TIME * left_s / self._step_s)))
         return replace(train, steps=(steps,)) if steps < most else train
 

@@ -33,6 +33,7 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
     Raises:
         InvalidExperiment: if it names such code, is no experiment, or is one that nodes cannot run.
     """
+    # Before it is parsed, for a plan comes from a server that need not be honest.
     if len(plan) > _MOST_LETTERS:
         raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
     try:
@@ -42,6 +43,7 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
     known = {*_OF_NODES, "stages", "data"}
+    # An unknown section may ask for something that this version would not check.
     if others := sorted(keys.keys() - known) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)  # before validation, which imports the code that is named
@@ -63,6 +65,7 @@ def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> No
     Raises:
         InvalidExperiment: if it names others.
     """
+    # A list in place of recursion: a nested plan must not end in a RecursionError here.
     named: list[Any] = [experiment]
     while named:
         part = named.pop()

@@ -40,6 +40,7 @@ class RevealedRecord:
         self._path = folder / RECORD_FILE
         with os_errors_as(InvalidInput, f"{folder} cannot be read", "make it readable"):
             content = self._path.read_bytes() if self._path.exists() else b""
+        # The salt stands in the file, so that entries are of use to this record alone.
         salt = content[len(_HEAD) : len(_HEAD) + _SALT_BYTES]
         if not content.startswith(_HEAD) or len(salt) != _SALT_BYTES:
             if not begins_anew:
@@ -56,6 +57,7 @@ class RevealedRecord:
             salt, (entries[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES] for place in range(whole))
         )
         with os_errors_as(InvalidInput, f"{folder} cannot be written to", "make room there"):
+            # Written at the start, too: a disk that is full or read-only is found before a round needs it.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write()
 

@@ -59,6 +59,7 @@ class KeptReference:
         check_tensors([(type_name(one.dtype), one.numel()) for one in messages], message.difference * len(differences))
         held = self._held()
         names = [assignment.since, *(one.after for one in differences)]
+        # The server is told, and sends the whole model.
         if held is None or held.name not in names:
             return None
         missing = range(names.index(held.name), len(differences))
@@ -79,6 +80,7 @@ class KeptReference:
         if newest is None or newest[1].keys() != set(Reference._fields):
             return None
         held = Reference(**newest[1])
+        # What another experiment left in this folder is no reference.
         return held if held.numbers_KP.shape == (len(self._message.difference), self._message.parameters) else None
 
     def _keep(self, reference: Reference) -> None:

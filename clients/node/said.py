@@ -11,10 +11,9 @@ from typing import TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from fed.protocol.protocol_pb2 import Answer, FromNode
 from fed.secure_aggregation.reasons import Reason
 
-__all__ = ["SENTENCES", "TOLD", "WITHHELD", "disclosed", "fields_said"]
+__all__ = ["SENTENCES", "TOLD", "WITHHELD", "disclosed"]
 
 _Said = TypeVar("_Said", bound=Message)
 
@@ -106,23 +105,10 @@ def disclosed(message: _Said) -> _Said:
         message: a ``FromNode``, or the ``Answer`` that heads a delivery.
     """
     found = type(message)()
+    # A copy: the node goes on with its own numbers.
     found.CopyFrom(message)
     _withhold(found)
     return found
-
-
-def fields_said() -> set[str]:
-    """Names of all fields, as ``Message.field``, that messages of a node have."""
-    names: set[str] = set()
-    left = [FromNode.DESCRIPTOR, Answer.DESCRIPTOR]
-    while left:
-        kind = left.pop()
-        for field in kind.fields:
-            name = f"{kind.name}.{field.name}"
-            if name not in names and field.message_type is not None:
-                left.append(field.message_type)
-            names.add(name)
-    return names
 
 
 def _withhold(message: Message) -> None:
@@ -130,6 +116,7 @@ def _withhold(message: Message) -> None:
         name = f"{message.DESCRIPTOR.name}.{field.name}"
         if name in SENTENCES:
             setattr(message, field.name, _sentence(value))
+        # A field that no table names stays at home until somebody has decided what it may tell.
         elif name not in TOLD:
             message.ClearField(field.name)
         elif field.message_type is not None:

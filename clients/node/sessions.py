@@ -175,6 +175,7 @@ class SecureNode:
             identities = SignedIdentities.read(content, self.credentials.authority_pem)
         except InvalidCredentials as error:
             raise ClientRefusal(str(error), Reason.OLD_IDENTITIES) from None
+        # An older list may still have a client whose key has been stolen.
         if identities.version < self._identities.version:
             raise ClientRefusal(
                 f"the server's identities are of version {identities.version}, and this node knows version "
@@ -182,6 +183,7 @@ class SecureNode:
                 Reason.OLD_IDENTITIES,
             )
         if identities.content != self._identities.content:
+            # Kept before it counts: a node that is started again must not accept an older list.
             with os_errors_as(RunFailed, f"{self.folder} cannot be written to", "make room there"):
                 write_atomically(self.folder / IDENTITIES_FILE, identities.content, mode=0o600)
             self._identities = identities
@@ -282,6 +284,7 @@ class SecureNode:
                         left += self._recorded(entries)
                     case Ended():
                         _log.warning("the session has ended: %s", command.problem)
+                        # Once the masked message is taken nobody waits: the notice would end a later attempt.
                         if command.own_sha256 != self._handed_out:
                             self._ended = command
             self._changed.notify_all()

@@ -82,6 +82,7 @@ class NodeTraining:
         self._folder = folder
         with os_errors_as(InvalidInput, f"{folder} cannot be written to", "give another --state"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # mkdir leaves the mode of a folder that is there already.
             folder.chmod(0o700)
         self._prepared = Preparation(experiment, replace(data, classes=plan.signature.classes or None))
         own = self._prepared.message_format(1)
@@ -142,6 +143,7 @@ class NodeTraining:
         found = self._reference.model(assignment, read(path, assignment.payload))
         if found is None:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
+        # A model for this client alone would mark its update in the sum.
         if self.fixed is not None and model_digest(found) != assignment.model_sha256:
             raise ClientRefusal(
                 "the model must be the one that the round's clients have agreed on, got another", Reason.OTHER_MODEL

@@ -63,6 +63,7 @@ class TrainingProcess:
     def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
         """Get ready for an experiment; a second call for the same one does nothing."""
         own_plan = pb.Plan()
+        # A copy: the plan goes on to others, who read the fields that are cleared here.
         own_plan.CopyFrom(plan)
         for name in ("identities", "heartbeat_s"):  # they may change, and training does not depend on them
             own_plan.ClearField(name)
@@ -110,6 +111,7 @@ class TrainingProcess:
             raise TrainingProcessDied("the node is about to end")
         if self._process is None or not self._process.is_alive():
             self._process, self._pipe = spawned(_serve, *self._arguments, daemon=True, name="training")
+            # A process that was started again knows nothing: it is prepared as the one that died.
             if what in ("train", "score", "forget") and self._prepared is not None:
                 self._exchange("prepare", self._prepared)
         return self._exchange(what, arguments)
@@ -135,6 +137,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
     end_with_parent()  # no task goes on after the node, which may have been started again and have the same folder
     # one thread gives the bits of a simulation
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    # Read at the first question, and once: data may take minutes to load.
     own = cache(lambda: samples_of(description, client))
     training: Any = None
     while True:

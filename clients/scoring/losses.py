@@ -73,12 +73,14 @@ def cox(output: Tensor, target: Tensor) -> Tensor:
         target: [B, 2], each sample's time, and 1 where the event was seen then, 0 where the sample was censored.
     """
     risk_B, time_B, event_B = risks_and_times(output, target)
+    # By falling time all samples at risk stand before a sample: one cumulative sum is enough.
     order = time_B.argsort(descending=True, stable=True)
     risk_B = risk_B[order]
     time_B = time_B[order]
     event_B = event_B[order]
     # Breslow: samples of one time share the sum up to the last of them, which has all samples at risk before it.
     last_B = torch.searchsorted(-time_B, -time_B, right=True) - 1
+    # In logarithms, since exponentials of risks leave float32's range.
     at_risk_B = risk_B.logcumsumexp(0)[last_B]
     return -((risk_B - at_risk_B) * event_B.to(risk_B.dtype)).mean()
 
@@ -94,6 +96,7 @@ def outputs_for(loss: Loss, targets: Tensor, classes: Callable[[], int | None]) 
     of_targets: Callable[[Tensor], int] | None = getattr(loss, "outputs", None)
     if of_targets is None and (targets.is_floating_point() or targets.is_complex()):
         of_targets = _values
+    # At least one: data of a single class, or of none, still have a model.
     return max(1, of_targets(targets) if of_targets else classes() or 1)
 
 

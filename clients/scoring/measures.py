@@ -198,6 +198,7 @@ def alike(output: Tensor, target: Tensor, dtype: "torch.dtype | None" = None) ->
         output = output.squeeze(1)
     elif target.ndim == output.ndim + 1 and target.shape[1] == 1:
         target = target.squeeze(1)
+    # [B, 1] against [B] would broadcast to [B, B], and train without an error.
     if output.shape != target.shape:
         raise InvalidModel(
             f"output and targets must have as many numbers a sample, got shapes {tuple(output.shape)} and "

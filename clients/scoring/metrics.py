@@ -43,6 +43,7 @@ class _Scored(NamedTuple):
 
     @property
     def predicted(self) -> Tensor:
+        # Scores come before the sigmoid: 0 is a probability of one half.
         return self.scores.argmax(1) if self.are_classes else (self.scores > 0).long()
 
 
@@ -109,6 +110,7 @@ def auroc(output: Tensor, target: Tensor) -> float:
     else:
         scores = scored.scores.double()
         labels = scored.labels
+    # Not scikit-learn's own multi-class mean, which refuses classes that do not occur.
     columns = [(_numpy(labels.reshape(len(labels), -1)[:, place]), place) for place in range(labels[0].numel())]
     with _scikit_learn():
         from sklearn.metrics import roc_auc_score
@@ -145,6 +147,7 @@ def r2(output: Tensor, target: Tensor) -> float:
     NaN also where an output is not finite.
     """
     outputs, targets = alike(output, target, torch.float64)
+    # scikit-learn raises or warns here, and a diverged model is no reason to end a run.
     if len(targets) < 2 or not torch.isfinite(outputs).all():
         return math.nan
     with _scikit_learn():
@@ -193,6 +196,7 @@ def calibration_error(output: Tensor, target: Tensor, bins: PositiveInt = 15) ->
     # torchmetrics has it too, but imports torchvision wherever that is installed, of whatever build it is.
     confidence_N = scores_N.softmax(1).amax(1) if scored.are_classes else scores_N.abs().sigmoid()
     excess_N = confidence_N - (scored.predicted == scored.labels).double()
+    # Bins are open below and closed above, as in the paper: a confidence of 1 is in the last one.
     bin_N = (confidence_N * bins).ceil().long().clamp(1, bins) - 1
     of_bins = torch.zeros(bins, dtype=torch.float64, device=excess_N.device).index_add_(0, bin_N, excess_N)
     return float(of_bins.abs().sum()) / len(excess_N)

@@ -69,7 +69,8 @@ def deploy(experiment: Path, output: Path) -> None:
     Raises:
         SystemExit: if it fails.
     """
-    keys, logs = output / "keys", output / "logs"
+    keys = output / "keys"
+    logs = output / "logs"
     given = yaml.safe_load(experiment.read_text(encoding="utf-8"))
     nodes = [str(client) for client in range(given["data"]["clients"])]
     secure = ["--secure", "--new-record"] if "secure_aggregation" in given else []
@@ -80,9 +81,9 @@ def deploy(experiment: Path, output: Path) -> None:
     for name in nodes:
         fed("keys", "issue", keys, name)
     with contextlib.ExitStack() as processes:
-        at = ("--listen", "127.0.0.1:0", "--credentials", keys, "--min-nodes", len(nodes))
-        place = ("--output", output / "grpc", "--overwrite")
-        server = processes.enter_context(started(logs / "server.log", "server", experiment, *at, *place))
+        serving = ["server", experiment, "--listen", "127.0.0.1:0", "--credentials", keys, "--min-nodes", len(nodes)]
+        serving += ["--output", output / "grpc", "--overwrite"]
+        server = processes.enter_context(started(logs / "server.log", *serving))
         port = port_of(server, logs / "server.log")
         for name in nodes:
             data = keys / "nodes" / name / "data.yaml"  # in this example a client of the experiment's data

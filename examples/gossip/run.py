@@ -48,7 +48,8 @@ def deploy(path: Path, output: Path) -> list[Model]:
     Raises:
         SystemExit: if it fails.
     """
-    keys, logs = output / "keys", output / "logs"
+    keys = output / "keys"
+    logs = output / "logs"
     for old in (keys, logs, *output.glob("peer-?")):
         shutil.rmtree(old, ignore_errors=True)
     logs.mkdir()
@@ -60,8 +61,8 @@ def deploy(path: Path, output: Path) -> list[Model]:
         peers: list[subprocess.Popen[bytes]] = []
         first: list[str] = []
         for peer in range(PEERS):
-            own = ("--credentials", keys / "nodes" / str(peer), "--data", output / f"peer-{peer}.yaml")
-            place = ("--listen", "127.0.0.1:0", *first, "--min-peers", PEERS, "--output", output / f"peer-{peer}")
+            own = ["--credentials", keys / "nodes" / str(peer), "--data", output / f"peer-{peer}.yaml"]
+            place = ["--listen", "127.0.0.1:0", *first, "--min-peers", PEERS, "--output", output / f"peer-{peer}"]
             log = logs / f"peer-{peer}.log"
             peers.append(processes.enter_context(started(log, "peer", path, *own, *place)))
             first = first or ["--join", f"127.0.0.1:{port_of(peers[0], log)}"]

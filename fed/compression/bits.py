@@ -137,6 +137,7 @@ def write_positions(positions: NDArray[np.int64], numbers: int) -> NDArray[np.ui
     bits = rice_bits(len(positions), numbers)
     gaps = np.diff(positions, prepend=-1) - 1
     ones = np.cumsum((gaps >> bits) + 1) - 1
+    # Zeros and ones of all positions in one array: a loop over positions would take most of the time.
     unary = np.zeros(int(ones[-1]) + 1 if len(ones) else 0, np.uint8)
     unary[ones] = 1
     rests = (gaps & ((1 << bits) - 1)).astype(np.uint32)
@@ -158,11 +159,13 @@ def read_positions(code: NDArray[np.uint8], count: int, numbers: int) -> NDArray
     bits = rice_bits(count, numbers)
     rest_bytes = packed_bytes(count, bits)
     most_bytes = positions_bytes(count, numbers)
+    # Before anything is unpacked, since the code may come from anyone.
     if not rest_bytes <= len(code) <= most_bytes:
         raise InvalidPayload(
             f"the code of {count} positions must take {rest_bytes} to {most_bytes} bytes, got {len(code)}"
         )
     ones = np.flatnonzero(np.unpackbits(code[rest_bytes:]))
+    # More ones would be more positions than there are values.
     if len(ones) != count:
         raise InvalidPayload(f"there must be {count} positions, got {len(ones)}")
     gaps = (np.diff(ones, prepend=-1) - 1) << bits

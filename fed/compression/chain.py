@@ -12,10 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.lossless import Zstd
 from fed.compression.pieces import stacked
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
 from fed.vectors.tensors import Tensor, torch
 
@@ -65,6 +65,7 @@ class CodecChain:
     @property
     def most_bytes(self) -> int:
         """Bytes of a message that nobody exceeds: a lossless codec makes some a little longer."""
+        # Zstandard's own bound is size/256 and some bytes of frame: this is above it for all sizes.
         return self.size_bytes + (self.size_bytes // 128 + 512 if self.lossless else 0)
 
     @property
@@ -185,6 +186,7 @@ class CodecChain:
 
     def _first_encoded(self, rows_KM: Tensor, state: CodecState, draw: Draw) -> Encoded:
         """Encode by the first codec, which sees its own state alone, and gives no other."""
+        # A client's state also holds the feedback's tensors, which a codec must not read.
         own = {name: state[name] for name in self.state_names}
         made = self.lossy[0].encode(rows_KM, self.values, own, draw)
         _check_names(self.lossy[0], made, self.state_names)
@@ -235,6 +237,7 @@ class CodecChain:
         if self.lossless:
             content = self.lossless.decompress(body.numpy().data, self.size_bytes - 1)
             body = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else body[:0]
+        # The last content needs no length: it takes the rest.
         begin = (self._contents_count - 1) * _LENGTH.itemsize
         if len(body) < begin:
             raise InvalidPayload(f"the lengths of an encoded vector take {begin} bytes, got {len(body)}")
@@ -255,6 +258,7 @@ class CodecChain:
         inner: Rows = torch.empty(len(content), 0)
         if index + 1 < len(contents):
             lengths = [codec.inner(values, one) for one in content]
+            # Of small models a call costs more than its numbers: rows of one length are decoded together.
             if len(set(lengths)) == 1:
                 inner = self._decode(index + 1, contents, lengths[0], draw)
             else:

@@ -71,6 +71,7 @@ class Values(NamedTuple):
                 groups.append([place])
             elif shape.numel():
                 small.append(place)
+        # The small ones share one scale, last, so that a bias of few numbers does not pay for its own.
         return [*groups, small] if small else groups
 
 
@@ -97,6 +98,7 @@ class Draw(NamedTuple):
 
     def own(self, row: int) -> np.random.Generator:
         """The stream of the row's client."""
+        # Where clients keep secrets, the run's seed would tell the coordinator each client's draws.
         streams = self.own_streams or self.streams
         return streams.generator(self.purpose, self.clients[row], self.rounds[row])
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fed.compression.bits import packed_bytes, unpack
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, stacked
-from fed.compression.quantisers import as_bytes, from_bytes, nearest
+from fed.compression.quantisers import nearest
 from fed.compression.rotation import block_pieces, block_sizes, flips, hadamard, padded
 from fed.vectors.tensors import Tensor, torch
 
@@ -69,8 +70,10 @@ class Eden(Codec):
             flat *= flips(signs, rows, columns)
             block = flat.view(len(flat), blocks.stop - blocks.start, -1)
             norms = torch.linalg.vector_norm(block, dim=2, keepdim=True, dtype=torch.float64)
+            # Levels are those of a standard Gaussian, which a rotated block of norm √d resembles.
             block /= norms.clamp_min(torch.finfo(block.dtype).tiny).to(block.dtype)
             unit = hadamard(block)  # of norm √d
+            # Levels are symmetric around 0: half of the comparisons are enough.
             magnitudes = unit.abs()
             root = block.shape[2] ** 0.5
             code = nearest(magnitudes.numpy(), middles)
@@ -97,6 +100,7 @@ class Eden(Codec):
         scales_KB = from_bytes(content_KO[:, : -packed_KO.shape[1]], values.dtype)
         rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         for rows, columns, blocks in block_pieces(len(content_KO), sizes):
+            # Planes of bits are unpacked from whole bytes.
             first = columns.start // 8 * 8
             codes = unpack(packed_KO[rows], self.bits, numbers=columns.stop - first, begin=first)
             codes = codes[:, columns.start - first :]

@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.chain import CodecChain, check_order
 from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
 from fed.compression.pieces import empty
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.compatibility import Feature, Sections, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload
@@ -97,6 +97,7 @@ class _Feedback(ErrorFeedback):
     def check_experiment(self, experiment: Sections) -> None:
         """Refuse a chain that has a residual of its own, or whose error no client knows."""
         super().check_experiment(experiment)
+        # Without codecs there is no error, and a client would keep a residual of zeros.
         if not experiment.uplink:
             raise InvalidExperiment(
                 "error_feedback needs codecs whose errors it keeps, got uplink []: name a codec there, or set "
@@ -140,6 +141,7 @@ class EF(_Feedback):
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
         """The rest that the message lacks, or all of it."""
         residual_KM = torch.sub(wanted_KM, decoded_KM, out=empty(wanted_KM.shape, wanted_KM.dtype))
+        # Nothing of a lost message has arrived: all of it is still owed.
         return {"residual": residual_KM}, {"residual": wanted_KM}
 
 
@@ -261,6 +263,7 @@ class Encoder:
         wanted_KM = self.feedback.wanted(update_KM.to(self.chain.values.dtype), state)
         made = self.chain.encode(wanted_KM, state, draw)
         messages = [*made.content]
+        # Decoded here as the coordinator does, so that the residual holds its rounding, too.
         decoded_KM = self.chain.decode(made.content, draw)
         if self._is_scaled:
             scales_K1 = _shrinking(wanted_KM, decoded_KM)
@@ -331,5 +334,7 @@ def _shrinking(wanted_KM: Tensor, decoded_KM: Tensor) -> Tensor:
     # a row alone: products of batches differ in the last bit
     pairs = [*zip(wanted_KM.double(), decoded_KM.double(), strict=True)]
     common = torch.stack([torch.dot(wanted_M, decoded_M) for wanted_M, decoded_M in pairs])
+    # In float64: squares of large numbers leave float32's range.
     square = torch.stack([torch.dot(decoded_M, decoded_M) for _, decoded_M in pairs])
+    # Below 0 a message would point away from what was wanted.
     return (common / square.where(square > 0, 1)).clamp_min_(0).to(wanted_KM.dtype)[:, None]

@@ -35,6 +35,7 @@ def pieces(shape: Sequence[int], multiple: int = 1) -> Iterator[tuple[slice, sli
         [65000, 130000, 150000]
     """
     rows, numbers = shape
+    # Planes of bits are written by the byte: a piece of 8 numbers ends at one in every plane.
     unit = math.lcm(8, multiple)
     group = max(1, _NUMBERS // max(numbers, 1))
     step = max(1, _NUMBERS // unit) * unit

@@ -97,6 +97,7 @@ class PowerSGD(Codec):
         for place, rows, columns in matrices:
             matrix = row_M[place].view(rows, columns)
             end = begin + columns * self.rank
+            # QR in place of the paper's Gram–Schmidt: the same columns, up to signs, which P Qᵀ does not show.
             left = torch.linalg.qr(matrix @ before[begin:end].view(columns, -1)).Q
             right = matrix.T @ left
             sent += [left.flatten(), right.flatten()]
@@ -113,8 +114,10 @@ class PowerSGD(Codec):
         for shape in values.layers:
             place = slice(end, end + shape.numel())
             end = place.stop
+            # A convolution's matrix has a row for each output channel, as the paper reshapes it.
             rows = shape[0] if len(shape) > 1 else 1
             columns = shape.numel() // max(rows, 1)
+            # Smaller layers, such as biases, are hardly shorter as two factors, and not worth an error.
             if shape.numel() >= 64 and self.rank * (rows + columns) < rows * columns:
                 found.append((place, rows, columns))
         return found

@@ -71,6 +71,7 @@ class Rotation(Codec):
         return rows_KM
 
     def _signs(self, rows: int, numbers: int, draw: Draw) -> NDArray[np.uint8]:
+        # Each round's signs are drawn once, however many clients' rows there are.
         by_round = {
             number: np.frombuffer(draw.common(row).bytes(-(-numbers // 8)), np.uint8)
             for row, number in enumerate(draw.rounds[:rows])
@@ -106,6 +107,7 @@ def _sums_and_differences(block: Tensor) -> Tensor:
         )
         torch.add(first, second, out=total)
         torch.sub(first, second, out=difference)
+        # Between two buffers: in place, a difference would need the sum's first operand again.
         block, other = other, block
         half *= 2
     return block
@@ -117,6 +119,7 @@ def block_sizes(numbers: int) -> list[int]:
     left = numbers
     while left:
         down = min(_LARGEST, 1 << (left.bit_length() - 1))
+        # Parts of the rest become blocks of their own, unless so few numbers are left that zeros cost less.
         size = down if left * _MOST_PADDING > numbers or down == left else 2 * down
         sizes.append(size)
         left -= min(size, left)

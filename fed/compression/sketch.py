@@ -71,6 +71,7 @@ class Sketch(Codec):
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Read the largest values, of a sketch or of a sum of sketches."""
         tables = stacked(inner).reshape(len(inner), self.rows, -1)
+        # One infinite bucket would be read as the largest of all values.
         if not tables.isfinite().all():
             raise InvalidPayload("the buckets of a sketch must hold finite numbers, got others")
         rows_KM = empty((len(inner), values.numbers), values.dtype)
@@ -96,15 +97,18 @@ class Sketch(Codec):
             values: description of the vectors.
             draw: the random streams, of which that of the whole run is used.
         """
+        # The run's seed, not the round's: sums of several rounds must hash alike.
         seed = draw.streams.torch_seed("codec")
         count = np.uint64(self._columns(values))
         places = np.arange(columns.start, columns.stop, dtype=np.uint64)
         words = _mixed(places + np.uint64((seed + first * _STEP) % 2**64))
+        # Two rows of one hash: 32 bits are enough for a bucket and a sign.
         for half in (words & np.uint64(0xFFFFFFFF), words >> np.uint64(32))[: self.rows - first]:
             signs = (half & np.uint64(1)).astype(np.int8)
             signs += signs
             signs -= 1
             # the highest bits tell the bucket, the lowest one the sign
+            # A product and a shift instead of a remainder, which takes several times as long.
             half *= count
             half >>= np.uint64(32)
             yield torch.from_numpy(half.view(np.int64)), torch.from_numpy(signs)
@@ -112,6 +116,7 @@ class Sketch(Codec):
 
 def _median(rows: list[Tensor]) -> Tensor:
     """The median of each place, by an odd-even transposition sort."""
+    # Minima and maxima of whole rows, in place of a sort of each place's few values.
     for turn in range(len(rows)):
         for lower in range(turn % 2, len(rows) - 1, 2):
             pair = rows[lower : lower + 2]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from fed.compression.bits import pack, packed_bytes, positions_bytes, read_positions, unpack, write_positions
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidPayload
 from fed.vectors.tensors import Tensor, torch
@@ -44,6 +44,7 @@ def _largest(magnitudes_KM: NDArray[np.floating], count: int) -> NDArray[np.int6
     rows, numbers = magnitudes_KM.shape
     least_K1 = np.partition(magnitudes_KM, numbers - count, axis=1)[:, numbers - count, None]
     are_kept = magnitudes_KM > least_K1
+    # Of equal magnitudes the first ones, so that the choice is the same on every machine.
     missing_K1 = count - are_kept.sum(1, keepdims=True)
     equal = magnitudes_KM == least_K1
     are_kept |= equal & (np.cumsum(equal, axis=1) <= missing_K1)
@@ -54,6 +55,7 @@ def _largest_of_many(row_M: NDArray[np.floating], count: int) -> NDArray[np.int6
     """The same of one long row: a threshold from a sample leaves few values to choose from."""
     sample = np.sort(np.abs(row_M[:: len(row_M) // _SAMPLE]))
     expected = len(sample) * count / len(row_M)
+    # Four standard deviations below the expected place: the threshold is hardly ever too high.
     place = len(sample) - 1 - int(expected + 4 * expected**0.5 + 4)
     if place > 0 and len(candidates := _at_least(row_M, sample[place])) >= count:
         return candidates.take(_largest(np.abs(row_M[None, candidates]), count).ravel())
@@ -167,6 +169,7 @@ class RandomK(Codec):
 
     def _positions(self, rows: int, values: Values, draw: Draw) -> list[Tensor]:
         count = count_of(self.fraction, values.numbers)
+        # Drawn once a round, and shared by all clients of it.
         by_round: dict[int, Tensor] = {}
         for row, number in enumerate(draw.rounds[:rows]):
             if number not in by_round:
@@ -307,10 +310,12 @@ class DGC(Codec):
         """Add the updates to the waiting values, and send the largest ones."""
         momentum_KM = self.momentum * state["momentum"] + self._clipped(rows_KM)
         residual_KM = state["residual"] + momentum_KM
+        # Row by row: under asynchronous rounds the rows of one call may be of several.
         counts = [count_of(self._fraction(number), values.numbers) for number in draw.rounds]
         positions = [largest(row_M[None], count)[0] for row_M, count in zip(residual_KM, counts, strict=True)]
         kept = [row_M[places] for row_M, places in zip(residual_KM, positions, strict=True)]
         lost = {"momentum": momentum_KM, "residual": residual_KM}
+        # Copies, for a message that is lost must leave all values waiting.
         counted = {name: part_KM.clone() for name, part_KM in lost.items()}
         for part_KM in counted.values():
             for row_M, places in zip(part_KM, positions, strict=True):
@@ -335,6 +340,7 @@ class DGC(Codec):
         if self.clip is None:
             return rows_KM
         norms_K1 = torch.linalg.vector_norm(rows_KM, dim=1, keepdim=True, dtype=torch.float64)
+        # By the larger of norm and clip: the factor is 1 at most, and nothing is divided by 0.
         return torch.mul(rows_KM, (self.clip / norms_K1.clamp_min(self.clip)).to(rows_KM.dtype))
 
 
@@ -353,6 +359,7 @@ def _count(content: Tensor, values: Values) -> int:
     if len(content) < _COUNT.itemsize:
         raise InvalidPayload(f"the number of positions takes {_COUNT.itemsize} bytes, got {len(content)}")
     count = int(content[: _COUNT.itemsize].numpy().view(_COUNT)[0])
+    # The count may come from anyone, and decides how much memory the values take.
     if count > values.numbers:
         raise InvalidPayload(f"there can be {values.numbers} positions at most, got {count}")
     return count

@@ -77,6 +77,7 @@ def check_stage(stage: Stage, numbers: int) -> None:
         InvalidExperiment: if the stage fails, or gives other rows.
     """
     name = type(stage).__name__
+    # Zeros, for a stage of the user's must not depend on the values to give rows of the right shape.
     zeros_1M = torch.zeros(1, numbers, dtype=torch.float64)
     draw = Draw(Streams(0), [1], [0], "stage")
     try:

@@ -95,6 +95,7 @@ class Distribution(Section):
         low, high = self.uniform or self.log_uniform or [0.0, 1.0]
         share = generator.random()
         value = low + share * (high - low) if self.uniform else low * (high / low) ** share
+        # The value itself is rounded, so that a run can be repeated from the name in a table.
         return float(f"{value:.5g}")
 
 
@@ -111,6 +112,7 @@ class Random(Section):
 
 def _seeds_of_the_base(values: dict[str, Any]) -> list[int]:
     seed = values.get("base", {}).get("seed")
+    # A wrong seed has a sentence of its own, from the base; True is an int, and no seed.
     return [seed] if type(seed) is int and seed >= 0 else [0]
 
 
@@ -175,6 +177,7 @@ class Comparison(Document):
         for key, values in (self.grid or {}).items():
             # as texts, for lists and mappings have no hash
             _hold_distinct(f"grid.{key}", [json.dumps(value, sort_keys=True, default=str) for value in values])
+        # One seed twice would count as two independent runs.
         _hold_distinct("seeds", self.seeds)
         _hold_distinct("names of variants", [name for _, name, _ in self._changes()])
         self._variants.update(self._validated())
@@ -204,6 +207,7 @@ class Comparison(Document):
         if self.baseline is not None:
             return self.baseline
         names = [name for name, variant in self._variants.items() if variant.algorithm.kind not in _BOUNDS]
+        # A bound is no baseline: nearly everything differs from it significantly.
         return (names or list(self._variants))[0]
 
     def _keys_of(self, repetition: Repetition) -> dict[str, Any]:
@@ -221,6 +225,7 @@ class Comparison(Document):
     def _validated(self) -> dict[str, Experiment]:
         variants: dict[str, Experiment] = {}
         problems = self._problems_of_the_base()
+        # The base is made alone as well: an error of its own is then told once, and not for every variant.
         of_the_base = _made(self.base)[1]
         of_the_seeds = self._seeds_that_stay() | {"seed" if self.vary != "data" else "data_seed": self.seeds[0]}
         for place, name, changes in self._changes():
@@ -269,6 +274,7 @@ class Comparison(Document):
             streams = Streams(self.random.seed)
             keys = self.random.keys
             for trial in range(self.random.trials):
+                # The key is part of the stream's name: a key more leaves the other draws as they were.
                 drawn = {key: keys[key].draw(streams, key, trial) for key in keys}
                 name = f"trial {trial + 1}: {_named(drawn)}"
                 yield f"random {name}", name, drawn

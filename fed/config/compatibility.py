@@ -163,6 +163,7 @@ def check_deployment(experiment: Sections) -> None:
     needed = Term(Feature.REPORTS, "run it on peers with fed peer, or simulate it")
     lacked = Term(Feature.SIMULATION, "simulate it")
     _refuse({**_terms(experiment), "a deployment": ([needed], [lacked])})
+    # The plan travels as a document, in which an object has no name.
     for name, made in experiment.objects().items():
         raise InvalidExperiment(
             f"{name} must be of a class that nodes can import, got {made!r}: define one at the top of a module, with "
@@ -210,6 +211,7 @@ def _terms(experiment: Sections) -> _Terms:
 def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:
     section, _, _ = name.partition(" ")
     for term in terms:
+        # Each client decodes what goes out by itself: nothing is added while it is encoded.
         if section == "downlink" and term.feature is Feature.COMMON_ENCODING:
             continue
         feature = term.feature

@@ -118,11 +118,13 @@ class Family(Generic[_Section]):
         target = _load(self, kind)
         base = self.base
         fields = _fields(target, self._given(target))
+        # Such a field would hide one of the section's own methods.
         for name in (name for name in fields if name not in base.model_fields):
             if name.startswith("_") or name in base.__class_vars__ or hasattr(base, name):
                 raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
         about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
+            # **kwargs take any key, which a section would refuse.
             about["__cls_kwargs__"] = {"extra": "allow"}
         name = f"{kind} {self.name}"
         try:
@@ -137,12 +139,14 @@ class Family(Generic[_Section]):
         """The parameters that are no keys; of a function of (output, target) the first two, whatever their names."""
         if not self.of_functions:
             return self.given
+        # By place, for their names are the user's own.
         return () if inspect.isclass(target) else tuple(_named(target))[:2]
 
     def validate(self, value: object) -> _Section:
         """Section that these keys, ``kind`` among them, make."""
         if isinstance(value, self.base):
             return value
+        # Before functions: an object of a kind may be callable, too.
         if isinstance(value, Combinable) and dataclasses.is_dataclass(value):
             return self._section_of(value)
         if self.of_functions and callable(value):
@@ -171,6 +175,7 @@ class Family(Generic[_Section]):
         if not home.startswith("__main__:"):  # another process has another main module
             with suppress(InvalidExperiment, ValidationError, TypeError):
                 section = self.make(kinds.get(home, f"python:{home}"), **keys)
+                # The round trip is tried, since a field may hold what no file can, such as a tensor.
                 if self.validate(section.model_dump(mode="json", warnings=False)).make() == made:
                     return section
         return self._holder(made, repr(made))
@@ -208,6 +213,7 @@ class Family(Generic[_Section]):
         pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
         users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
         names = {"enum": list(self.builtin), "type": "string", "description": "A kind, with its defaults."}
+        # anyOf rather than oneOf: a section without a kind fits more than one.
         return {"anyOf": [names, *choices, users] if choices else [pattern, users]}
 
     def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -229,6 +235,7 @@ def keys_of(target: Callable[..., Any]) -> type[Section]:
 
 
 def _load(family: Family[Any], kind: str) -> Callable[..., Any]:
+    # Not through _import: an error in a module of ours is a defect, and keeps its traceback.
     if kind in family.builtin:
         module, _, name = family.builtin[kind].partition(":")
         return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))
@@ -254,6 +261,7 @@ def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
+        # Only for the user's module itself or a package around it; a missing import inside it is another error.
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -313,6 +321,7 @@ def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, 
         # a dataclass has annotations of its own, another class those of __init__
         return get_type_hints(target, include_extras=True) | _annotations(target.__init__, names)
     function = inspect.unwrap(target)
+    # The others are left out, for get_type_hints imports nothing, and a name under TYPE_CHECKING would raise.
     wanted = {name: text for name, text in getattr(function, "__annotations__", {}).items() if name in names}
     holder = SimpleNamespace(__annotations__=wanted)
     return get_type_hints(holder, globalns=getattr(function, "__globals__", {}), include_extras=True)

@@ -75,6 +75,7 @@ def attributes(kind: type) -> dict[str, str]:
     described: dict[str, str] = {}
     for base in reversed(inspect.getmro(kind)):
         try:
+            # Python keeps no text below an attribute: it is read from the source, where there is one.
             (tree,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
         except (OSError, TypeError, SyntaxError):  # made at run time
             continue

@@ -43,6 +43,7 @@ class Document(Section):
         """
         path = Path(path)
         keys = yaml.load(path)
+        # Only where the file says so: an object must not replace a section that the file names.
         keys |= {name: made for name, made in objects.items() if any(map(is_object, _parts_of(keys.get(name))))}
         with located(path):
             return cls(**keys)
@@ -53,6 +54,7 @@ class Document(Section):
 
     def given_keys(self) -> dict[str, Any]:
         """The keys that were given, in the form that YAML holds; but objects that no file can name."""
+        # Only what was given: a default may follow from a key that an override changes.
         return {**self.model_dump(mode="json", exclude_unset=True), **self.objects()}
 
     def objects(self) -> dict[str, Any]:

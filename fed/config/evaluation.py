@@ -39,6 +39,7 @@ class ByCoordinator(Hyperparameters):
         if self.peers == "all" or self.peers >= len(clients):
             return clients
         places = streams.generator("scored").choice(len(clients), size=self.peers, replace=False)
+        # Sorted, so that scores stand in the clients' order in tables and files.
         return [clients[place] for place in sorted(places.tolist())]
 
     def sample(self, count: int, streams: Streams) -> Sequence[int]:

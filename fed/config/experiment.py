@@ -155,6 +155,7 @@ class Checkpointing(Section):
 
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     algorithm = values["algorithm"].make()
+    # Rules that choose their own partners would ignore a graph.
     if lacks(algorithm, Feature.NEIGHBOURS) or lacks(algorithm, Feature.GIVEN_NEIGHBOURS):
         return None
     return registry.TOPOLOGIES.make(getattr(algorithm, "topology", "ring"))
@@ -186,6 +187,7 @@ _TAKEN = ("loss", "round", "client", "samples", "variant", "seed", "fold")  # by
 
 def _metrics_of_the_loss(values: Mapping[str, Any]) -> tuple[MetricSection, ...]:
     loss = values["loss"]
+    # A loss of the user's own tells nothing of a metric: none is better than a wrong one.
     return tuple(map(registry.METRICS.make, _METRICS_OF_LOSSES.get(loss.kind, ()) if loss else ()))
 
 
@@ -272,6 +274,7 @@ class Experiment(Document):
     @classmethod
     def _complete_rounds(cls, keys: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         defaults = _rounds_of_the_algorithm(info.data)
+        # Keys of one kind of rounds mean nothing to another.
         if not defaults or not isinstance(keys, dict) or keys.get("kind", defaults["kind"]) != defaults["kind"]:
             return handler(keys)
         rounds = handler({**defaults, **keys})
@@ -288,6 +291,7 @@ class Experiment(Document):
     @model_validator(mode="after")
     def _hold_sections_to_each_other(self) -> Self:
         check_combination(self)
+        # Refused when the experiment is read, not after its data are loaded.
         if self.adversaries is not None and self.data is not None and isinstance(self.data.clients, int):
             self.adversaries.attackers_among(self.data.clients)
         return self
@@ -317,6 +321,7 @@ def check_metric_names(names: Sequence[str]) -> None:
     """
     for number, name in enumerate(names):
         is_key = re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name, re.ASCII)
+        # Results have the deviation of a value under its name and _std.
         if not is_key or name in _TAKEN or name.endswith("_std"):
             raise InvalidExperiment(
                 f"a metric's name must be letters, digits and _, without _std at its end, and none of "
@@ -342,6 +347,7 @@ def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> di
         >>> with_overrides({"evaluation": "clients"}, {"evaluation.fraction": 0.5})
         {'evaluation': {'kind': 'clients', 'fraction': 0.5}}
     """
+    # Copies, since variants of a comparison must not share a list.
     changed = copy.deepcopy(dict(document))
     for path, value in values.items():
         *sections, key = path.split(".")

@@ -109,6 +109,7 @@ class DataSection(Component):
         is_users_own = str(keys.get("kind")).startswith("python:")
         defaults = {} if is_users_own else cls._defaults_of_the_source(keys)
         if keys.get("fold") is not None and "test_fraction" not in keys:
+            # A fold is a test set of its own.
             defaults["test_fraction"] = 0.0
         section = handler({**keys, **defaults})
         section.model_fields_set.difference_update(defaults)  # an override may choose another source
@@ -136,6 +137,7 @@ class DataSection(Component):
             defaults["partition"] = {"kind": "natural" if names_clients else "iid"}
         partition = {**keys, **defaults}["partition"]
         chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", partition))
+        # These partitions find the clients in the data, where a default of 100 would leave most of them out.
         names_them = chosen in ("natural", "file") or chosen.startswith("python:")
         if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and not names_them:
             defaults["clients"] = 100

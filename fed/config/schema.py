@@ -20,6 +20,7 @@ def schema_of(document: type[Document]) -> dict[str, Any]:
         16
     """
     schema = document.model_json_schema(schema_generator=_Generator)
+    # The rest of the docstring explains Python, which an editor of YAML need not show.
     schema["description"] = schema["description"].partition("\n")[0]
     return {"$schema": _Generator.schema_dialect, **schema}
 

@@ -63,6 +63,7 @@ def sentence_error(sentence: str, key: str, value: object) -> InitErrorDetails:
 def nearest(name: str, known: list[str]) -> str:
     """End of a message on an unknown name: the nearest known one, and all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    # A second try in small letters: FedAvg is far from fedavg by letters.
     near = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ";"
     return f"{meant} known: {', '.join(known)}"
@@ -98,6 +99,7 @@ def _without_alternatives(error: ValidationError) -> list[dict[str, Any]]:
     joined: dict[tuple[int | str, ...], dict[str, Any]] = {}
     for problem in error.errors(include_url=False):
         location = problem["loc"]
+        # Pydantic reports each alternative of a union as a place of its own.
         if location and re.fullmatch(r"constrained-\w+|literal\[.*\]|int|float|str|bool", str(location[-1])):
             location = location[:-1]
         if location in joined and joined[location]["input"] is problem["input"]:

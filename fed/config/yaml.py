@@ -38,6 +38,7 @@ for _class in (_Loader, _Dumper):
         ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
         ("merge", re.compile(r"<<"), "<"),
     ):
+        # PyYAML asks for a match at the beginning alone: 1e-3x would be a number.
         _whole = re.compile(rf"^(?:{_pattern.pattern})$")
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _whole, list(_first))
 
@@ -94,6 +95,7 @@ def load(path: Path) -> dict[str, Any]:
         if not isinstance(value, dict):
             got = "nothing" if value is None else type(value).__name__
             raise InvalidExperiment(f"must hold a mapping of keys to values, got {got}")
+        # A key such as 1 or null is unknown, and the sentence about it needs a text.
         return {str(key): inner for key, inner in value.items()}
 
 

@@ -63,6 +63,7 @@ def stop(process: BaseProcess, within_s: float) -> None:
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
     """Limit the libraries that a process loads from here on to one thread each."""
+    # By the environment, since the libraries read it once, when they are loaded.
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))

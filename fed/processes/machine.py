@@ -14,6 +14,7 @@ _M_ARENA_MAX = -8
 
 def usable_cores() -> int:
     """Number of cores that this process may compute on."""
+    # In a container or under taskset there are fewer than os.cpu_count says.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -23,6 +24,7 @@ def keep_freed_memory() -> None:
     Otherwise GNU's C library gives a step's activations back to the system and asks for them again in the next step.
     Other C libraries are left as they are.
     """
+    # 32 MiB is the most that GNU's malloc takes as this threshold on 64 bits.
     _tune((_M_MMAP_THRESHOLD, 32 << 20), (_M_TRIM_THRESHOLD, 256 << 20))
 
 

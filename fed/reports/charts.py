@@ -79,6 +79,7 @@ def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: st
         None where no round was measured by all runs.
     """
     measured = [{line["round"]: line for line in run if line.get(measure) is not None} for run in metrics_of_runs]
+    # A mean over other runs in each round would jump where a run is missing.
     rounds = sorted(set.intersection(*map(set, measured))) if measured else []
     if not rounds:
         return None
@@ -93,6 +94,7 @@ def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: st
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
     within = f"{measure.removesuffix('_mean')}_std"
     if any(within in line for run in measured for line in run.values()):
+        # The spread over clients is what such a curve is about, not that of its mean over seeds.
         deviation = np.mean([[run[number].get(within) or 0.0 for number in rounds] for run in measured], axis=0)
     time_s = np.array([[run[number]["virtual_s"] for number in rounds] for run in measured], np.float64)
     up, down = sent.mean(axis=1)

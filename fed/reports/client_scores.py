@@ -33,6 +33,7 @@ def last_client_scores(folder: Path) -> ClientScores:
                 break  # cut short, as a crash leaves it
             try:
                 one = json.loads(line)
+                # Only the last round's lines are held: a file may have millions.
                 if lines and lines[0]["round"] != one["round"]:
                     lines.clear()
             except (ValueError, TypeError, KeyError):

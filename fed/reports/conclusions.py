@@ -29,6 +29,7 @@ def finding(result: ComparisonResult) -> str:
         return "No variant was measured to the end."
     if difference := unlike(result):
         return difference
+    # A bound would nearly always win, and win nothing: it trains on other terms.
     rivals = [row for row in measured if row["algorithm"] not in _BOUNDS] or measured
     against = against_the_baseline(result, [row["name"] for row in rivals])
     sentences = [_best(rivals, metric), *([against] if against else [])]
@@ -89,6 +90,7 @@ def seen_by_coordinator(
     if not sums:
         return "No sum was revealed: in no round were enough clients left."
     of = f"{sums[0]}" if len({*sums}) == 1 else f"{min(sums)} to {max(sums)}"
+    # Nodes run the protocol whatever the section says of simulations.
     is_emulated = secure.mode == "emulated" and not is_deployed
     subject = "With the protocol, which was emulated here, a" if is_emulated else "The"
     said = (
@@ -121,6 +123,7 @@ def _best(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> str:
     said = f"{best['name']} ends with the {end} test {metric.words}, {final_text(best, metric)}"
     if len(rows) == 1:
         return f"{best['name']} ends with a test {metric.words} of {final_text(best, metric)}."
+    # One run has no spread: the sentence must not sound like a result.
     if any(row["runs"] == 1 for row in rows):
         return f"{said}; with one seed nobody can say how much of that is chance."
     return f"{said} over {count_of_runs(best)}."

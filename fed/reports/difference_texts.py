@@ -57,6 +57,7 @@ def difference_notes(result: ComparisonResult) -> list[str]:
     notes += [_PAIRED_BY[method] for method in methods]
     if len(comparison.repetitions()) == 1:
         notes.append("With one seed there is no interval: nobody can say how much of a difference is chance.")
+    # Equal differences are suspicious rather than certain: the noise is not zero, it is not seen.
     elif any(one.pairs > 1 and one.interval is None for one in found):
         notes.append("Where all pairs differ by the same, the noise is not known, and there is no interval.")
     if comparison.folds is not None and "folds" not in methods:
@@ -111,6 +112,7 @@ def mark_of(difference: PairedDifference) -> str:
 def _decimals(result: ComparisonResult) -> int:
     """Number of decimals of the variants' values."""
     final = result.metrics()[0].final
+    # As many as the values have, so that a difference does not look more exact than they are.
     return max(decimals_of(row[final]) for row in result.rows if row.get(final) is not None)
 
 

@@ -36,6 +36,7 @@ _BOOTSTRAP_PAIRS = 20
 """Number of pairs from which on the bootstrap takes the place of Student's t."""
 _RESAMPLES = 9_999
 _MOST_SEEDS = 1_000_000
+_ENOUGH_POWER = 0.8  # Cohen's convention, 1988
 
 _Method: TypeAlias = Literal["student", "bootstrap", "folds"]
 
@@ -135,7 +136,9 @@ def differences(
         one = PairedDifference(name, len(paired), mean)
         if _varies(paired):
             interval = interval_of(paired, confidence, correction=correction, streams=streams, name=name)
+            # The observed effect: the number of seeds is a guide to the next comparison, and no test.
             effect = abs(statistics.fmean(paired)) / statistics.stdev(paired)
+            # More folds of one seed are no more independent data.
             seeds = None if is_of_folds else seeds_to_tell_apart(effect, confidence)
             one = replace(one, interval=interval, seeds_to_tell_apart=seeds)
         found.append(one)
@@ -164,6 +167,7 @@ def interval_of(
     n = len(paired)
     mean = statistics.fmean(paired)
     deviation = statistics.stdev(paired)
+    # Folds overlap, so that resampling them would make the interval too short.
     if n >= _BOOTSTRAP_PAIRS and not correction:
         found = _bootstrapped(paired, confidence, streams=streams or Streams(0), name=name)
         if found is not None:
@@ -202,6 +206,7 @@ def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, 
     resampled_t = drawn.bootstrap_distribution
     t = mean / error
     tail = min(int((resampled_t >= t).sum()), int((resampled_t <= t).sum()))
+    # One is added above and below, for the sample itself: p is never 0.
     p = min(1.0, 2 * (tail + 1) / (_RESAMPLES + 1))
     # the quantiles trade places: a resampled mean above the sample's suggests a true mean below it
     return Interval(low=float(mean - high * error), high=float(mean - low * error), p=p, method="bootstrap")
@@ -220,21 +225,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        # An adjusted p is never below one with a smaller p: else a weaker difference could pass alone.
         highest = max(highest, (len(p_values) - rank) * p_values[index])
         adjusted[index] = min(1.0, highest)
     return adjusted
 
 
-def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = 0.8) -> int | None:
-    r"""Fewest pairs n with which the two-sided paired t-test finds a difference with that power.
+def seeds_to_tell_apart(effect: float, confidence: float = 0.95) -> int | None:
+    r"""Fewest pairs n with which the two-sided paired t-test finds a difference with power 0.8.
 
     .. math::
-        P(|T| > t_{1-\alpha/2,\,n-1}) \ge \text{power}, \qquad T \sim t_{n-1}(\delta\sqrt n)
+        P(|T| > t_{1-\alpha/2,\,n-1}) \ge 0.8, \qquad T \sim t_{n-1}(\delta\sqrt n)
 
     Args:
         effect: δ ≥ 0, the true mean difference over the standard deviation of differences.
         confidence: 1 − α.
-        power: probability of finding the difference, in (α, 1).
 
     Returns:
         n ≥ 2, or None above a million.
@@ -245,14 +250,14 @@ def seeds_to_tell_apart(effect: float, confidence: float = 0.95, power: float = 
     """
     fails = 1
     enough = 2
-    while _power(effect, enough, confidence) < power:
+    while _power(effect, enough, confidence) < _ENOUGH_POWER:
         if enough > _MOST_SEEDS:
             return None
         fails = enough
         enough *= 2
     while enough - fails > 1:  # power grows with n
         middle = (fails + enough) // 2
-        if _power(effect, middle, confidence) >= power:
+        if _power(effect, middle, confidence) >= _ENOUGH_POWER:
             enough = middle
         else:
             fails = middle

@@ -39,6 +39,7 @@ def write(graph: "nx.Graph[Any]", path: Path) -> None:
         path.write_text(for_file(picture(graph)), encoding="utf-8")
         return
     with blank(_SIDE_INCH, _SIDE_INCH) as figure:
+        # Other formats have no page beneath them.
         figure.patch.set(facecolor="white", alpha=1)
         _draw(figure, graph)
         figure.savefig(path, dpi=_DPI)
@@ -49,6 +50,7 @@ def _draw(figure: "Figure", graph: "nx.Graph[Any]") -> None:
     axes.set_axis_off()
     axes.set_aspect("equal")
     undirected = graph.to_undirected()
+    # The layout by distances takes time cubic in the peers, and needs all of them connected.
     near_each_other = 2 < len(graph) <= _SPREAD and nx.is_connected(undirected)
     places = nx.kamada_kawai_layout(undirected, weight=None) if near_each_other else nx.circular_layout(undirected)
     is_named = len(graph) <= _NAMED

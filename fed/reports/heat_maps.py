@@ -73,6 +73,7 @@ def _shade(axes: "Axes", values: NDArray[Any], label: str, *, highest: float | N
 
 
 def _ticks(axis: Any, names: Sequence[object], most: int) -> None:
+    # Every so many-th name: more would overlap.
     step = -(-len(names) // most)
     places = range(0, len(names), step)
     axis.set_ticks(list(places), [str(names[place])[:12] for place in places])
@@ -88,10 +89,12 @@ def confusion(counts_CC: NDArray[np.int64], names: Sequence[object]) -> str:
         names: names of the classes.
     """
     classes = len(counts_CC)
+    # A class without test samples has a row of zeros, not of 0/0.
     shares_CC = counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)
     size_inch = min(6.4, max(2.4, 0.34 * classes))
     with blank(size_inch + 1.8, size_inch + 0.5) as figure:
         axes = figure.subplots()
+        # Shares, so that rare classes are as dark as frequent ones; 1 at most, so that two runs compare.
         _shade(axes, shares_CC, "share of the true class", highest=1, ax=axes, pad=0.02)
         axes.set_aspect("equal")
         axes.invert_yaxis()

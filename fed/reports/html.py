@@ -99,6 +99,7 @@ def comparison_report(
         difference_notes=difference_notes(result),
         looks=list(look.values()),
         failures=failures(result),
+        # Name and seed are the variants' own.
         settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),
         changes={name: _changed_keys(reference, variant) for name, variant in variants.items()},
     )
@@ -119,6 +120,7 @@ def write_run_report(folder: Path) -> Path:
     experiment = kept.experiment()
     metrics = [line for line, _ in metrics_lines(folder)]
     summary = summary_so_far(folder, experiment, metrics)
+    # Of the run, not of this machine: a report may be drawn elsewhere.
     found = json_of(folder / "environment.json") or environment()
     for name in ("given", "inputs", "sha256"):
         found.pop(name, None)
@@ -222,6 +224,7 @@ def _run_figures(run: Run | Recorded, clients: ClientScores) -> Iterator[_Figure
         svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label=label)
         yield _Figure(f"{label[:1].upper()}{label[1:]} against simulated time", "", svg)
     panels = {metric.words: lines for metric in others if (lines := _scores(metrics, metric))}
+    # Two panels a picture: more are too narrow to be read.
     for first_of_two in range(0, len(panels), 2):
         pair = dict(itertools.islice(panels.items(), first_of_two, first_of_two + 2))
         yield _Figure("Other metrics by round", "evaluation", charts.by_round(pair))

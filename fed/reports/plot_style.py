@@ -14,18 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "INK",
-    "WIDTH_EM",
-    "WIDTH_INCH",
-    "Style",
-    "blank",
-    "for_file",
-    "for_page",
-    "see_through",
-    "styles",
-    "svg_of",
-]
+__all__ = ["INK", "WIDTH_EM", "WIDTH_INCH", "Style", "blank", "for_file", "for_page", "see_through", "styles", "svg_of"]
 
 INK = "#0b0c0d"
 """Colour of text and axes; inside a page it becomes the page's own, for light and for dark."""
@@ -76,6 +65,7 @@ def styles(algorithms: Mapping[str, str]) -> dict[str, Style]:
     """
     chosen: dict[str, Style] = {}
     free = dict(_BASELINES)
+    # 7 and 5 have no common divisor: 35 variants pass before a pair of both returns.
     others = (Style(_COLOURS[index % 7], _DASHES[index % 5]) for index in range(len(algorithms)))
     for name, kind in algorithms.items():
         chosen[name] = Style(INK, free.pop(kind)) if kind in free else next(others)
@@ -113,7 +103,9 @@ def see_through() -> Any:
 
 def for_page(svg: str, prefix: str) -> str:
     """The picture as part of an HTML page: in the page's ink, and with identifiers that no other picture has."""
+    # matplotlib gives the same identifiers in each picture, and a page has several.
     svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+    # An ink that occurs nowhere else is a place-holder, whatever matplotlib writes around it.
     return svg.replace(INK, "currentColor")
 
 

@@ -98,7 +98,10 @@ class ComparisonResult:
         by_clients = self.scored_by_clients()
         finals = {row["name"]: _finals(self.runs[row["name"]], metric) for row in self.rows}
         values = {
-            name: of_it for name, of_it in finals.items() if of_it and (name in by_clients) == (baseline in by_clients)
+            # A mean over clients' own samples and a value of one test set are not of the same samples.
+            name: of_it
+            for name, of_it in finals.items()
+            if of_it and (name in by_clients) == (baseline in by_clients)
         }
         if baseline not in values:
             return []
@@ -178,6 +181,7 @@ def _over_seeds(finished: Mapping[Any, Record], key: str) -> tuple[float | None,
     by_seed: dict[int, list[float | None]] = {}
     for repetition, run in finished.items():
         by_seed.setdefault(seed_of(repetition), []).append(run["summary"].get(key))
+    # Of a single seed only its folds tell how results spread.
     if len(by_seed) == 1:
         return spread(next(iter(by_seed.values())))
     return spread(values[0] if len(values) == 1 else spread(values)[0] for values in by_seed.values())
@@ -204,6 +208,7 @@ def _to_target(
 def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     counts = (sum(line.get(key, 0) for line in lines) for key in ("selected", "replied", "late", "failed"))
     asked, replied, late, failed = counts
+    # A mean over replies, so that rounds count by how many clients replied.
     stale = math.fsum(line.get("staleness_mean", 0.0) * line.get("replied", 0) for line in lines)
     return {
         "late": late / asked if asked else None,

@@ -112,6 +112,7 @@ def table(shown: Sequence[Column], width: int = 160) -> "Table":
     from rich.text import Text
 
     first, *others = shown
+    # Figures are never broken: names get what is left of the width.
     left = width - sum(max(map(len, (column.heading, *column.texts))) + 2 for column in others) - 2
     names = [_wrapped(name, max(left, _longest_word(first.texts))) for name in first.texts]
     rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -81,6 +81,7 @@ def _columns(result: ComparisonResult) -> list[Column]:
     ]
     of, *others = difference_columns(result) or [Column("variant", [])]
     for column in others:
+        # By name, since the baseline has no row among the differences.
         text_of = dict(zip(of.texts, column.texts, strict=True))
         shown.append(Column(column.heading, [text_of.get(name, "–") for name in names]))
     return shown
@@ -102,6 +103,7 @@ def _markdown_escaped(text: str) -> str:
 
 
 def _latex_escaped(text: str) -> str:
+    # Letter by letter: escapes bring letters that a second replacement would escape again.
     escaped = "".join(_LATEX.get(letter, letter) for letter in _on_one_line(text))
     return re.sub(r"(?<!\S)[+-](?=\d)", r"$\g<0>$", escaped)  # signs of numbers, not hyphens of names
 

@@ -82,6 +82,7 @@ def digests_of(plan: Plan, assignment: Assignment) -> TaskDigests:
         plan: the run's plan.
         assignment: the task, as the server told it.
     """
+    # With the run: two runs may have one plan, and messages of one must not be masked in the other.
     own = digest("message", plan.run.encode(), plan_digest(plan), _without(assignment, TASK_APART))
     return TaskDigests(agreed=task_digest(assignment), own=own)
 

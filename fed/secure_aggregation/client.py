@@ -142,6 +142,7 @@ class SessionClient:
             secrets = [self._seed, self._masking.private]
             drawn = [share(secret, session.degree.threshold, len(holders), self._entropy) for secret in secrets]
             of_holder = {holder: b"".join(parts) for holder, *parts in zip(holders, *drawn, strict=True)}
+            # On the complete graph a client holds a share of its own secrets, which needs no box.
             if self._place in of_holder:
                 self._shares[self._place] = of_holder.pop(self._place)
             boxes = [
@@ -161,6 +162,7 @@ class SessionClient:
             senders = [box.place - 1 for box in delivery.boxes]
             if len(set(senders)) != len(senders) or not self._keys.keys() >= set(senders):
                 raise SessionFailed("boxes must be from neighbours, one of each, got others")
+            # With fewer the round could never be unmasked: better to stop before the message is masked.
             if len(senders) < session.consents:
                 raise SessionFailed(
                     f"at least {session.consents} neighbours must have shared their secrets, got {len(senders)}"
@@ -170,6 +172,7 @@ class SessionClient:
                 if len(content) != 2 * SHARE_BYTES:
                     raise SessionFailed(f"a box must hold two shares of {SHARE_BYTES} bytes, got {len(content)} bytes")
                 self._shares[box.place - 1] = content
+            # Masks are agreed on with those alone that have shared: the keys of others could not be recovered.
             self._masked_with = frozenset(senders)
 
     def mask(self, lanes: Tensor) -> Tensor:
@@ -206,12 +209,14 @@ class SessionClient:
         with self._phase(ClientPhase.SURVIVORS, ClientPhase.CONSENTS):
             session = self._of_session()
             self._survivors = session.unpack(survivors.places)
+            # A list without it would have its masking key recovered, although its masked message has arrived.
             if self._place not in self._survivors:
                 raise SessionFailed("the survivors must have this client among them, got a list without it")
             if len(self._survivors) < session.least_survivors:
                 raise SessionFailed(
                     f"the sum must be of at least {session.least_survivors} clients, got {len(self._survivors)}"
                 )
+            # A survivor without shares has a seed that nobody can recover: the sum would stay masked.
             if unknown := self._keys.keys() & set(self._survivors) - self._masked_with:
                 raise SessionFailed(f"{len(unknown)} of the survivors had shared no secrets")
             self._survivors_to_sign = session.survivors_to_sign(survivors.places)
@@ -226,6 +231,7 @@ class SessionClient:
         with self._phase(ClientPhase.CONSENTS, ClientPhase.RECORDING):
             session = self._of_session()
             signers = [consent.place - 1 for consent in consents.consents]
+            # The threshold counts honest neighbours: so many signatures leave no room for a second list of survivors.
             known = self._masked_with & set(self._survivors)
             if len(set(signers)) != len(signers) or not known >= set(signers) or len(signers) < session.consents:
                 raise SessionFailed(
@@ -242,6 +248,7 @@ class SessionClient:
         with self._phase(ClientPhase.RECORDING, ClientPhase.OVER):
             seeds: list[RevealedShare] = []
             keys: list[RevealedShare] = []
+            # Both shares of one client would unmask its own message.
             for owner, shares in sorted(self._shares.items()):
                 survived = owner in self._survivors
                 part = shares[:SHARE_BYTES] if survived else shares[SHARE_BYTES:]
@@ -251,6 +258,7 @@ class SessionClient:
     def abort(self) -> None:
         """End the session: nothing is revealed any more."""
         self.phase = ClientPhase.OVER
+        # So that shares do not outlive the session in memory.
         self._shares.clear()
 
     def _agreed(self, listed: KeyList) -> Session:
@@ -264,6 +272,7 @@ class SessionClient:
         own = keys_digest(self._name, self._own)
         if self._name not in names or session.keys_sha256[names.index(self._name)] != own:
             raise SessionFailed("the list of clients must have this one with its own keys, got others")
+        # The terms come from the coordinator, which could ask for a threshold that it reaches with its accomplices.
         if session.degree.threshold < self._least_threshold:
             raise SessionFailed(
                 f"the threshold must be at least {self._least_threshold}, this client's own floor, got "
@@ -288,6 +297,7 @@ class SessionClient:
 
     def _sealing_key(self, sender: int, receiver: int) -> bytes:
         other = receiver if sender == self._place else sender
+        # The direction is part of the key: a box cannot be sent back to its sender as the other's.
         purpose = f"box from {sender} to {receiver}"
         return self._sealing.agree(self._keys[other].sealing, self._of_session().id, purpose)
 
@@ -305,6 +315,7 @@ class SessionClient:
         except InvalidPayload as error:
             self.abort()
             raise SessionFailed(str(error)) from None
+        # Whatever has happened, nothing is revealed after it.
         except BaseException:
             self.abort()
             raise

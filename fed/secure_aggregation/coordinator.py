@@ -116,6 +116,7 @@ class SessionCoordinator:
         session = self._of_session()
         place = self._places[name]
         boxes = {box.place - 1: box.sealed for box in shares.boxes}
+        # A neighbour without its box would not mask with this client, and their masks would not cancel.
         if len(boxes) != len(shares.boxes) or boxes.keys() != {*session.graph.neighbours(place)}:
             raise InvalidPayload(f"the boxes of {name!r} must be for its neighbours, one each, got others")
         lengths = {*map(len, boxes.values())}
@@ -143,6 +144,7 @@ class SessionCoordinator:
         place = self._places[name]
         if place not in self._seeds_sha256:
             raise InvalidPayload(f"{name!r} has shared no secrets in this session")
+        # Added before it is noted: a message of another size is refused, and has not counted.
         self._sum.add(lanes)
         self._masked.add(place)
         self.replied.add(name)
@@ -153,6 +155,7 @@ class SessionCoordinator:
         session = self._of_session()
         if len(self._masked) < session.least_survivors:
             raise SessionFailed(self._too_few("have sent their masked messages", len(self._masked)))
+        # Sorted: each client signs the same bytes.
         survivors = Survivors(places=session.pack(sorted(self._masked)))
         self._survivors_to_sign = session.survivors_to_sign(survivors.places)
         self._pass(SessionPhase.CONSENTS)
@@ -177,8 +180,10 @@ class SessionCoordinator:
         for place in sorted(self._consents):
             others = [other for other in session.graph.neighbours(place) if other in self._consents]
             if len(others) >= session.consents:
+                # No more signatures than a client needs: they are most of what this phase sends.
                 counted = [placed[other] for other in others[: session.consents]]
                 relayed[session.names[place]] = Consents(consents=counted)
+        # Before anyone reveals: shares that are too few would cost the clients their round for nothing.
         reach = (sum(session.names[one] in relayed for one in session.graph.holders(owner)) for owner in self._owners())
         if min(reach) < session.degree.threshold:
             raise SessionFailed(self._too_few("have consented to the survivors", len(self._consents)))
@@ -195,6 +200,7 @@ class SessionCoordinator:
         # holding is mutual: a client holds shares of those that hold its own
         held = self._seeds_sha256.keys() & {*session.graph.holders(holder)}
         seeds, keys = ({one.place - 1: one.share for one in kind} for kind in (unmasking.seeds, unmasking.keys))
+        # A place that is named twice would hide the second share.
         is_whole = len(seeds) + len(keys) == len(unmasking.seeds) + len(unmasking.keys)
         if not is_whole or {*seeds} != held & self._masked or {*keys} != held - self._masked:
             raise InvalidPayload(f"{name!r} must reveal a share of each secret that it holds, got others")
@@ -228,6 +234,7 @@ class SessionCoordinator:
                 masks.append(Mask(self._recovered(owner, self._is_seed), is_added=False))
                 continue
             key = AgreementKey(self._recovered(owner, self._is_masking_key))
+            # Of a client that has dropped out only the halves that survivors added are in the sum.
             for other in session.graph.neighbours(owner):
                 if other in masked:
                     agreed = key.agree(self._keys[session.names[other]].masking, session.id, "mask")
@@ -264,9 +271,11 @@ class SessionCoordinator:
         holders = session.graph.holders(owner)
         revealed = self._revealed[owner]
         points = {holder: point for point, holder in enumerate(holders, 1)}
+        # A cheater is left out first, since it has most likely falsified its other shares as well.
         known = [holder for holder in revealed if session.names[holder] in self.cheaters]
         for left_out in (None, *known, *revealed):
             shares = {points[holder]: one for holder, one in revealed.items() if holder != left_out}
+            # Fewer shares fit any secret.
             if len(shares) < session.degree.threshold:
                 continue
             with contextlib.suppress(InvalidPayload):

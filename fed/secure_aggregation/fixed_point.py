@@ -193,6 +193,7 @@ class FixedPoint:
         lanes = total.lanes.view(self._signed)
         weight = int(lanes[self.numbers])
         samples, loss, clipped, capped = self._read_beside(lanes[self.numbers + 1 :])
+        # Each client has added 2⁶³, since digits have no sign.
         loss -= total.clients << (_LOSS_BITS - 1)
         if not (0 < weight <= total.clients * self.max_weight and samples > 0):
             raise InvalidPayload(
@@ -226,6 +227,7 @@ class FixedPoint:
         numbers_M = message_M.double().numpy()
         counted = min(int(weight), self.max_weight)
         clipped_M = np.clip(numbers_M, -self._clips_M, self._clips_M)
+        # floor(x + u) is right on average: rounding to the nearest would bias the mean of small updates to 0.
         units_M = np.floor(clipped_M * (self.levels / self._clips_M) + generator.random(len(numbers_M)))
         np.clip(units_M, -self.levels, self.levels, out=units_M)  # a product may be rounded beyond the last level
         beside = (

@@ -104,6 +104,7 @@ def harary_degree(clients: int, colluders: int, dropped: float, *, is_semi_hones
             f"secure_aggregation: no sparse graph of {clients} clients is safe with {colluders} colluders (corrupt) "
             f"and max_drop_out {dropped}: ask more clients a round, lower one of the two, or choose graph: complete"
         )
+    # A larger degree is safe where a smaller one is: halving finds the smallest.
     while low < high:
         middle = (low + high) // 2
         if _threshold(clients, 2 * middle, colluders, dropped, is_semi_honest) is not None:
@@ -119,6 +120,7 @@ def _threshold(clients: int, degree: int, colluders: int, dropped: float, is_sem
     """The threshold t of a degree; None if the degree is not safe."""
     from scipy.stats import hypergeom  # which takes a second to load
 
+    # Drop-outs cut the graph of masks just as corrupt clients do.
     lost = colluders + math.floor(dropped * clients)
     staying = math.ceil((1 - dropped) * clients)
     if degree <= lost:  # with fewer lost clients than neighbours none is cut off
@@ -129,6 +131,7 @@ def _threshold(clients: int, degree: int, colluders: int, dropped: float, is_sem
         if pairs + ways >= -(_SECURITY_BITS + 1) * math.log(2):
             return None
     of_corrupt = hypergeom(clients, colluders, degree)
+    # Half of the failure probability for each of two events, and a union bound over the clients.
     most = 2.0 ** -(_SECURITY_BITS + 1) / clients
     corrupt_most = next(t for t in range(degree + 1) if of_corrupt.sf(t) <= most)
     if not is_semi_honest:
@@ -169,6 +172,7 @@ class SessionGraph:
             return tuple(other for other in range(self.clients) if other != place)
         half = self.degree.neighbours // 2
         first = (self._place_of[place] - half) % self.clients
+        # Twice around, so that a window needs no modulo.
         window = self._circle_twice[first : first + 2 * half + 1]
         window.remove(place)
         return tuple(sorted(window))

@@ -8,11 +8,7 @@ from collections.abc import Callable
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.utils import (
-    Prehashed,
-    decode_dss_signature,
-    encode_dss_signature,
-)
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed, decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -57,6 +53,7 @@ def digest(purpose: str, *parts: bytes | memoryview) -> bytes:
     """
     hasher = hashlib.sha256()
     for part in (f"fed secure aggregation: {purpose}".encode(), *parts):
+        # Else ("ab", "c") and ("a", "bc") would be signed as one.
         hasher.update(len(part).to_bytes(8, "big"))
         hasher.update(part)
     return hasher.digest()
@@ -102,6 +99,7 @@ class AgreementKey:
             except ValueError:  # of another length, or a point of small order, which would make the secret zero
                 raise InvalidPayload("a public key of a session must be a point of X25519, got another") from None
             self._secrets[public] = secret
+        # The session is the salt: keys of another attempt tell nothing of these.
         return HKDF(SHA256(), KEY_BYTES, session, f"fed secure aggregation: {purpose}".encode()).derive(secret)
 
 
@@ -136,6 +134,7 @@ def is_signed(key: EllipticCurvePublicKey, signed: bytes, signature: bytes) -> b
         signed: digest that was signed.
         signature: untrusted bytes of a signature; a valid one has 64.
     """
+    # A fixed length rather than DER, of which one signature may have several forms.
     if len(signature) != SIGNATURE_BYTES:
         return False
     half = SIGNATURE_BYTES // 2

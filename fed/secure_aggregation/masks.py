@@ -60,6 +60,7 @@ def add_masks(lanes: np.ndarray, masks: Iterable[Mask], *, threads: int = 1) -> 
     left = iter(masks)
     while some := list(islice(left, _MOST_CONTEXTS)):
         contexts = [(_context(mask.key, keystream_mode()), np.add if mask.is_added else np.subtract) for mask in some]
+        # Pieces outside, keys inside: the piece stays in the cache while all masks pass over it.
         for start in range(0, len(lanes), numbers):
             piece = lanes[start : start + numbers]
             zeros = _ZEROS if len(piece) == numbers else _ZEROS[: piece.nbytes]
@@ -77,6 +78,7 @@ def _sum_of_masks(lanes: np.ndarray, masks: Iterable[Mask]) -> np.ndarray:
 @cache
 def keystream_mode() -> type[CTR] | type[GCM]:
     """The mode of AES that is faster on this machine; both make the same keystream."""
+    # Which of them is faster depends on the processor and on the version of OpenSSL.
     return CTR if _duration_s(CTR) <= _duration_s(GCM) else GCM
 
 
@@ -89,6 +91,7 @@ def _duration_s(mode: type[CTR] | type[GCM]) -> float:
     context = _context(bytes(32), mode)
     keystream = bytearray(_PIECE_BYTES + 16)
     durations_s = []
+    # The least of five: anything else on the machine can only add to a time.
     for _ in range(5):
         begins_s = time.perf_counter()
         context.update_into(_ZEROS, keystream)

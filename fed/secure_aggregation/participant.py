@@ -114,6 +114,7 @@ class Participant:
 
     def begin(self, plan: AgreedPlan) -> None:
         """Take a run's plan; a session of another plan is over, and its message forgotten."""
+        # A plan that is only told again, after a lost connection, must not end the session.
         if self._plan is None or _names(self._plan.plan) != _names(plan.plan):
             self._abort()
             self._message = None
@@ -142,6 +143,7 @@ class Participant:
         if assignment.takes_parts:
             return _refusal(assignment, digests.own, Reason.TAKES_PARTS)
         entries = self._entries(assignment, digests)
+        # A second sum of the same round would differ by those who joined: their difference shows single clients.
         if any(map(self._revealed.holds, entries)):
             return _refusal(assignment, digests.own, Reason.REVEALED)
         self._abort()
@@ -258,6 +260,7 @@ class Participant:
                 return [Say(answer)]
             case "consents":
                 client.take_consents(message.consents)
+                # Before the shares leave, and whether they arrive or not: they may have been read on their way.
                 self._revealed.add(joined.entries)
                 return [Remember(joined.entries)]
         raise SessionFailed("the coordinator says nothing that is known here")
@@ -277,6 +280,7 @@ class Participant:
         if weight.any() and self._revealed.holds(entry):
             return self._ended(joined, Reason.REVEALED, "this very message is in a sum that was revealed")
         joined.message_entry = entry
+        # A copy, since another attempt masks the same message with other keys.
         return self._guarded(joined, lambda: [Deliver(own_sha256, joined.client.mask(lanes.clone()))])
 
     def _guarded(self, joined: _Joined, act: Callable[[], list[Command]]) -> list[Command]:

@@ -55,6 +55,7 @@ def reason_of(error: Exception, otherwise: Reason) -> Reason:
     """
     if isinstance(error, ClientRefusal):
         return error.reason
+    # Its own words name other clients.
     if isinstance(error, SessionFailed):
         return Reason.BROKEN_RULE
     return otherwise if isinstance(error, FedError) else Reason.NODE_FAILED

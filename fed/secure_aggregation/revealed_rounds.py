@@ -54,6 +54,7 @@ class RevealedRounds:
     def add(self, entries: Iterable[bytes]) -> None:
         """Add entries; the oldest are forgotten beyond the bound."""
         for entry in entries:
+            # An entry that comes again is the newest, and must be the last to be forgotten.
             self._entries.pop(entry, None)
             self._entries[entry] = None
         while len(self._entries) > _MOST_ROUNDS * _ENTRIES_A_ROUND:
@@ -87,6 +88,7 @@ class RevealedRounds:
         content = np.ascontiguousarray(lanes.numpy()).data.cast("B")
         # GMAC takes a tenth of the time of SHA-256; without the key nobody can find two messages with one tag
         pieces = (content[first : first + _PIECE_BYTES] for first in range(0, len(content), _PIECE_BYTES))
+        # One nonce for all is safe here: nothing is encrypted, and no tag leaves this object but hashed.
         tags = [self._cipher.encrypt(_NONCE, b"", piece) for piece in pieces]
         return self._entry("message", number.to_bytes(8, "big"), *tags)
 

@@ -133,6 +133,7 @@ class SecureAggregation(Hyperparameters):
         if self.graph == "complete" or (self.graph == "auto" and clients <= _LARGEST_AUTO):
             degree = complete_degree(clients, self.colluders(clients), given)
             left = clients - math.floor(self.max_drop_out * clients)
+            # At the beginning alone: later some of the allowed drop-outs have already happened.
             if left < degree.threshold and not is_begun:
                 way_out = "lower max_drop_out or corrupt" if given is None else "lower it or max_drop_out"
                 raise InvalidExperiment(
@@ -157,6 +158,7 @@ class SecureAggregation(Hyperparameters):
         Args:
             most: largest number of clients that a round asks, which can hold a session.
         """
+        # In turn: safety does not grow with the number, since degrees are even and shares are rounded.
         for clients in range(self.minimum_cohort, most):
             with contextlib.suppress(InvalidExperiment):
                 self.degree(clients, is_begun=True)
@@ -222,6 +224,7 @@ class SecureAggregation(Hyperparameters):
         Raises:
             InvalidExperiment: if no session could succeed.
         """
+        # For its errors: a session must be possible at all.
         self.degree(asked)
         left = asked - math.floor(self.max_drop_out * asked)
         if left < self.minimum_cohort:

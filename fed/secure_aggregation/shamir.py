@@ -73,6 +73,7 @@ def recover(shares: Mapping[int, bytes], count: int) -> bytes:
         factors = [factor * product % _PRIME for factor, product in zip(factors, products, strict=True)]
     weighted = zip(factors, map(shares.__getitem__, points), strict=True)
     total = sum(factor * int.from_bytes(one, "big") for factor, one in weighted)
+    # One inverse at the end, in place of one for each share.
     secret = total * pow(prod(missing), -1, _PRIME) % _PRIME
     if secret >> (8 * SECRET_BYTES):
         raise InvalidPayload("shares must be those of one secret of 32 bytes, got others")

@@ -113,10 +113,12 @@ class Session:
 
     def __post_init__(self) -> None:
         """Check the list of clients."""
+        # One order for all: places are part of every mask's sign.
         if list(self.names) != sorted(set(self.names)):
             raise SessionFailed("a session's clients must be listed once each, by name, got another list")
         if any(len(one) != DIGEST_BYTES for one in self.keys_sha256):
             raise SessionFailed(f"the digests of a session's keys must have {DIGEST_BYTES} bytes, got others")
+        # Above most_clients sums of lanes could wrap, below minimum_cohort they hide too little.
         if not self.terms.settings.minimum_cohort <= len(self.names) <= self.terms.fixed.most_clients:
             raise SessionFailed(
                 f"a session must have from {self.terms.settings.minimum_cohort} to {self.terms.fixed.most_clients} "

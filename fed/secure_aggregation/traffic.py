@@ -3,14 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fed.protocol.protocol_pb2 import (
-    Box,
-    Consent,
-    PlacedConsent,
-    PlacedKeys,
-    RevealedShare,
-    SessionKeys,
-)
+from fed.protocol.protocol_pb2 import Box, Consent, PlacedConsent, PlacedKeys, RevealedShare, SessionKeys
 from fed.secure_aggregation.graph import Degree
 from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from fed.secure_aggregation.shamir import SHARE_BYTES
@@ -61,6 +54,7 @@ def unmasking_traffic(clients: int, survivors: int, degree: Degree) -> Traffic:
         degree: degree of the graph.
     """
     up = _CONSENT.ByteSize() + degree.holders * _field(_REVEALED_SHARE.ByteSize())
+    # On the complete graph a client counts its own share, and needs one consent less.
     consents = (degree.threshold - degree.is_complete) * _field(_PLACED_CONSENT.ByteSize())
     return Traffic(survivors * up, survivors * (_field(-(-clients // 8)) + consents))
 

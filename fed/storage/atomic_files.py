@@ -108,6 +108,7 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
         >>> Path("state").exists()
         False
     """
+    # No waiting: another run may take days.
     lock = FileLock(folder / LOCK, timeout=0)
     was_there = folder.exists()
     try:

@@ -65,6 +65,7 @@ def newest_whole(folder: Path, rounds: int | None = None) -> tuple[int | None, l
     flaws: list[str] = []
     for number in reversed(numbers_in(folder)):
         path = folder / file_name(number)
+        # Rounds behind the last line of the metrics would be missing from them for ever.
         if rounds is not None and number > rounds:
             flaw: str | None = f"is newer than metrics.jsonl, which ends with round {rounds}"
         else:
@@ -114,6 +115,7 @@ def write_sealed(file: BinaryIO, number: int, structure: bytes, tensors: Iterabl
         OSError: if there is no room.
     """
     header = _header(number, len(structure), size_bytes)
+    # In the same pass as the writing: a second one would read gigabytes again.
     digest = hashlib.sha256(header)
     file.write(header)
     parts: Iterator[bytes | memoryview] = chain([structure], tensors)
@@ -156,6 +158,7 @@ def _flaw(file: BinaryIO, number: int) -> str | None:
         digest.update(piece)
     if digest.hexdigest().encode() != seal[3]:
         return "is damaged: its content does not have the checksum that it names"
+    # After the checksum: a damaged file may claim any format.
     if seal[1] != b"1":
         return f"is of format {seal[1].decode()}, which this version of fed cannot read"
     return None if int(seal[2]) == number else f"is the checkpoint of round {int(seal[2])} under another name"

@@ -8,14 +8,7 @@ from safetensors import safe_open
 from fed.errors import CheckpointFailed, InvalidCheckpoint, os_errors_as
 from fed.quantities import bytes_text
 from fed.storage.atomic_files import replaced, sync_folder
-from fed.storage.checkpoint_files import (
-    file_name,
-    flaw_of,
-    newest_whole,
-    numbers_in,
-    remove_unfinished,
-    write_sealed,
-)
+from fed.storage.checkpoint_files import file_name, flaw_of, newest_whole, numbers_in, remove_unfinished, write_sealed
 from fed.storage.serialization import Tree, bytes_of, join_tree, plain, refilled, split_tree
 
 __all__ = ["Checkpoints", "Tree", "plain", "refilled"]
@@ -68,6 +61,7 @@ class Checkpoints:
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True)
+                # Else a loss of power could take the new folder with all its files.
                 sync_folder(self.folder.parent)
             remove_unfinished(self.folder)
             with replaced(self._path(number)) as file:
@@ -81,6 +75,7 @@ class Checkpoints:
                 )
         except OSError as error:
             raise self._failure(number, error.strerror or str(error), len(structure) + size_bytes) from error
+        # Read back before older ones go: some disks report that they have written what they have not.
         if (flaw := flaw_of(self._path(number), number)) is not None:
             self._path(number).unlink(missing_ok=True)
             raise self._failure(number, f"read back, it {flaw}", len(structure) + size_bytes)

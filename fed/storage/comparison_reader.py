@@ -51,8 +51,10 @@ def slugs(names: Iterable[str]) -> dict[str, str]:
     """
     chosen: dict[str, str] = {}
     for name in names:
+        # 60 letters: file systems limit names to 255 bytes, and some systems whole paths to 260.
         plain = re.sub(r"[^a-z0-9.=]+", "-", name.lower()).strip("-.=")[:60] or "variant"
         number = 1
+        # Two names may differ in letters that a folder's name cannot have.
         while (slug := plain if number == 1 else f"{plain}-{number}") in chosen.values():
             number += 1
         chosen[name] = slug

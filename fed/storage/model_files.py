@@ -69,6 +69,7 @@ def write_models(path: Path, models: "Mapping[int | str, nn.Module]") -> None:
     states = [_tensors(model) for model in models.values()]
     with replaced(path) as file:
         file.write(_header([*models], states[0]))
+        # Tensor by tensor, as the header lists them; in a client's order each tensor would be in pieces.
         for name in states[0]:
             for state in states:
                 file.write(bytes_of(state[name]))
@@ -139,6 +140,7 @@ def _header(clients: Sequence[int | str], state: Mapping[str, Tensor]) -> bytes:
 
 
 def _filled(path: Path, model: "nn.Module", state: Mapping[str, Tensor]) -> "nn.Module":
+    # Compared first: load_state_dict would copy some tensors before it raises.
     own = _tensors(model)
     shapes_own, shapes = ({name: (part.dtype, part.shape) for name, part in one.items()} for one in (own, state))
     if shapes_own != shapes:

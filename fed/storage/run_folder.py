@@ -57,6 +57,7 @@ class RunFolder:
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         with written_to(path):
+            # A lock and the remains of a killed process are no run: the folder counts as empty.
             if not path.is_dir() or not set(path.iterdir()) <= {*unfinished(path, self.FILES), path / LOCK}:
                 refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
 
@@ -166,6 +167,7 @@ class RunFolder:
         rounds = 0
         for number, (line, text) in enumerate(metrics_lines(self.path), 1):
             size_bytes += len(text)
+            # A line that is missing ends what counts: a run resumes after rounds without a gap.
             rounds += line["round"] == number
         if file.exists() and file.stat().st_size > size_bytes:
             _log.warning("%s: the last line is cut short, as a crash leaves it: it is dropped", file)
@@ -259,6 +261,7 @@ class RunFolder:
         """
         with self._written_on():
             write_atomically(self.path / "population.json", to_json(population).encode())
+            # Last of all: its presence says that the run has ended.
             write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 
     def _written_on(self) -> AbstractContextManager[None]:
@@ -274,6 +277,7 @@ def clear_run(folder: Path) -> None:
         OSError: if one cannot be removed.
     """
     remove_all(folder / "checkpoints")
+    # False sorts before True.
     names = sorted(RunFolder.FILES, key="environment.json".__eq__)
     for path in (*unfinished(folder, names), *map(folder.joinpath, names)):
         path.unlink(missing_ok=True)
@@ -320,6 +324,7 @@ def environment() -> dict[str, Any]:
     """Versions, hardware and the commit of the working folder, with which a reader can repeat a run."""
     commit = None
     try:
+        # 5 seconds: a repository on a slow network drive must not hold up a run.
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
         commit = answer.stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):

@@ -152,6 +152,7 @@ def metrics_lines(path: Path, name: str = "metrics.jsonl") -> Iterator[tuple[dic
             )
         measured = _line(line[:-1])
         if measured is None:
+            # Not refused yet: only the lines after it show that it is not the last one.
             torn = (number, line[:-1])
         else:
             yield measured, line

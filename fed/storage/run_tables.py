@@ -60,6 +60,7 @@ def columns_of(folder: Path, what: str) -> dict[str, list[Any]]:
     """
     rows = rows_of(folder, what)
     if what != "participation":
+        # Of all rows, for a metric may begin in a later round.
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
     found = [(row["round"], client, event) for row in rows for event in _EVENTS for client in row.get(event, ())]

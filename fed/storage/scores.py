@@ -92,6 +92,7 @@ def metrics_of(summary: Mapping[str, Any]) -> list[NamedMetric]:
         ([NamedMetric(name='loss', higher_is_better=False)], 'accuracy')
     """
     named = summary.get("metrics")
+    # Summaries of earlier versions do not name their metrics.
     if named is None:
         named = {"accuracy": "max"} if summary.get("final_test_accuracy") is not None else {}
     return [NamedMetric(name, direction != "min") for name, direction in named.items()] or [LOSS]

@@ -26,6 +26,7 @@ _Path: TypeAlias = tuple[int | str, ...]
 MOST_LEVELS = 100
 """Greatest depth of a tree: JSON is read by recursion, which Python bounds."""
 
+_MOST_SHOWN = 8  # names of fields in an error
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -123,11 +124,11 @@ def _worded(value: Any) -> str:
     return f"a {type(value).__name__} of {len(value)}" if type(value) in (tuple, list) else type(value).__name__
 
 
-def _listed(names: Iterable[str], most: int = 8) -> str:
+def _listed(names: Iterable[str]) -> str:
     shown = list(names)
     if not shown:
         return "nothing"
-    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "")
+    return ", ".join(shown[:_MOST_SHOWN]) + (", …" if len(shown) > _MOST_SHOWN else "")
 
 
 def _refused(found: str, path: _Path) -> InvalidCheckpoint:
@@ -171,8 +172,10 @@ def _described(tree: Tree, tensors: dict[int, tuple[int, Tensor]], path: _Path) 
     if tree is None or kind is bool or kind is str:
         return tree
     if kind is int:
+        # Readers of JSON in other languages have 64 bits for an integer.
         return tree if -(2**63) <= tree < 2**63 else {"int": hex(tree)}
     if kind is float:
+        # With all eight bytes, since a NaN carries a payload that the bits of a run include.
         return tree if math.isfinite(tree) else {"float": struct.pack("<d", tree).hex()}
     if kind is list or kind is tuple:
         parts = [_described(part, tensors, (*path, index)) for index, part in enumerate(tree)]

@@ -40,12 +40,14 @@ class Totals:
         self.late += line["late"]
         self._empty += not line["selected"]
         self._unanswered += bool(line["selected"] and not line["replied"])
+        # None rather than 0 where it cannot happen, so that summaries have no such key.
         if "diverged" in line:
             self._diverged = (self._diverged or 0) + line["diverged"]
         if "alone" in line:
             self._alone = (self._alone or 0) + line["alone"]
         self._bytes_up += line["bytes_up"]
         self._bytes_down += line["bytes_down"]
+        # The last line that measured something: not each round is evaluated.
         if line["test_loss"] is not None:
             self._evaluated = line
         self._wall_s = line["wall_s"]

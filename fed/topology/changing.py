@@ -138,6 +138,7 @@ def _matchings(graph: "nx.Graph[int]") -> list[list[tuple[int, int]]]:
             mates[other][both] = peer
     edges = ((colour, peer, mate) for peer in graph for colour, mate in mates[peer].items() if peer < mate)
     by_colour: dict[int, list[tuple[int, int]]] = {}
+    # Sorted by colour: a round draws for the matchings in this order.
     for colour, peer, mate in sorted(edges):
         by_colour.setdefault(colour, []).append((peer, mate))
     return [*by_colour.values()]
@@ -234,9 +235,11 @@ def _most_connected(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]"
         within = LinearConstraint(np.ones((1, count)), -np.inf, total)
         solved = minimize(negative, start, jac=True, method="SLSQP", bounds=Bounds(0, 1), constraints=within)
         probabilities: np.ndarray = np.clip(solved.x, 0, 1)
+        # SLSQP keeps its constraint to a tolerance only.
         probabilities *= min(1, total / probabilities.sum())
         return probabilities
 
+    # Equal probabilities first: on a symmetric graph they are the best, and the bound shows it at once.
     candidate = best = np.full(count, total / count)
     scale = smoothed(candidate, 1.0)[0]
     most = 0.0
@@ -262,6 +265,7 @@ def _best_weight(mean: np.ndarray, square: np.ndarray) -> float:
     peers = len(mean)
 
     def contraction(weight: float) -> float:
+        # The mean vector is taken off: it has eigenvalue 1 at every α, and is no disagreement.
         expected = np.eye(peers) - 2 * weight * mean + weight**2 * square - np.full((peers, peers), 1 / peers)
         return float(np.linalg.eigvalsh(expected)[-1])
 

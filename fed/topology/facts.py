@@ -90,9 +90,11 @@ def _contraction(matrix_in: Callable[[int], Tensor], rounds: range) -> tuple[flo
         is_symmetric = torch.equal(matrix_NN, matrix_NN.T)  # and its eigenvalues found ten times as fast
         values = torch.linalg.eigvalsh(matrix_NN) if is_symmetric else torch.linalg.eigvals(matrix_NN)
         moduli = values.abs().sort().values
+        # The largest eigenvalue, 1, belongs to the mean, which mixing keeps.
         rho = float(moduli[-2]) if len(moduli) > 1 else 0.0
         return (0.0, 1) if rho < _EXACT else (rho, None)
     peers = len(matrix_NN)
+    # A product of changing matrices has no eigenvalue that tells: its norm off the mean does.
     product_NN = torch.eye(peers, dtype=torch.float64) - 1 / peers
     left = 1.0
     for number in rounds:

@@ -72,6 +72,7 @@ def torus(peers: int, rows: PositiveInt | None = None) -> "nx.Graph[int]":
     rows = rows or max(divisor for divisor in range(1, math.isqrt(peers) + 1) if peers % divisor == 0)
     if peers % rows:
         raise InvalidExperiment(f"topology torus must have full rows, got {peers} peers in {rows} rows: change rows")
+    # Sorted labels number the peers row by row.
     grid = nx.grid_2d_graph(rows, peers // rows, periodic=True)
     torus: nx.Graph[int] = nx.convert_node_labels_to_integers(grid, ordering="sorted")
     return torus

@@ -59,6 +59,7 @@ class Topology:
         graph, matrix_NN, _ = self._of(1)
         self.is_directed = graph.is_directed()
         self.keeps_mean = is_doubly_stochastic(matrix_NN)
+        # Rounds of a changing graph may fall into parts, such as pairs: they connect over time.
         if not self.changes and (parts := separate_parts(graph)) > 1:
             raise InvalidExperiment(f"a topology must be connected, got {parts} separate parts")
 
@@ -75,6 +76,7 @@ class Topology:
         return self._of(number)[2]
 
     def _of(self, number: int) -> tuple["nx.Graph[int]", Tensor, Weights]:
+        # One round is kept, not all: a run asks for the same round several times, and rarely for an earlier one.
         if self._last is None or (self.changes and self._last[0] != number):
             graph = self._make(peers=self._peers, number=number, streams=self._streams)
             if not isinstance(graph, nx.Graph) or len(graph) != self._peers:

@@ -128,6 +128,7 @@ class Layout:
             InvalidModel: if the model has no trainable parameters, they are of several types, or the state is complex;
                 if a private name is no part of its state, or nothing trainable is shared.
         """
+        # A buffer with persistent=False is no part of the state: checkpoints and other frameworks would not have it.
         saved = set(module.state_dict().keys())
         buffers = {name: tensor for name, tensor in module.named_buffers() if name in saved}
         trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
@@ -146,6 +147,7 @@ class Layout:
                 f"private names must be parameters or saved buffers of the model, got {unknown[0]!r}; known: "
                 f"{', '.join(state)}"
             )
+        # Without a shared parameter there is nothing to average, and every message would be empty.
         if trained.keys() <= set(private):
             raise InvalidModel(
                 f"a model must have trainable parameters to share, got private ones alone: {', '.join(trained)}"
@@ -233,6 +235,7 @@ class Layout:
         rows = own.shape[:-1]
         vectors = vectors.expand(*rows, -1)
         integers = integers.expand(*rows, -1)
+        # Private parts stand last in each kind, so that the parts alternate: shared, own, shared, own.
         cut = self.shared.parameters
         own_cut = self.parameters - cut
         parts = (vectors[..., :cut], own[..., :own_cut], vectors[..., cut:], own[..., own_cut:])

@@ -73,6 +73,7 @@ class Weights:
         stays = is_sent & is_received
         own_N1 = self.own_N1.index_add(0, self.senders_X[kept], self.weights_X[kept, None])
         degrees_N = torch.bincount(self.rows_X[stays], minlength=len(present_N))
+        # Vectors are sent by present peers alone, in the same order: places close up.
         places_N = present_N.cumsum(0) - 1
         return Weights(
             own_N1=own_N1[present_N],

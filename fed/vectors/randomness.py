@@ -63,6 +63,7 @@ class Streams:
 
     def torch_seed(self, purpose: str, *key: object) -> int:
         """A seed in [0, 2⁶³) for PyTorch's generators."""
+        # PyTorch takes seeds of 64 bits with a sign.
         return int.from_bytes(self._digest(purpose, key, 8), "little") >> 1
 
     def _digest(self, purpose: str, key: tuple[object, ...], size_bytes: int) -> bytes:

@@ -89,6 +89,7 @@ class WeightedMean:
             raise FedError(f"a weight must be positive and finite, got {weight}")
         if vector_P.shape != (self.size,):
             raise FedError(f"a vector must have the shape ({self.size},), got {tuple(vector_P.shape)}")
+        # A single message needs no lanes, and a round with one client is common: its product waits uncut.
         is_first = self.atoms == 0 and self.size <= _LONGEST_PRODUCT
         if is_first or (len(self._products) + 1) * self.size <= _TOGETHER:
             difference_P = vector_P.double() if less_P is None else vector_P.double() - less_P.double()
@@ -103,6 +104,7 @@ class WeightedMean:
         try:
             self._cut(vector_P, weight * factor, less_P)
         except FedError:
+            # A refused vector must leave no trace: a round goes on with the others.
             self._count(-1, -_exact(weight))
             raise
 
@@ -117,6 +119,7 @@ class WeightedMean:
         self._count(other.atoms, other.weight)
         self._cut_products()
         self._products = [*other._products]  # a list of its own: the other sum may continue
+        # Before the lanes are added: together they could exceed 64 bits.
         self._make_room(other._pieces)
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
@@ -130,6 +133,7 @@ class WeightedMean:
         There are four lanes at least. Equal sums give the same lanes; count and weight are not in them.
         """
         self._cut_products()
+        # Lanes of 52 bits are cut into words of 32, since int32 is what the messages carry.
         most_words = _LANE_BITS * self._length // _WORD_BITS + 2  # one of them for the carry
         words = torch.zeros(max(most_words, _USUAL_WORDS), self.size, dtype=torch.int32)
         for start in range(0, self.size, _PIECE):
@@ -152,6 +156,7 @@ class WeightedMean:
             FedError: if its length is no whole number of lanes, or there are too many.
         """
         lanes = packed.numel() // max(size, 1)
+        # The sum may come from a stranger, so that its length is checked before memory is taken for it.
         if packed.numel() != lanes * size or lanes > MOST_LANES:
             raise FedError(f"a packed sum must have up to {MOST_LANES} lanes of {size}, got {packed.numel()} numbers")
         total = cls(size)
@@ -215,18 +220,23 @@ class WeightedMean:
     def _cut(self, vector_P: Tensor, factor: float = 1.0, less_P: Tensor | None = None) -> None:
         """Cut a vector's products into lanes; a vector that is refused leaves nothing there."""
         self._make_room(1)
+        # One pair of buffers for all pieces: fresh pages would cost more than the arithmetic.
         product_J, cut_J = torch.empty(2, min(self.size, _PIECE), dtype=torch.float64, device=self.device)
 
         def cut(start: int, sign: int) -> None:
             piece_J = vector_P[start : start + _PIECE]
             rest_J = product_J[: len(piece_J)]
-            _multiply(piece_J, factor, None if less_P is None else less_P[start : start + _PIECE], out=rest_J)
+            rest_J.copy_(piece_J)
+            if less_P is not None:
+                rest_J.sub_(less_P[start : start + _PIECE])
+            rest_J.mul_(factor)
             self._cut_piece(rest_J, cut_J[: len(piece_J)], start, sign)
 
         for start in range(0, self.size, _PIECE):
             try:
                 cut(start, 1)
             except FedError:
+                # Integer lanes take back exactly what they were given: subtraction leaves the bits of before.
                 for earlier in range(0, start, _PIECE):
                     cut(earlier, -1)
                 raise
@@ -253,6 +263,7 @@ class WeightedMean:
                 self._add_units(index, cut_J.view(torch.int64) - _magnet_bits(index), start, sign)
                 rest_J.sub_(cut_J.sub_(_magnet(index)))
         torch.add(rest_J, _magnet(1), out=cut_J)
+        # The two usual lanes keep their magnets' bits, counted in _magnets: a subtraction less for every piece.
         self._add_units(1, cut_J.view(torch.int64), start, sign)
         rest_J.sub_(cut_J.sub_(_magnet(1)))
         self._add_units(0, rest_J.add_(_magnet(0)).view(torch.int64), start, sign)
@@ -304,13 +315,6 @@ class WeightedMean:
         return self._lanes[index]
 
 
-def _multiply(vector_P: Tensor, factor: float, less_P: Tensor | None, *, out: Tensor) -> None:
-    out.copy_(vector_P)
-    if less_P is not None:
-        out.sub_(less_P)
-    out.mul_(factor)
-
-
 def _exact(weight: float) -> int | Fraction:
     return int(weight) if float(weight).is_integer() else Fraction(weight)
 
@@ -359,6 +363,7 @@ def _low_bits(count: int) -> int:
 
 def _split(units_J: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Integers as digits in [−2ᵇ⁻¹, 2ᵇ⁻¹), and as their carries to the next digit."""
+    # Half a unit is added first: balanced digits make a small negative sum short, not all ones up to the top.
     carry_J = (units_J + (1 << (bits - 1))) >> bits
     return units_J - (carry_J << bits), carry_J
 

@@ -44,10 +44,12 @@ def words_of_error(error: BaseException) -> tuple[str, str]:
     text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0]
     description = f"{text} ({_innermost(frames)})"
     details = "".join(traceback.format_exception(error))
+    # The end of a traceback has the error, and the beginning may repeat a recursion thousands of times.
     return description[:10_000], details[-100_000:]
 
 
 def _innermost(frames: Sequence[tuple[str, int | str, str]]) -> str:
     """Innermost (file, line, function) that is the user's code, or else the innermost of all."""
+    # The user can mend only what is the user's own.
     users = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)] or frames
     return "{}:{} in {}".format(*users[-1]) if users else ""

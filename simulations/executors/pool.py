@@ -253,6 +253,7 @@ class Workers(Executor):
 
     def _hand_out(self, slots: int) -> None:
         """Give every worker up to this many items."""
+        # Round by round, so that no worker gets a second item while another has none.
         for given in range(slots):
             for worker in self._workers:
                 if worker.is_ready and len(worker.given) == given and (task := self._next()):
@@ -311,11 +312,13 @@ class Workers(Executor):
         try:
             content, tensors = worker.slots[slot].read(size)
         except Exception as error:
+            # Such as a class of the user's that exists in the worker only: the item fails, and not the pool.
             answer = WorkerReply.REFUSED
             content = RunFailed(f"the answer of a worker cannot be read here: {error!r}")
         if answer == WorkerReply.NOT_MADE:
             self.close()
             raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE.format(words=content))
+        # The worker ends by itself: its work's state may be half changed.
         if answer == WorkerReply.RAISED:
             self._remove_dead(worker, content)
             return
@@ -352,6 +355,7 @@ class Workers(Executor):
         if at_work:
             at_work.deaths += 1
         for task, slot in worker.given:
+            # The item itself must be what kills: more workers would die of it.
             if task.deaths == _DEATHS:
                 self._finish(task, RunFailed(_GIVEN_UP.format(label=task.item.label, words=words)))
             elif not worker.slots[slot].is_recalled:  # otherwise another worker has it
@@ -361,6 +365,7 @@ class Workers(Executor):
     def _replace(self, worker: _Worker, words: str) -> None:
         """Start another worker in a dead one's place; after three that were killed at their start, none."""
         index = self._workers.index(worker)
+        # One that had begun before says that workers can start here.
         false_starts = 0 if worker.is_ready else worker.false_starts + 1
         if false_starts < _DEATHS:
             self._workers[index] = self._started(worker.number, worker.device, worker.memory)

@@ -166,6 +166,7 @@ class Parcel(NamedTuple):
             pickled = pickle.dumps((content, places), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise InvalidInput(f"{what}: content must be picklable to go between processes: {error}") from error
+        # Refused here, where the item has a name: beyond the slot it would overwrite the next one.
         for name, size, limit in (("tensors", size_bytes, capacity_bytes), ("content", len(pickled), CONTENT_BYTES)):
             if size > limit:
                 raise InvalidInput(
@@ -234,6 +235,7 @@ def _claimed(size_bytes: int) -> int:
     with _room_for(size_bytes):
         if size_bytes > (available := _available_bytes()):  # the system kills processes rather than refuse memory
             raise OSError(f"{bytes_text(available)} are available")
+        # Not /dev/shm, which containers limit to 64 MiB.
         fd = os.memfd_create("fed") if hasattr(os, "memfd_create") else _temporary_file()
         try:
             _fill(fd, size_bytes)
@@ -295,6 +297,7 @@ def _left_in(group: Path) -> float:
     ):
         with contextlib.suppress(OSError, ValueError):  # the other version, no limit, or out of sight
             most, now = (int((group / name).read_text()) for name in (limit, used))
+            # Cached files count as used, and are given up when memory is asked for.
             return most - now + _numbers(group / "memory.stat").get(cached, 0)
     return math.inf
 

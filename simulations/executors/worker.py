@@ -158,6 +158,7 @@ def serve(
 def _prepare_process(connection: Connection, memory: SharedMemory, settings: Sequence[Any]) -> None:
     """Compute as the parent does, with one thread, and end when it ends."""
     os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
+    # The user's program, which a worker imports, may have set a handler that does not end it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # Its parent ends it, but a user's data may be read by processes of its own, which daemons must not have.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
@@ -199,6 +200,7 @@ def _portable(error: FedError) -> FedError:
     except Exception:
         _log.debug("cannot be pickled: %r", error, exc_info=True)
     nearest: type[FedError] = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    # A message without bounds would not fit into the slot.
     return nearest(str(error)[:10_000])
 
 

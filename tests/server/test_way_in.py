@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.feedback import EF21, NoFeedback
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as Header
 from fed.protocol.protocol_pb2 import Plan

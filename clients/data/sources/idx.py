@@ -50,6 +50,7 @@ def idx(path: str, test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2) -> 
     if len(pairs) == 2:
         return Samples(*pairs["train"], test=pairs["t10k"])
     ((inputs, targets),) = pairs.values()
+    # The last ones, undrawn: this source asks for no random stream.
     test = held_out.share(len(targets), test_fraction)
     train = len(targets) - test
     return Samples(inputs[:train], targets[:train], (inputs[train:], targets[train:]) if test else None)

@@ -127,6 +127,7 @@ def npz(
     columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == shape}
     columns = _with_holders(columns, client, files_E)
     inputs_E = _reals(arrays[left[0]], files[0], left[0])
+    # Models take features [E, F]: one number a sample is one feature.
     inputs_E = inputs_E.unsqueeze(1) if inputs_E.ndim == 1 else inputs_E
     return Samples(inputs_E, targets_E, columns=columns, classes=classes, is_test=is_test_E)
 

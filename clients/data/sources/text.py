@@ -21,6 +21,7 @@ from fed.vectors.tensors import torch
 
 __all__ = ["speeches", "text"]
 
+# At most 40 letters: a sentence with a colon in it names no speaker.
 _CUE = re.compile(r"\s*(?P<speaker>[^\W\d_][^:]{0,39}):(?P<words>.*)")
 
 

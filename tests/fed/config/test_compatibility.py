@@ -15,8 +15,8 @@ from fed.aggregators.local_sgd import LocalSGD
 from fed.aggregators.peer_rule import PeerRule
 from fed.cli.main import main
 from fed.clients.node.plans import as_experiment
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.comparison import Comparison
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment, Local

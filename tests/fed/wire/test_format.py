@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
-from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.protocol.protocol_pb2 import Format as FormatHeader
 from fed.vectors.randomness import Streams

@@ -15,7 +15,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """All rounds."""
-    config, ends_s = context.run_config, []
+    config = context.run_config
+    ends_s = []
     nodes = int(config["nodes"])
 
     def note_end(number: int, arrays: ArrayRecord) -> None:
