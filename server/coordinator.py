@@ -12,12 +12,12 @@ from typing import Any
 from fed.aggregators.base import Aggregator
 from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
-from fed.server.accumulator import RoundStats, Staleness, TaskEnd, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
+from fed.server.round_stats import RoundStats
 from fed.server.telling import Observers
-from fed.server.way_in import WayIn
+from fed.server.way_in import Staleness, TaskEnd, UpdateAccumulator, WayIn
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams

@@ -26,7 +26,7 @@ from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Outgoing
-from fed.wire.messages import Answer, Lanes, Task, Update
+from fed.wire.messages import Answer, Failure, Lanes, Task, Update
 
 __all__ = ["SimulatedFleet"]
 
@@ -265,7 +265,8 @@ class SimulatedFleet:
             ahead = [one for one in others if one.counts and one.answer is None]
             is_over = False
             for answer in self._train(wanted, ahead, reduces=self.reduces):
-                is_over |= answer.has_diverged and not self.drops_diverged
+                if isinstance(answer.content, Failure):
+                    is_over |= answer.content.has_diverged and not self.drops_diverged
                 given |= set(answer.tasks)
                 yield answer
             if is_over:

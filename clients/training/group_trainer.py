@@ -174,9 +174,9 @@ class GroupTraining:
             else:
                 reported = state
                 losses = group.train_losses
-        (params_KV, integers_KI), private = self._layout.split(*reported)
-        kept = private if self._layout.private else own
-        return TrainedGroup(params_KV, integers_KI, losses), kept, _diverged(sent.task, groups)
+        if self._layout.private:
+            reported, own = self._layout.split(*reported)
+        return TrainedGroup(*reported, losses), own, _diverged(sent.task, groups)
 
     def _facts(self, sent: _Sent, group: TrainedGroup) -> dict[str, Any]:
         """Numbers that a report needs beside models and states, by :class:`fed.aggregators.base.ClientWork`'s names."""
