@@ -101,8 +101,8 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     if message.error_feedback.adds_up and header.weight != expected:
         raise InvalidPayload(f"under error_feedback ef21 the weight must be {expected}, got {header.weight:g}")
     *payload, integers_I = tensors
-    for values in payload:
-        _refuse_unusable(values)
+    for tensor in payload:
+        _refuse_unusable(tensor)
     if message.fixed is not None:  # masked: there is nothing to be decoded, or to be known of one client
         size_bytes = sum(tensor.nbytes for tensor in tensors)
         return Answer(
@@ -135,11 +135,11 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     )
 
 
-def _refuse_unusable(values: Tensor) -> None:
-    """Refuse values that must not touch the model."""
-    if not values.numel() or not values.is_floating_point():
+def _refuse_unusable(tensor: Tensor) -> None:
+    """Refuse numbers that must not touch the model."""
+    if not tensor.numel() or not tensor.is_floating_point():
         return
-    lowest, highest = torch.aminmax(values)  # both are NaN where one number is
+    lowest, highest = torch.aminmax(tensor)  # both are NaN where one number is
     largest = max(-float(lowest), float(highest))
     if not largest <= LARGEST:  # so written, NaN is refused
         raise InvalidPayload(f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}")
@@ -299,7 +299,7 @@ class UpdateAccumulator:
                 return
             content = content.update()
         assert isinstance(content, Update)
-        update_M = content.mean_update_M
+        update_M = content.update_M
         if self._present_V is not None:
             update_M = update_M + (task.model.params_V - self._present_V)
         if self._is_linear:
@@ -356,34 +356,34 @@ class WayIn:
             The algorithm's next state, and the mean update of the float buffers, of which there may be none.
         """
         if accumulator is None:
-            mean_M = torch.zeros(self.message.numbers, dtype=torch.float64)
+            update_M = torch.zeros(self.message.numbers, dtype=torch.float64)
             replied = 0
         else:
-            state, mean_M = self._mean(state, accumulator, number=number, share=share)
+            state, update_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
         clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
         for place, stage in enumerate(self.stages):
             draw = Draw(self.streams, rounds=[number], clients=[0], purpose=f"stage {place} of the mean")
-            mean_M = stage.change_mean(mean_M, clients, draw)
+            update_M = stage.change_mean(update_M, clients, draw)
         parts = len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
-        mean = (mean_M,) if is_one else mean_M.split_with_sizes(self.message.sizes)
+        mean = (update_M,) if is_one else update_M.split_with_sizes(self.message.sizes)
         reduced = Reduced(mean[:parts], clients=clients, population=population, stream=partial(self._stream, number))
         return self.aggregator.apply(state, reduced), mean[-1]
 
     def _mean(self, state: Any, accumulator: UpdateAccumulator, number: int, share: float | None) -> tuple[Any, Tensor]:
         """The state that a rule which sees each update leaves, and the mean update [M]."""
         if self.aggregator.linear:
-            mean_M = accumulator.mean()
+            update_M = accumulator.mean()
         else:
-            state, mean_M = self.aggregator.combine(state, *accumulator.rows(), self._stream(number))
+            state, update_M = self.aggregator.combine(state, *accumulator.rows(), self._stream(number))
         if share is not None and share != 1.0:  # a product with 1 would be a copy of the model
-            mean_M = mean_M * share
+            update_M = update_M * share
         if self.sent_sum is not None:
-            mean_M = self.sent_sum.add(mean_M, accumulator.samples_of, accumulator.weight, self.fleet)
+            update_M = self.sent_sum.add(update_M, accumulator.samples_of, accumulator.weight, self.fleet)
         if self.message.encoder is not None:
-            mean_M = self.message.read(mean_M, self.streams, number)
-        return state, mean_M
+            update_M = self.message.read(update_M, self.streams, number)
+        return state, update_M
 
     def _stream(self, number: int) -> np.random.Generator:
         return self.streams.generator("combine", number)
