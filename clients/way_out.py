@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import reported
 from fed.clients.data import ClientId
-from fed.clients.training.group_trainer import rows_not_finite
-from fed.clients.training.work_items import Left, TrainedClients
+from fed.clients.training.group_trainer import completed, rows_not_finite
+from fed.clients.training.work_items import Trained, TrainedClients
 from fed.compression.codec import CodecState, Draw
 from fed.compression.stage import Stage
 from fed.secure_aggregation.fixed_point import ClientNumbers
@@ -110,35 +110,29 @@ class WayOut:
     stages: UpdateStages
     is_fused: bool = True
 
-    def __call__(self, trained: TrainedClients) -> Left:
-        """Make the results that a task wants of its trained clients: all steps, one after another."""
+    def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
+        """Make the answer that a task wants of its trained clients: all steps, one after another."""
         averages_models = self._averages_models and trained.task.wants == "mean" and trained.begin.ndim == 1
         if averages_models and self._reports_updates:
-            weights = _by_samples(trained)
-            mean = self._mean_of_models(trained, weights)
-            return Left(mean, weights, client_state=trained.client_state, counted=trained.kept, lost=trained.kept)
+            return completed(trained, self._mean_of_models(trained, _by_samples(trained)))
         rows, client_state = self.report(trained)
+        trained = trained._replace(client_state=client_state)
         weights = tuple(rows.numbers.weights)
-        left = Left(
-            (rows.update_KM, trained.integers_KI),
-            weights,
-            client_state=client_state,
-            counted=trained.kept,
-            lost=trained.kept,
-        )
         is_update = rows.params_KV is not None
         if averages_models and is_update:
-            return left._replace(tensors=self._mean_of_models(trained, weights))
+            return completed(trained, self._mean_of_models(trained, weights), weights)
         if not is_update and (overflown := self._overflown(rows.update_KM, "what it reports")):
-            return left._replace(overflown=overflown)
+            return completed(trained, (), weights, overflown=overflown)
         if trained.task.wants == "reported":
-            return left
+            return completed(trained, (rows.update_KM, trained.integers_KI), weights)
         outgoing = self.leave(rows, trained.kept, trained.task.rounds, trained.task.clients)
-        return left._replace(
-            tensors=self._wanted(trained, outgoing, weights),
+        return completed(
+            trained,
+            self._wanted(trained, outgoing, weights),
+            weights,
+            sizes=outgoing.sizes,
             counted=outgoing.counted,
             lost=outgoing.lost,
-            sizes=outgoing.sizes,
             overflown=outgoing.overflown,
         )
 
@@ -185,7 +179,7 @@ class WayOut:
         if not self.message.encoder:
             return outgoing
         what = "what the codecs of uplink make of its update"
-        return outgoing._replace(overflown=self._overflown(outgoing.received_KM, what))
+        return outgoing._replace(overflown=self._overflown(outgoing.update_KM, what))
 
     @cached_property
     def _reports_updates(self) -> bool:
@@ -201,8 +195,8 @@ class WayOut:
         return self.message.sends_models and self.message.fixed is None and not self.stages
 
     def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-        mean_V = _mean(trained.params_KV.to(torch.float64, copy=True), weights).sub_(trained.begin)
-        return mean_V, _largest(trained)
+        update_V = _mean(trained.params_KV.to(torch.float64, copy=True), weights).sub_(trained.begin)
+        return update_V, _largest(trained)
 
     def _as_models(self, rows: Rows) -> Outgoing:
         """Trained models as messages; the coordinator finds the updates."""
@@ -219,15 +213,17 @@ class WayOut:
         """Tensors that a task wants of messages; none where one of them cannot be sent."""
         if outgoing.overflown:
             return ()
-        received_KM = outgoing.received_KM
         if trained.task.wants == "payload":
             return (*(tensor[None] for tensor in outgoing.payloads[0]), trained.integers_KI)
-        if trained.task.wants != "mean":
-            return received_KM, trained.integers_KI
-        if self.message.fixed is not None:
-            # lanes are integers modulo 2^R: their sum must wrap
-            return received_KM.sum(0, dtype=received_KM.dtype), _largest(trained)
-        return _mean(received_KM, weights), _largest(trained)
+        is_mean = trained.task.wants == "mean"
+        if outgoing.lanes_KL is not None:
+            lanes_KL = outgoing.lanes_KL
+            if is_mean:  # integers modulo 2^R: their sum must wrap
+                return lanes_KL.sum(0, dtype=lanes_KL.dtype), _largest(trained)
+            return lanes_KL, trained.integers_KI
+        if is_mean:
+            return _mean(outgoing.update_KM, weights), _largest(trained)
+        return outgoing.update_KM, trained.integers_KI
 
     def _overflown(self, update_KM: Tensor, what: str) -> dict[int, str]:
         """Row → why its message cannot be sent: it is not finite on the wire, as where a power of a loss overflows.
@@ -243,11 +239,11 @@ def _by_samples(trained: TrainedClients) -> tuple[float, ...]:
     return tuple(map(float, trained.samples))
 
 
-def _mean(vectors_KV: Tensor, weights: Sequence[float]) -> Tensor:
+def _mean(rows_KM: Tensor, weights: Sequence[float]) -> Tensor:
     """The weighted mean; of a single vector the vector itself, to the bit."""
     if len(weights) == 1:
-        return vectors_KV[0]
-    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ vectors_KV
+        return rows_KM[0]
+    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ rows_KM
 
 
 def _largest(trained: TrainedClients) -> Tensor:

@@ -12,18 +12,18 @@ from typing import Any
 from fed.aggregators.base import Aggregator
 from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
-from fed.server.accumulator import RoundStats, Staleness, TaskEnd, UpdateAccumulator
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
+from fed.server.round_stats import RoundStats
 from fed.server.telling import Observers
-from fed.server.way_in import WayIn
+from fed.server.way_in import Staleness, TaskEnd, UpdateAccumulator, WayIn
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
-from fed.wire.messages import Answer, GlobalModel, Task, task_of
+from fed.wire.messages import Answer, Failure, GlobalModel, Task, task_of
 
 __all__ = ["Coordinator"]
 
@@ -188,7 +188,7 @@ class Coordinator:
                 for none but them.
         """
         for answer in self.fleet.collect(until, enough):
-            if self._downlink is not None and not answer.problem:
+            if self._downlink is not None and not isinstance(answer.content, Failure):
                 self._downlink.note(answer, self.open)
             end = accumulator.take(answer, self.open, version=self.version, weigh=weigh)
             self._tell(answer, end)
@@ -201,12 +201,13 @@ class Coordinator:
     def _tell(self, answer: Answer, end: TaskEnd) -> None:
         """Tell observers what has become of an answer's tasks."""
         if end is TaskEnd.FAILED:
+            assert isinstance(answer.content, Failure)
             failed = TaskFailed(
                 round=answer.round,
                 client=answer.clients[0],
                 task=answer.tasks[0],
-                reason=answer.problem,
-                has_diverged=answer.has_diverged,
+                reason=answer.content.reason,
+                has_diverged=answer.content.has_diverged,
             )
             self.observers.tell(failed)
             return

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from fed.server.accumulator import RoundStats
+from fed.server.round_stats import RoundStats
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor
 

@@ -170,7 +170,7 @@ def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_b
     """
     total = WeightedMean(numbers)
     for answer in answers:
-        total.add(answer.update.mean_update_M, answer.update.weight)
+        total.add(answer.update.update_M, answer.update.weight)
     integers = [answer.integers_I for answer in answers]
     from fed.wire.messages import Answer, PartialSum
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from fed.config.experiment import Experiment
-from fed.server.accumulator import Participation
+from fed.server.round_stats import Participation
 
 __all__ = [
     "Essential",

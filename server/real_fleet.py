@@ -21,7 +21,7 @@ from fed.storage.checkpoints import Tree
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
-from fed.wire.messages import Answer, Task, one_line
+from fed.wire.messages import Answer, Failure, Task, one_line
 from fed.wire.rate_limits import Allowance, Refusals
 
 __all__ = ["RealFleet"]
@@ -151,12 +151,12 @@ class RealFleet(ABC):
                 self._pass_time(until)
             if self._has_answer():
                 answer = self._next_answer()
-                replies += not answer.problem
                 task = self._open.pop(answer.tasks[0])
-                if answer.problem:
-                    self.counts.add(task.client, "failed", one_line(answer.problem))
+                if isinstance(answer.content, Failure):
+                    self.counts.add(task.client, "failed", one_line(answer.content.reason))
                     self._lose(task.id, task.client)
                 else:
+                    replies += 1
                     self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
                 sent_again_bytes = self._sent_again_bytes

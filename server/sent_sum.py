@@ -3,8 +3,10 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+from collections.abc import Mapping
+from fractions import Fraction
+
 from fed.errors import RunFailed
-from fed.server.accumulator import UpdateAccumulator
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor, torch
@@ -31,12 +33,13 @@ class SentSum:
         self._sum_M = torch.zeros(len(self._coded_M), dtype=torch.float64)
         self._weights: dict[int | str, int] = {}
 
-    def add(self, mean_M: Tensor, accumulator: UpdateAccumulator, fleet: Fleet) -> Tensor:
+    def add(self, mean_M: Tensor, samples_of: Mapping[int | str, int], weight: int | Fraction, fleet: Fleet) -> Tensor:
         """Add the messages of a round.
 
         Args:
             mean_M: weighted mean of the messages, in float64.
-            accumulator: accumulator that counted them.
+            samples_of: client → its number of samples, of those whose messages count.
+            weight: sum of the weights of the messages.
             fleet: fleet of the clients.
 
         Returns:
@@ -48,13 +51,13 @@ class SentSum:
         for client in fleet.registered():
             self._weights.setdefault(client, fleet.size_of(client) if self._weighs_samples else 1)
         # what clients train on may be less than what they hold
-        counted = {client: samples if self._weighs_samples else 1 for client, samples in accumulator.samples_of.items()}
+        counted = {client: samples if self._weighs_samples else 1 for client, samples in samples_of.items()}
         self._weights |= counted
         expected = sum(counted.values())
-        if accumulator.weight != expected:
+        if weight != expected:
             raise RunFailed(
                 "error_feedback ef21 needs clients that are weighed by their samples, or alike, in every round, got "
-                f"weights of {float(accumulator.weight):g} in place of {expected} together: set error_feedback to ef"
+                f"weights of {float(weight):g} in place of {expected} together: set error_feedback to ef"
             )
         self._sum_M += mean_M * expected * self._coded_M
         return torch.where(self._coded_M, self._sum_M / sum(self._weights.values()), mean_M)

@@ -11,10 +11,10 @@ from fed.config.experiment import Experiment
 from fed.errors import RunFailed
 from fed.processes.clock import Clock
 from fed.reports.population import Confusion
-from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
 from fed.server.observer import ModelScored, RoundBegan, RoundEnded, RunBegan, RunEnded
 from fed.server.recording import RunFiles, RunLog, Tally
+from fed.server.round_stats import RoundStats
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run import Run, RunOnDisk

@@ -6,7 +6,7 @@ It is the mirror of :mod:`fed.clients.way_out`.
 
 - *validate*, *decode*: what real nodes send (:func:`received`); simulated messages are decoded where they are encoded.
 - *unmask*: under secure aggregation a session gives the sum alone (:class:`fed.server.secure_fleet.SecureFleet`).
-- *mean*: of the updates that count (:class:`fed.server.accumulator.UpdateAccumulator`), or what a rule that sees each
+- *mean*: of the updates that count (:class:`UpdateAccumulator`), or what a rule that sees each
   of them makes of them; codecs that leave it to the end read it.
 - *stages*: the experiment's ``stages``, such as noise, change the mean. Those that act alone do so in rounds in which
   no update counts, too.
@@ -15,10 +15,13 @@ It is the mirror of :mod:`fed.clients.way_out`.
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,16 +30,50 @@ from fed.compression.codec import Draw
 from fed.compression.stage import Stage
 from fed.errors import InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as AnswerHeader
-from fed.server.accumulator import UpdateAccumulator
 from fed.server.fleet import Fleet
+from fed.server.round_stats import Participation, RoundStats, mean_loss
 from fed.server.sent_sum import SentSum
 from fed.vectors.randomness import Streams
+from fed.vectors.reduction import WeightedMean
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
-from fed.wire.messages import LARGEST, Answer, Lanes, Task, TrainedModel, Update, one_line, refusal_of_numbers
+from fed.wire.messages import (
+    LARGEST,
+    Answer,
+    Failure,
+    Lanes,
+    PartialSum,
+    RevealedSum,
+    Task,
+    TrainedModel,
+    Update,
+    one_line,
+    refusal_of_numbers,
+)
 from fed.wire.payloads import check_tensors, type_name
 
-__all__ = ["WayIn", "received"]
+if TYPE_CHECKING:
+    from fed.secure_aggregation.fixed_point import SumOfClients
+
+__all__ = ["Staleness", "TaskEnd", "UpdateAccumulator", "WayIn", "received"]
+
+_log = logging.getLogger(__name__)
+
+
+Staleness = Callable[[int], float | None]
+"""Function from an update's staleness to the factor that it is counted with; None: it does not count.
+
+The staleness is the number of versions by which the model has moved since the update's start.
+"""
+
+
+class TaskEnd(Enum):
+    """End of the tasks that an answer names."""
+
+    ANSWERED = "their updates count"
+    LATE = "their updates came too late to count"
+    FAILED = "there are no updates, or they were refused"
+    IGNORED = "they were not in flight, or the run ends because of them"
 
 
 def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], message: Format, streams: Streams) -> Answer:
@@ -64,8 +101,8 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     if message.error_feedback.adds_up and header.weight != expected:
         raise InvalidPayload(f"under error_feedback ef21 the weight must be {expected}, got {header.weight:g}")
     *payload, integers_I = tensors
-    for values in payload:
-        _refuse_unusable(values)
+    for tensor in payload:
+        _refuse_unusable(tensor)
     if message.fixed is not None:  # masked: there is nothing to be decoded, or to be known of one client
         size_bytes = sum(tensor.nbytes for tensor in tensors)
         return Answer(
@@ -98,14 +135,177 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     )
 
 
-def _refuse_unusable(values: Tensor) -> None:
-    """Refuse values that must not touch the model."""
-    if not values.numel() or not values.is_floating_point():
+def _refuse_unusable(tensor: Tensor) -> None:
+    """Refuse numbers that must not touch the model."""
+    if not tensor.numel() or not tensor.is_floating_point():
         return
-    lowest, highest = torch.aminmax(values)  # both are NaN where one number is
+    lowest, highest = torch.aminmax(tensor)  # both are NaN where one number is
     largest = max(-float(lowest), float(highest))
     if not largest <= LARGEST:  # so written, NaN is refused
         raise InvalidPayload(f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}")
+
+
+class UpdateAccumulator:
+    """The updates since the global model last moved: their weighted sum, or each where a rule needs it.
+
+    Answers may come in any order and grouping: what is counted is the same, to the bit.
+
+    Attributes:
+        integers_I: largest integers of the updates that count.
+        asked, replied, late, failed: the clients of tasks that were sent, and of what became of them, one a task.
+        bytes_up, bytes_down: bytes from clients, and to them.
+        counted: task → the factor that its update was counted with.
+        staleness: staleness of each update that counts, in versions.
+        losses: (training loss, samples) of each update that counts.
+        loss_of: client → its training loss.
+        samples_of: client → its number of samples, of those whose updates count.
+        hidden: the sum of the round's clients under secure aggregation, which tells nothing of one of them.
+        diverged: list of answers whose numbers were not finite.
+
+    Args:
+        size: number M of values in an update.
+        integers_I: integer buffers of the model.
+        is_linear: True if the rule needs the mean of the updates alone, rather than each update.
+        present_V: present global model, if it moves towards clients' models; None: it moves by their updates.
+        drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        integers_I: Tensor,
+        is_linear: bool,
+        present_V: Tensor | None = None,
+        *,
+        drops_diverged: bool = False,
+    ) -> None:
+        self.integers_I = integers_I
+        self.asked: list[int | str] = []
+        self.replied: list[int | str] = []
+        self.late: list[int | str] = []
+        self.failed: list[int | str] = []
+        self.bytes_up = self.bytes_down = 0
+        self.counted: dict[int, float] = {}
+        self.staleness: list[int] = []
+        self.losses: list[tuple[float, int]] = []
+        self.loss_of: dict[int | str, float] = {}
+        self.samples_of: dict[int | str, int] = {}
+        self.hidden: SumOfClients | None = None
+        self._mean = WeightedMean(size)
+        self._is_linear = is_linear
+        self._present_V = present_V
+        self._single: dict[int, tuple[Tensor, float]] = {}
+        self.diverged: list[Answer] = []
+        self._drops_diverged = drops_diverged
+
+    def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> TaskEnd:
+        """Count an answer, if it may count, and close its tasks; returns the end of its tasks.
+
+        Args:
+            answer: answer from a fleet, which has checked what clients say.
+            open_tasks: open tasks by id; those that are answered are removed.
+            version: version of the global model now.
+            weigh: function from an update's staleness to its factor; None: the update is too late to count.
+        """
+        content = answer.content
+        if (
+            isinstance(content, Failure) and content.has_diverged
+        ):  # raised after all answers have come, so that the order does not choose whose
+            self.diverged.append(answer)
+            if not self._drops_diverged:
+                return TaskEnd.IGNORED
+        self.bytes_up += answer.size_bytes
+        self.bytes_down += answer.more_bytes_down
+        if isinstance(content, Failure):
+            if open_tasks.pop(answer.tasks[0], None) is None:
+                return TaskEnd.IGNORED
+            self.failed.append(answer.clients[0])
+            return TaskEnd.FAILED
+        # a task named twice makes the lists unequal
+        asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
+        senders = [task and (task.client, task.round) for task in asked]
+        if not senders or senders != [(client, answer.round) for client in answer.clients]:
+            _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
+            return TaskEnd.IGNORED
+        tasks = [open_tasks.pop(task) for task in answer.tasks]
+        if isinstance(content, RevealedSum):  # it tells nothing of single clients
+            self.hidden = content.of_clients
+            self.counted |= dict.fromkeys(answer.tasks, 1.0)
+            self.staleness += [0] * len(tasks)
+            self.replied += answer.clients
+            return TaskEnd.ANSWERED
+        self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
+        staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
+        factor = weigh(staleness)
+        if factor is None:
+            self.late += answer.clients
+            return TaskEnd.LATE
+        self._add(answer, tasks[0], factor)
+        self.samples_of |= zip(answer.clients, answer.samples, strict=True)
+        self.counted |= dict.fromkeys(answer.tasks, factor)
+        if answer.integers_I.numel():
+            self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
+        self.losses += zip(answer.train_losses, answer.samples, strict=True)
+        self.staleness += [staleness] * len(tasks)
+        self.replied += answer.clients
+        return TaskEnd.ANSWERED
+
+    @property
+    def weight(self) -> int | Fraction:
+        """The sum of the weights of the updates, exact."""
+        return self.hidden.weight if self.hidden else self._mean.weight
+
+    def mean(self) -> Tensor:
+        """The weighted mean of the updates, [M]; to be asked for once, since it takes the sum's place."""
+        return self.hidden.mean_M if self.hidden else self._mean.finish(is_last=True)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The updates [S, M] and weights [S], in the order of their tasks; to be asked for once, as :meth:`mean`."""
+        # the order of arrival must not change the rule's sums
+        tasks = sorted(self._single)
+        weights_S = torch.tensor([self._single[task][1] for task in tasks], dtype=torch.float64)
+        updates_SM = torch.empty(len(tasks), self._mean.size, dtype=torch.float64)
+        for row_M, task in zip(updates_SM, tasks, strict=True):
+            row_M.copy_(self._single.pop(task)[0])
+        return updates_SM, weights_S
+
+    def stats(self) -> RoundStats:
+        """The counts of the round."""
+        hidden = self.hidden
+        return RoundStats(
+            selected=len(self.asked),
+            replied=len(self.replied),
+            late=len(self.late),
+            failed=len(self.failed),
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            train_loss=hidden.train_loss if hidden else mean_loss(self.losses),
+            staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
+            clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
+            capped_weights=hidden.capped if hidden else None,
+            diverged=len(self.diverged) if self._drops_diverged else None,
+            participation=Participation(asked=self.asked, replied=self.replied, late=self.late, failed=self.failed),
+        )
+
+    def _add(self, answer: Answer, task: Task, factor: float) -> None:
+        """Add an answer to the sum, or keep it where the rule needs each."""
+        content = answer.content
+        if isinstance(content, PartialSum):
+            self._mean.merge(content.total)
+            return
+        if isinstance(content, TrainedModel):
+            if self._is_linear and self._present_V is None:
+                self._mean.add(content.params_V, content.weight, factor, less_P=content.start_V)
+                return
+            content = content.update()
+        assert isinstance(content, Update)
+        update_M = content.update_M
+        if self._present_V is not None:
+            update_M = update_M + (task.model.params_V - self._present_V)
+        if self._is_linear:
+            self._mean.add(update_M, content.weight, factor)
+        else:
+            self._single[task.id] = update_M.double() * factor, content.weight
 
 
 @dataclass(eq=False)
@@ -156,32 +356,34 @@ class WayIn:
             The algorithm's next state, and the mean update of the float buffers, of which there may be none.
         """
         if accumulator is None:
-            mean_M = torch.zeros(self.message.numbers, dtype=torch.float64)
+            update_M = torch.zeros(self.message.numbers, dtype=torch.float64)
             replied = 0
         else:
-            state, mean_M = self._mean(state, accumulator, number=number, share=share)
+            state, update_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
         clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
         for place, stage in enumerate(self.stages):
             draw = Draw(self.streams, rounds=[number], clients=[0], purpose=f"stage {place} of the mean")
-            mean_M = stage.change_mean(mean_M, clients, draw)
+            update_M = stage.change_mean(update_M, clients, draw)
         parts = len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
-        mean = (mean_M,) if is_one else mean_M.split_with_sizes(self.message.sizes)
+        mean = (update_M,) if is_one else update_M.split_with_sizes(self.message.sizes)
         reduced = Reduced(mean[:parts], clients=clients, population=population, stream=partial(self._stream, number))
         return self.aggregator.apply(state, reduced), mean[-1]
 
     def _mean(self, state: Any, accumulator: UpdateAccumulator, number: int, share: float | None) -> tuple[Any, Tensor]:
         """The state that a rule which sees each update leaves, and the mean update [M]."""
         if self.aggregator.linear:
-            mean_M = accumulator.mean()
+            update_M = accumulator.mean()
         else:
-            state, mean_M = self.aggregator.combine(state, *accumulator.rows(), self._stream(number))
+            state, update_M = self.aggregator.combine(state, *accumulator.rows(), self._stream(number))
         if share is not None and share != 1.0:  # a product with 1 would be a copy of the model
-            mean_M = mean_M * share
+            update_M = update_M * share
         if self.sent_sum is not None:
-            mean_M = self.sent_sum.add(mean_M, accumulator, self.fleet)
-        return state, self.message.read(mean_M, self.streams, number)
+            update_M = self.sent_sum.add(update_M, accumulator.samples_of, accumulator.weight, self.fleet)
+        if self.message.encoder is not None:
+            update_M = self.message.read(update_M, self.streams, number)
+        return state, update_M
 
     def _stream(self, number: int) -> np.random.Generator:
         return self.streams.generator("combine", number)

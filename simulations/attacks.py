@@ -333,10 +333,10 @@ class Attackers:
         return ranks.index(min(ranks)) if ranks else 0
 
     def _forged(self, own: "list[Answer]", honest: "list[Answer]", size: int) -> "Iterator[Answer]":
-        own_AP = torch.stack([answer.update.mean_update_M[:size] for answer in own])
+        own_AP = torch.stack([answer.update.update_M[:size] for answer in own])
         honest_HP = own_AP[:0]  # stack() takes no empty list
         if honest:
-            honest_HP = torch.stack([answer.update.mean_update_M[:size] for answer in honest])
+            honest_HP = torch.stack([answer.update.update_M[:size] for answer in honest])
         known = Knowledge(
             own_AP=own_AP,
             honest_HP=honest_HP,
@@ -344,7 +344,7 @@ class Attackers:
             generators=tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own),
         )
         for answer, update_P in zip(own, self.attack.forge(known), strict=True):
-            yield answer.with_update(torch.cat([update_P, answer.update.mean_update_M[size:]]))
+            yield answer.with_update(torch.cat([update_P, answer.update.update_M[size:]]))
 
 
 def _in_order(answers: "list[Answer]") -> "list[Answer]":

@@ -314,8 +314,8 @@ def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], context: 
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     kept = each_part(context.client_state, lambda part: part.expand(len(pairs), -1))
     contexts = context._replace(client_state=kept)
-    trained = trainer.train(*state, pairs, orders, contexts)
-    return trained.params_KV - state[0], torch.tensor(trained.train_losses)
+    (params_KV, _), losses = trainer.train(*state, pairs, orders, contexts)
+    return params_KV - state[0], torch.tensor(losses)
 
 
 def _probed_one_by_one(
@@ -325,7 +325,7 @@ def _probed_one_by_one(
         trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, context=context)
         for number, pair in enumerate(pairs)
     ]
-    moved_KV = torch.stack([one.vector_V for one in trained]) - state[0]
+    moved_KV = torch.stack([one.params_V for one in trained]) - state[0]
     return moved_KV, torch.tensor([one.train_loss for one in trained])
 
 

@@ -26,7 +26,7 @@ from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Outgoing
-from fed.wire.messages import Answer, Lanes, Task, Update
+from fed.wire.messages import Answer, Failure, Lanes, Task, Update
 
 __all__ = ["SimulatedFleet"]
 
@@ -265,7 +265,8 @@ class SimulatedFleet:
             ahead = [one for one in others if one.counts and one.answer is None]
             is_over = False
             for answer in self._train(wanted, ahead, reduces=self.reduces):
-                is_over |= answer.has_diverged and not self.drops_diverged
+                if isinstance(answer.content, Failure):
+                    is_over |= answer.content.has_diverged and not self.drops_diverged
                 given |= set(answer.tasks)
                 yield answer
             if is_over:
@@ -357,7 +358,7 @@ class SimulatedFleet:
         self, flights: list[Flight], reduces: bool, trained: Trained, tensors: Sequence[Tensor]
     ) -> Iterator[Answer]:
         """Take the result of a group's training: one answer of the group, or an answer that each flight keeps."""
-        update, integers, *states = tensors
+        updates_KM, integers_KI, *states = tensors  # of a reduced group the mean [M], and the largest [I]
         if states:
             names = self.states.names
             for flight, state in zip(flights, zip(*map(_rows, states), strict=True), strict=True):
@@ -371,8 +372,8 @@ class SimulatedFleet:
                 tasks=tuple(flight.task.id for flight in flights),
                 round=flights[0].task.round,
                 clients=tuple(flight.task.client for flight in flights),
-                content=self._content(update, sum(trained.weights)),
-                integers_I=integers,
+                content=self._content(updates_KM, sum(trained.weights)),
+                integers_I=integers_KI,
                 samples=trained.samples,
                 train_losses=trained.train_losses,
                 size_bytes=sum(sizes),
@@ -380,7 +381,7 @@ class SimulatedFleet:
             return
         counts = zip(trained.weights, trained.samples, trained.train_losses, sizes, strict=True)
         for flight, update_M, integers_I, (weight, samples, loss, size_bytes) in zip(
-            flights, _rows(update), _rows(integers), counts, strict=True
+            flights, _rows(updates_KM), _rows(integers_KI), counts, strict=True
         ):
             flight.answer = Answer(
                 tasks=(flight.task.id,),
@@ -393,10 +394,10 @@ class SimulatedFleet:
                 size_bytes=size_bytes,
             )
 
-    def _content(self, message_M: Tensor, weight: float) -> Update | Lanes:
-        """Messages as workers give them: lanes under secure aggregation, where no attacker reads them."""
+    def _content(self, update_M: Tensor, weight: float) -> Update | Lanes:
+        """Update as workers give it: in lanes under secure aggregation, where no attacker reads it."""
         is_hidden = self.message.fixed is not None and self.attackers is None
-        return Lanes(message_M) if is_hidden else Update(message_M, weight)
+        return Lanes(update_M) if is_hidden else Update(update_M, weight)
 
     def _single(self, flight: Flight) -> Answer:
         """The answer of one client."""
@@ -426,16 +427,15 @@ class SimulatedFleet:
             counted = client_state(None, (), _first_row(outgoing.counted))
             self._unsettled[task] = (client, {**before, **lost}, {**after, **counted})
         size_bytes = self._sizes(outgoing.sizes, 1)[0]
-        received_M = outgoing.received_KM[0]
-        if self.message.fixed is not None:
-            return answer._replace(content=Lanes(received_M), size_bytes=size_bytes)
-        return answer.with_update(received_M)._replace(size_bytes=size_bytes)
+        if outgoing.lanes_KL is not None:
+            return answer._replace(content=Lanes(outgoing.lanes_KL[0]), size_bytes=size_bytes)
+        return answer.with_update(outgoing.update_KM[0])._replace(size_bytes=size_bytes)
 
     def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
         """Rest of the way out for the message that a client, or an attacker in its place, reports."""
         kept = {name: part[None] for name, part in codec_state(before).items()}
         update = answer.update
-        rows = Rows(update.mean_update_M[None], ClientNumbers([update.weight], answer.samples, answer.train_losses))
+        rows = Rows(update.update_M[None], ClientNumbers([update.weight], answer.samples, answer.train_losses))
         return self.way_out.leave(rows, kept, [answer.round], answer.clients)
 
     def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fed.server.accumulator import RoundStats
 from fed.server.coordinator import Coordinator
+from fed.server.round_stats import RoundStats
 from fed.wire.messages import Answer, Task
 
 __all__ = ["ScriptedFleet", "one_round"]

@@ -220,13 +220,13 @@ class NodeTraining:
         )
 
     def _completed(
-        self, answer: pb.Answer, trained: Trained, message: Sequence[Tensor], *, path: Path
+        self, answer: pb.Answer, trained: Trained, tensors: Sequence[Tensor], *, path: Path
     ) -> pb.Answer | Hidden:
         """The answer with its message, in the model's file, or under secure aggregation in memory alone."""
         if self.fixed is not None:
             path.unlink(missing_ok=True)  # the model, which is not needed any more
-            return Hidden(answer, message[0][0].clone())
-        answer.payload.CopyFrom(written(path, [part[0] for part in message]))
+            return Hidden(answer, tensors[0][0].clone())
+        answer.payload.CopyFrom(written(path, [part[0] for part in tensors]))
         answer.weight = trained.weights[0]
         answer.samples = trained.samples[0]
         answer.train_loss = trained.train_losses[0]

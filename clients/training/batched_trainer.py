@@ -7,7 +7,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, fx
@@ -26,24 +26,10 @@ from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
 from fed.vectors.tensors import torch
 
-__all__ = ["BatchedTrainer", "TrainedGroup"]
+__all__ = ["BatchedTrainer"]
 
 _NOTHING = LocalContext()
 _EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach the first of many clients alone
-
-
-class TrainedGroup(NamedTuple):
-    """Result of training a group: each client's state and mean loss.
-
-    Args:
-        params_KV: the trained states.
-        integers_KI: the trained integer buffers.
-        train_losses: K means over the samples trained on.
-    """
-
-    params_KV: Tensor
-    integers_KI: Tensor
-    train_losses: list[float]
 
 
 class BatchedTrainer(TorchTrainer):
@@ -92,7 +78,7 @@ class BatchedTrainer(TorchTrainer):
         samples: Sequence[Pair],
         orders: Sequence[Callable[[], np.random.Generator]],
         context: LocalContext = _NOTHING,
-    ) -> TrainedGroup:
+    ) -> tuple[tuple[Tensor, Tensor], list[float]]:
         """Train a group.
 
         Args:
@@ -103,7 +89,8 @@ class BatchedTrainer(TorchTrainer):
             context: contents of the tasks beside the model.
 
         Returns:
-            The trained states, on the CPU.
+            The trained states, vectors [K, V] and integers [K, I], on the CPU; and each client's mean loss over the
+            samples that it trained on.
 
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
@@ -127,13 +114,13 @@ class BatchedTrainer(TorchTrainer):
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
             sums_K = self._run(stack, (inputs_E, targets_E), blocks, context).cpu()
-        vectors_KV, integers_KI = (part.cpu() for part in stack.states())
+        params_KV, integers_KI = (part.cpu() for part in stack.states())
         if back is not None:
             sums_K = sums_K[back]
-            vectors_KV = vectors_KV[back]
+            params_KV = params_KV[back]
             integers_KI = integers_KI[back]
         losses = [loss_sum / plan.seen for loss_sum, plan in zip(sums_K.tolist(), plans, strict=True)]
-        return TrainedGroup(vectors_KV, integers_KI, losses)
+        return (params_KV, integers_KI), losses
 
     def _set_lr(self, lr: float) -> None:
         """Set the step size of all later steps."""

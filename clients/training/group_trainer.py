@@ -5,8 +5,9 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,17 +17,18 @@ from fed.aggregators.client_side import starting_states
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.samples import dense
 from fed.clients.scoring.measures import Loss
-from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
+from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
-from fed.clients.training.work_items import Left, Recipe, Train, Trained, TrainedClients, label_of
+from fed.clients.training.work_items import Recipe, Train, Trained, TrainedClients, label_of
+from fed.compression.codec import CodecState
 from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.clients.training.local_trainer import LocalTrainer
 
-__all__ = ["GroupTraining", "rows_not_finite"]
+__all__ = ["GroupTraining", "completed", "rows_not_finite"]
 
 _States: TypeAlias = tuple[Tensor, Tensor]
 """(vectors [V] or [K, V], integers [I] or [K, I])."""
@@ -107,78 +109,49 @@ class GroupTraining:
                 start_V=sent.start,
                 client_state=sent.context.client_state,
             )
-        group, own, diverged = self._train(sent, begin)
-        samples = sent.samples()
-        losses = tuple(group.train_losses)
+        trained, diverged = self._train(sent, begin)
         if diverged:
-            weights = tuple(map(float, samples))
-            return Trained(samples, losses, weights, diverged=diverged), ()
-        left = self._left(sent, begin, group, samples=samples, losses=losses)
-        if left.overflown:
-            diverged = tuple((sent.task.clients[row], left.overflown[row]) for row in sorted(left.overflown))
-            return Trained(samples, losses, weights=left.weights, sizes=left.sizes, diverged=diverged), ()
-        trained = Trained(samples, losses, weights=left.weights, sizes=left.sizes)
-        if not sent.task.state_names:
-            return trained, left.tensors
-        state = client_state(left.client_state, own or (), left.counted)
-        kept = [state[name] for name in sent.task.state_names]
-        lost = [left.lost[name] for name in codec_state(sent.state)]
-        return trained, (*left.tensors, *kept, *lost)
+            weights = tuple(map(float, trained.samples))
+            return Trained(trained.samples, trained.train_losses, weights, diverged=diverged), ()
+        if self._recipe.way_out is None or sent.task.wants == "models":
+            return completed(trained, (trained.params_KV, trained.integers_KI))
+        return self._recipe.way_out(trained)
 
-    def _left(
-        self, sent: _Sent, begin: Tensor, group: TrainedGroup, samples: tuple[int, ...], losses: tuple[float, ...]
-    ) -> Left:
-        """Tensors that leave the clients: their models as they are, or the results of the way out."""
-        task = sent.task
-        kept = codec_state(sent.state)
-        if self._recipe.way_out is None or task.wants == "models":
-            weights = tuple(map(float, samples))
-            return Left(
-                (group.params_KV, group.integers_KI),
-                weights,
-                client_state=sent.context.client_state,
-                counted=kept,
-                lost=kept,
-            )
-        return self._recipe.way_out(
-            TrainedClients(
-                task=task,
-                start=sent.start,
-                integers_I=sent.integers,
-                begin=begin,
-                params_KV=group.params_KV,
-                integers_KI=group.integers_KI,
-                samples=samples,
-                train_losses=losses,
-                client_state=sent.context.client_state,
-                kept=kept,
-                facts=partial(self._facts, sent, group),
-            )
-        )
-
-    def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, _Diverged]:
+    def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedClients, _Diverged]:
         """Train in all phases, each from the state that the last phase of the same model left.
 
         Returns:
-            The models to be reported, the models that clients keep, and the clients that have diverged.
+            The clients with the models to be reported, and those of them that have diverged.
         """
         own: Any = sent.own
-        reported = self._whole(begin, sent)
-        groups = []
+        params, integers = self._whole(begin, sent)
+        reasons: dict[int, str] = {}
         for phase in self._phases:
-            group = phase(sent, own if phase.is_personal else reported)
-            groups.append(group)
-            state = (group.params_KV, group.integers_KI)
             if phase.is_personal:
-                own = state
+                own, own_losses = phase(sent, own)
+                _note_diverged(reasons, own[0], own_losses)
             else:
-                reported = state
-                losses = group.train_losses
-        (params_KV, integers_KI), private = self._layout.split(*reported)
-        kept = private if self._layout.private else own
-        return TrainedGroup(params_KV, integers_KI, losses), kept, _diverged(sent.task, groups)
+                (params, integers), losses = phase(sent, (params, integers))
+                _note_diverged(reasons, params, losses)
+        if self._layout.private:
+            (params, integers), own = self._layout.split(params, integers)
+        trained = TrainedClients(
+            task=sent.task,
+            start=sent.start,
+            integers_I=sent.integers,
+            begin=begin,
+            params_KV=params,
+            integers_KI=integers,
+            own=own,
+            samples=sent.samples(),
+            train_losses=tuple(losses),
+            client_state=sent.context.client_state,
+            kept=codec_state(sent.state),
+            facts=partial(self._facts, sent, losses),
+        )
+        return trained, tuple((sent.task.clients[row], reasons[row]) for row in sorted(reasons))
 
-    def _facts(self, sent: _Sent, group: TrainedGroup) -> dict[str, Any]:
+    def _facts(self, sent: _Sent, losses: Sequence[float]) -> dict[str, Any]:
         """Numbers that a report needs beside models and states, by :class:`fed.aggregators.base.ClientWork`'s names."""
         task = sent.task
         local = self._recipe.local
@@ -186,7 +159,7 @@ class GroupTraining:
         assert self._recipe.aggregator is not None
         said = task.steps or (None,) * len(samples)
         steps = [self.trainer.steps(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
-        samples_K1, steps_K1, losses_K1 = _columns(samples, steps, group.train_losses)
+        samples_K1, steps_K1, losses_K1 = _columns(samples, steps, losses)
         return {
             "samples_K1": samples_K1,
             "steps_K1": steps_K1,
@@ -249,14 +222,14 @@ class _PhaseTraining:
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
 
-    def __call__(self, sent: _Sent, states: _States) -> TrainedGroup:
-        """Train from one state for all clients, or from each client's own."""
+    def __call__(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
+        """Trained states and mean losses of clients, from one state for all or from each client's own."""
         if self._batched is None:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
         return self._batched.train(*states, sent.pairs, orders, sent.context)
 
-    def _one_by_one(self, sent: _Sent, states: _States) -> TrainedGroup:
+    def _one_by_one(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
         trained = []
         rows = zip(sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
         for row, (pair, vector_V, integers_I) in enumerate(rows):
@@ -264,8 +237,8 @@ class _PhaseTraining:
             context = sent.context.of(row)._replace(steps=sent.task.steps[row : row + 1])
             order = self._order(sent.task, row)
             trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, context=context))
-        vectors, integers, losses = zip(*trained, strict=True)
-        return TrainedGroup(torch.stack(vectors), torch.stack(integers), [*losses])
+        params, integers, losses = zip(*trained, strict=True)
+        return (torch.stack(params), torch.stack(integers)), [*losses]
 
     def _order(self, task: Train, row: int) -> np.random.Generator:
         return self._streams.generator("order" + self._named, *task.key_of(row))
@@ -281,16 +254,53 @@ def _columns(*numbers: Sequence[float]) -> tuple[Tensor, ...]:
     return torch.tensor(numbers, dtype=torch.float64).unsqueeze(2).unbind()
 
 
-def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> _Diverged:
-    """The clients of a group whose numbers are not finite in a phase, in their order, each with its first reason."""
-    reasons: dict[int, str] = {}
-    for group in groups:
-        for row, loss in enumerate(group.train_losses):
-            if not math.isfinite(loss):
-                reasons.setdefault(row, f"the training loss became {loss}")
-        for row in rows_not_finite(group.params_KV):
-            reasons.setdefault(row, "the trained model is not finite")
-    return tuple((task.clients[row], reasons[row]) for row in sorted(reasons))
+def _note_diverged(reasons: dict[int, str], params_KV: Tensor, losses: Sequence[float]) -> None:
+    """Note each row whose numbers are not finite after a phase, with the first reason."""
+    for row, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            reasons.setdefault(row, f"the training loss became {loss}")
+    for row in rows_not_finite(params_KV):
+        reasons.setdefault(row, "the trained model is not finite")
+
+
+def completed(
+    trained: TrainedClients,
+    tensors: Sequence[Tensor],
+    weights: tuple[float, ...] = (),
+    *,
+    sizes: tuple[int, ...] = (),
+    counted: CodecState | None = None,
+    lost: CodecState | None = None,
+    overflown: Mapping[int, str] = MappingProxyType({}),
+) -> tuple[Trained, Sequence[Tensor]]:
+    """The answer to a task that has been trained.
+
+    Args:
+        trained: the clients, with the state that they keep for the algorithm from now on.
+        tensors: tensors that the task wants, integers last.
+        weights: weight of each client in the mean; empty: by samples.
+        sizes: bytes of each client's message, where codecs decide on them; else empty.
+        counted: states of the clients' codecs once their messages count, [K, ·] each; None: unchanged.
+        lost: states of the clients' codecs if the messages are lost, [K, ·] each; None: unchanged.
+        overflown: row → reason why its client's message cannot be sent. If there is one, no tensors come with the
+            answer.
+    """
+    task = trained.task
+    answer = Trained(
+        samples=trained.samples,
+        train_losses=trained.train_losses,
+        weights=weights or tuple(map(float, trained.samples)),
+        sizes=sizes,
+        diverged=tuple((task.clients[row], overflown[row]) for row in sorted(overflown)),
+    )
+    if overflown:
+        return answer, ()
+    if not task.state_names:
+        return answer, tensors
+    counted = trained.kept if counted is None else counted
+    lost = trained.kept if lost is None else lost
+    state = client_state(trained.client_state, trained.own or (), counted)
+    return answer, (*tensors, *(state[name] for name in task.state_names), *(lost[name] for name in trained.kept))
 
 
 def rows_not_finite(rows_K: Tensor) -> list[int]:

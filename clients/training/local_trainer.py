@@ -26,7 +26,7 @@ _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class LocalResult(NamedTuple):
     """Result of local training: the state, and the mean loss over the samples seen."""
 
-    vector_V: Tensor
+    params_V: Tensor
     integers_I: Tensor
     train_loss: float
 

@@ -155,8 +155,8 @@ class Trainer(TorchTrainer):
                     gradient_Q = context.corrected(self.phase.rule, gradient_Q, x_Q, shared)
                 # slices are views, so that the step moves x_Q
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
-        vector_V, integers_I = self.layout.pack(self.module)
-        return LocalResult(vector_V.cpu(), integers_I.cpu(), losses.mean())
+        params_V, integers_I = self.layout.pack(self.module)
+        return LocalResult(params_V.cpu(), integers_I.cpu(), losses.mean())
 
     def measure(
         self, vector_V: Tensor, integers_I: Tensor, samples: Pair, seed: int, *, gradient: bool

@@ -5,7 +5,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from fed.aggregators.base import Aggregator, Phase
@@ -25,7 +24,6 @@ __all__ = [
     "EvaluateByClients",
     "Evaluated",
     "Leaving",
-    "Left",
     "Recipe",
     "Train",
     "Trained",
@@ -157,6 +155,8 @@ class TrainedClients(NamedTuple):
         begin: model from which local steps began, [V], or each client's own, [K, V].
         params_KV: trained models, in the model's type.
         integers_KI: trained integer buffers.
+        own: the models, or the private parts, that the clients keep for themselves, vectors [K, ·] and integers
+            [K, ·]; None where they keep none.
         samples: number of samples of each client.
         train_losses: each client's mean loss over the samples trained on.
         client_state: the algorithm's state of the clients, a named tuple of [K, ·], or None.
@@ -171,6 +171,7 @@ class TrainedClients(NamedTuple):
     begin: Tensor
     params_KV: Tensor
     integers_KI: Tensor
+    own: tuple[Tensor, Tensor] | None
     samples: tuple[int, ...]
     train_losses: tuple[float, ...]
     client_state: Any
@@ -178,33 +179,11 @@ class TrainedClients(NamedTuple):
     facts: Callable[[], Mapping[str, Any]]
 
 
-class Left(NamedTuple):
-    """Tensors that have left K clients, with the states that the clients keep.
-
-    Args:
-        tensors: tensors that the task wants, integers last.
-        weights: weight of each client in the mean.
-        client_state: the algorithm's new state of the clients.
-        counted: states of the clients' codecs once their messages count, [K, ·] each.
-        lost: states of the clients' codecs if the messages are lost, [K, ·] each.
-        sizes: bytes of each client's message, where codecs decide on them; else empty.
-        overflown: row → reason why its client's message cannot be sent. If there is one, ``tensors`` is empty.
-    """
-
-    tensors: tuple[Tensor, ...]
-    weights: tuple[float, ...]
-    client_state: Any
-    counted: CodecState
-    lost: CodecState
-    sizes: tuple[int, ...] = ()
-    overflown: Mapping[int, str] = MappingProxyType({})
-
-
 class Leaving(Protocol):
     """The way out of clients that report to a coordinator: :class:`fed.clients.way_out.WayOut`."""
 
-    def __call__(self, trained: TrainedClients) -> Left:
-        """Make the results that a task wants of its trained clients."""
+    def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
+        """The answer that a task wants of its trained clients."""
 
 
 @dataclass(frozen=True)

@@ -38,19 +38,21 @@ class Outgoing(NamedTuple):
 
     Args:
         payloads: tensors of each message, as ``uplink`` describes them, without the integers.
-        received_KM: messages as the coordinator finds them, in float64; under secure aggregation the lanes.
+        update_KM: updates as the coordinator finds them, in float64; under secure aggregation none, of width 0.
         sizes: bytes of each client's tensors but the integers, where they depend on the codecs; else empty.
         counted: states that the clients keep for the codecs once their messages count, [K, ·] each.
         lost: states that the clients keep for the codecs if the messages are lost, [K, ·] each.
         overflown: row → reason why its client's message has no lanes, under secure aggregation.
+        lanes_KL: lanes of the messages under secure aggregation; else None.
     """
 
     payloads: list[tuple[Tensor, ...]]
-    received_KM: Tensor
+    update_KM: Tensor
     sizes: tuple[int, ...] = ()
     counted: CodecState = MappingProxyType({})
     lost: CodecState = MappingProxyType({})
     overflown: Mapping[int, str] = MappingProxyType({})
+    lanes_KL: Tensor | None = None
 
 
 class TaskSpec(NamedTuple):
@@ -345,13 +347,13 @@ class Format:
         raw_KR = torch.cat([part for part, is_coded in zip(parts, self.are_coded, strict=True) if not is_coded], 1)
         values = [raw_KR.to(self.dtype)] if raw_KR.shape[1] else []
         payloads = [*zip(*(one.messages for one in sent), *values, strict=True)]
-        received_KM = self._joined([one.decoded_KM for one in sent], values)
+        decoded_KM = self._joined([one.decoded_KM for one in sent], values)
         counted, lost = (
             {name: torch.cat([of[name] for of in states], 1) for name in states[0]}
             for states in ([one.counted for one in sent], [one.lost for one in sent])
         )
         sizes = tuple(sum(tensor.nbytes for tensor in payload) for payload in payloads)
-        return Outgoing(payloads, received_KM, sizes=sizes, counted=counted, lost=lost)
+        return Outgoing(payloads, decoded_KM, sizes=sizes, counted=counted, lost=lost)
 
     @cached_property
     def summed_sizes(self) -> list[int]:
@@ -467,7 +469,13 @@ class Format:
             {name: torch.cat([of[name] for of in states], 1) for name in states[0]} if states else {}
             for states in (counted, lost)
         ]
-        return Outgoing([(row,) for row in lanes], lanes, counted=joined[0], lost=joined[1])
+        return Outgoing(
+            payloads=[(row,) for row in lanes],
+            update_KM=torch.empty(len(lanes), 0),
+            counted=joined[0],
+            lost=joined[1],
+            lanes_KL=lanes,
+        )
 
     def _kept_by_part(self, state: CodecState) -> Iterator[CodecState]:
         """State of codecs that belongs to each part; none of those that are not coded."""
@@ -509,12 +517,12 @@ class Format:
                 raw = raw[:, numbers:]
         return self._counted(torch.cat(parts, 1))
 
-    def _counted(self, message_KM: Tensor) -> Tensor:
-        """Messages as they count: of votes the signs."""
+    def _counted(self, update_KM: Tensor) -> Tensor:
+        """Updates as they count: of votes the signs."""
         if not self.votes:
-            return message_KM
-        votes_KP, buffers_KR = message_KM.split_with_sizes([self.numbers - self.buffers, self.buffers], 1)
-        return torch.cat([torch.where(votes_KP >= 0, 1, -1).to(message_KM.dtype), buffers_KR], 1)
+            return update_KM
+        votes_KP, buffers_KR = update_KM.split_with_sizes([self.numbers - self.buffers, self.buffers], 1)
+        return torch.cat([torch.where(votes_KP >= 0, 1, -1).to(update_KM.dtype), buffers_KR], 1)
 
     @cached_property
     def are_coded(self) -> list[bool]:

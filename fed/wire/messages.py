@@ -145,16 +145,16 @@ def task_of(saved: Mapping[str, Any]) -> Task:
 class Update(NamedTuple):
     r"""Update of a client, or the mean update of a group whose clients started from one model.
 
-    .. math:: \sum_k w_k m_k / \sum_k w_k
+    .. math:: \sum_k w_k u_k / \sum_k w_k
 
-    A message m holds the parts that the algorithm reports, then the update of the float buffers.
+    An update u holds the parts that the algorithm reports, then the update of the float buffers.
 
     Args:
-        mean_update_M: the weighted mean of the messages; float64 but for a single client's.
+        update_M: the update, or the weighted mean of a group's; float64 but for a single client's.
         weight: the sum of the clients' weights, > 0.
     """
 
-    mean_update_M: Tensor
+    update_M: Tensor
     weight: float
 
 
@@ -284,16 +284,17 @@ class Answer(NamedTuple):
         assert isinstance(self.content, Lanes)
         return self.content.lanes
 
-    def with_update(self, mean_update_M: Tensor) -> "Answer":
+    def with_update(self, update_M: Tensor) -> "Answer":
         """The same answer with another update in place of its own."""
-        return self._replace(content=self.update._replace(mean_update_M=mean_update_M))
+        return self._replace(content=self.update._replace(update_M=update_M))
 
     def saved(self) -> dict[str, Any]:
         """Fields for a checkpoint, of an answer that holds an update or lanes."""
         fields = self._asdict()
         del fields["content"]
         update = Update(self.content.lanes, 0.0) if isinstance(self.content, Lanes) else self.update
-        return {**fields, **update._asdict()}
+        # the name that earlier checkpoints have
+        return {**fields, "mean_update_M": update.update_M, "weight": update.weight}
 
 
 def answer_of(saved: Mapping[str, Any]) -> Answer:

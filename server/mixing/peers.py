@@ -16,7 +16,6 @@ from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, label_of
 from fed.clients.way_out import UpdateStages
 from fed.errors import Diverged
-from fed.server.accumulator import Participation, RoundStats, mean_loss
 from fed.server.mixing.neighbourhood import (
     Attendance,
     Exchanges,
@@ -27,6 +26,7 @@ from fed.server.mixing.neighbourhood import (
     next_state,
     renewed_state,
 )
+from fed.server.round_stats import Participation, RoundStats, mean_loss
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, torch

@@ -19,8 +19,8 @@ from fed.server.rounds.staleness import Staleness
 from fed.server.rounds.synchronous import WithoutCohorts, await_clients, fail_if_stalled
 
 if TYPE_CHECKING:
-    from fed.server.accumulator import RoundStats
     from fed.server.coordinator import Coordinator
+    from fed.server.round_stats import RoundStats
 
 __all__ = ["Asynchronous", "Buffered"]
 

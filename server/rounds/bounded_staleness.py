@@ -16,9 +16,10 @@ from fed.errors import RunFailed
 from fed.server.rounds.synchronous import STAY_LONGER, WithoutCohorts, fail_if_stalled
 
 if TYPE_CHECKING:
-    from fed.server.accumulator import RoundStats, UpdateAccumulator
     from fed.server.coordinator import Coordinator
     from fed.server.parameter_store import ParameterStore
+    from fed.server.round_stats import RoundStats
+    from fed.server.way_in import UpdateAccumulator
 
 __all__ = ["BoundedStaleness"]
 
@@ -86,7 +87,7 @@ class BoundedStaleness(WithoutCohorts):
             for client in accumulator.loss_of:
                 if client in state.workers:  # it may have left while its answer travelled
                     state.tick(client)
-        from fed.server.accumulator import joined
+        from fed.server.round_stats import joined
 
         return joined(rounds_stats)
 

@@ -11,10 +11,10 @@ from fed.aggregators.base import Aggregator
 from fed.clients.setup import Preparation
 from fed.clients.training.client_states import ClientStates
 from fed.config.experiment import Experiment
-from fed.server.accumulator import RoundStats
 from fed.server.coordinator import Coordinator
 from fed.server.federation import State
 from fed.server.fleet import Fleet
+from fed.server.round_stats import RoundStats
 from fed.server.rounds.synchronous import Rounds
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree

@@ -21,8 +21,9 @@ from fed.secure_aggregation.settings import settings_of
 from fed.server.rounds.sampling import CohortDraw, Sampling
 
 if TYPE_CHECKING:
-    from fed.server.accumulator import RoundStats, UpdateAccumulator
     from fed.server.coordinator import Coordinator
+    from fed.server.round_stats import RoundStats
+    from fed.server.way_in import UpdateAccumulator
 
 __all__ = ["STAY_LONGER", "Rounds", "Synchronous", "WithoutCohorts", "await_clients", "fail_if_stalled"]
 

@@ -95,10 +95,10 @@ def test_every_parameter_is_used_and_can_learn(name: str) -> None:
     start_V, integers_I = trainer.layout.pack(module)
     before = functional.cross_entropy(module(batch), targets).item()
     trained = trainer.train(start_V, integers_I, (batch, targets), order=Streams(0).generator("order"), seed=0)
-    after = functional.cross_entropy(trainer.load(trained.vector_V, integers_I)(batch), targets).item()
+    after = functional.cross_entropy(trainer.load(trained.params_V, integers_I)(batch), targets).item()
     assert after < 0.7 * before
     for part in trainer.layout.trained:
-        assert not torch.equal(part.view(trained.vector_V), part.view(start_V)), part.name
+        assert not torch.equal(part.view(trained.params_V), part.view(start_V)), part.name
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 5), st.lists(st.integers(1, 9), max_size=3))

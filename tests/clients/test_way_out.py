@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fed
-from fed.clients.training.work_items import Left, Train, TrainedClients
+from fed.clients.training.work_items import Train, Trained, TrainedClients
 from fed.clients.way_out import Rows, WayOut
 from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.simulations.simulation import Simulation
@@ -42,6 +42,7 @@ def result(
         integers_KI=torch.zeros(clients, 0, dtype=torch.int64),
         samples=tuple(samples[:clients]),
         train_losses=(0.5,) * clients,
+        own=None,
         client_state=None,
         kept={},
         facts=dict,
@@ -56,6 +57,10 @@ def drawn(way: WayOut, clients: int, *, is_dyadic: bool) -> tuple[Tensor, Tensor
     return models_KV[0], models_KV[1:]
 
 
+def tensors_of(way: WayOut, wants: Any, start_V: Tensor, params_KV: Tensor) -> Sequence[Tensor]:
+    return way(result(way, wants, start_V, params_KV))[1]
+
+
 @pytest.mark.parametrize("clients", [1, 4])
 def test_a_mean_of_models_is_that_of_updates(clients: int) -> None:
     """To the bit where sums are exact, or of one client; else but for the rounding of four terms."""
@@ -63,7 +68,7 @@ def test_a_mean_of_models_is_that_of_updates(clients: int) -> None:
     assert way.message.sends_models
     for is_dyadic in (True, False):
         start_V, params_KV = drawn(way, clients, is_dyadic=is_dyadic)
-        mean_V, updates_KV = (way(result(way, wants, start_V, params_KV)).tensors[0] for wants in ("mean", "updates"))
+        mean_V, updates_KV = (tensors_of(way, wants, start_V, params_KV)[0] for wants in ("mean", "updates"))
         weights_K = torch.tensor([1.0, 1.0, 2.0, 4.0][:clients], dtype=torch.float64)
         expected_V = weights_K @ updates_KV / weights_K.sum()
         if is_dyadic or clients == 1:
@@ -77,12 +82,12 @@ def test_reports_leave_later_as_they_leave_at_once(uplink: list[str]) -> None:
     """A fleet with attackers takes reports, and goes on with them."""
     way = way_out(uplink=uplink)
     start_V, params_KV = drawn(way, 4, is_dyadic=False)
-    at_once = way(result(way, "updates", start_V, params_KV))
-    reported = way(result(way, "reported", start_V, params_KV))
+    updates_KM, _ = tensors_of(way, "updates", start_V, params_KV)
+    reported, (reported_KM, _) = way(result(way, "reported", start_V, params_KV))
     for row, client in enumerate(CLIENTS):
         numbers = ClientNumbers([reported.weights[row]], [1], [0.5])
-        later = way.leave(Rows(reported.tensors[0][row : row + 1], numbers, start=start_V), {}, [1], [client])
-        assert torch.equal(later.received_KM[0], at_once.tensors[0][row])
+        later = way.leave(Rows(reported_KM[row : row + 1], numbers, start=start_V), {}, [1], [client])
+        assert torch.equal(later.update_KM[0], updates_KM[row])
 
 
 def test_known_reports_are_those_of_the_algorithm() -> None:
@@ -90,14 +95,14 @@ def test_known_reports_are_those_of_the_algorithm() -> None:
     facts = {"samples_K1": torch.tensor([[1.0], [1], [2], [4]], dtype=torch.float64)}
     beside = dict.fromkeys(("steps_K1", "lr", "momentum", "train_loss_K1"), 0.0)
 
-    def left(way: WayOut, wants: str) -> Left:
+    def left(way: WayOut, wants: str) -> tuple[Trained, Sequence[Tensor]]:
         start_V, params_KV = drawn(way, 4, is_dyadic=False)
         return way(result(way, wants, start_V, params_KV)._replace(facts=lambda: {**facts, **beside}))
 
     for wants in ("reported", "updates", "mean"):
         known, asked = left(way, wants), left(replace(way, is_fused=False), wants)
-        assert known.weights == asked.weights == (1.0, 1.0, 2.0, 4.0)
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(known.tensors, asked.tensors, strict=True))
+        assert known[0].weights == asked[0].weights == (1.0, 1.0, 2.0, 4.0)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], asked[1], strict=True))
 
 
 @pytest.mark.parametrize("wants", ["mean", "updates"])
@@ -107,5 +112,5 @@ def test_stages_change_models_that_are_sent_too(wants: str) -> None:
     halving = replace(way, stages=replace(way.stages, stages=(Halves(),)))
     assert halving.message.sends_models
     start_V, params_KV = drawn(way, 4, is_dyadic=True)
-    whole, half = (one(result(one, wants, start_V, params_KV)).tensors[0] for one in (way, halving))
+    whole, half = (tensors_of(one, wants, start_V, params_KV)[0] for one in (way, halving))
     assert torch.equal(2 * half, whole)

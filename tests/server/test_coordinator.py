@@ -231,11 +231,11 @@ def together(
     def answer(task: Task) -> Iterator[Answer]:
         held = tuple(samples or [1] * len(moves))
         mean = sum(move * count for move, count in zip(moves, held, strict=True)) / sum(held)
-        mean_update_M = torch.full((LAYOUT.size,), mean, dtype=torch.float64)
+        update_M = torch.full((LAYOUT.size,), mean, dtype=torch.float64)
         members = tuple(range(first, first + len(moves)))
         yield Answer(
             round=number,
-            content=Update(mean_update_M, float(sum(held))),
+            content=Update(update_M, float(sum(held))),
             integers_I=task.model.integers_I,
             samples=held,
             train_losses=tuple(0.1 * (index + 1) for index in range(len(moves))),

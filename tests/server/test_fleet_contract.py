@@ -67,7 +67,7 @@ def answered(answers: list[Answer]) -> list[int]:
 
 def update_of(answer: Answer) -> Tensor:
     """The client's message, whether it came as one or as a trained model."""
-    return counted(answer).mean_update_M.double()
+    return counted(answer).update_M.double()
 
 
 def counted(answer: Answer) -> Update:

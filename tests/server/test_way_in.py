@@ -150,7 +150,7 @@ def test_values_are_held_to_bounds_after_decoding(number: float, passes: bool) -
     answer = arrived(coded, tensors=coded_tensors(torch.tensor([1.0, 2.0, number], dtype=torch.float64)))
     assert isinstance(answer, Answer) == passes
     if isinstance(answer, Answer):
-        assert answer.update.mean_update_M.tolist() == [10.0, 20.0, 10 * number, 1.0]
+        assert answer.update.update_M.tolist() == [10.0, 20.0, 10 * number, 1.0]
         assert answer.size_bytes == 1 + 3 * 8 + 8 + 2 * 8
     else:
         assert "the vector must be finite" in answer
@@ -218,4 +218,4 @@ def test_of_votes_the_signs_count_and_no_weights() -> None:
     assert isinstance(answer, Answer)
     assert answer.update.weight == 1
     # the last is a buffer's
-    assert answer.update.mean_update_M.tolist() == [-1, 1, 1, 5]
+    assert answer.update.update_M.tolist() == [-1, 1, 1, 5]

@@ -150,7 +150,7 @@ def answers(
 
     def encoded(answer: Answer) -> Answer:
         draw = Draw(Streams(0), [answer.round], answer.clients)
-        return answer.with_update(message.encode(answer.update.mean_update_M[None], {}, draw).received_KM[0])
+        return answer.with_update(message.encode(answer.update.update_M[None], {}, draw).update_KM[0])
 
     return list(Attackers(attack, frozenset({2, 5}), Streams(0)).attacked(reports, message, encoded))
 
@@ -163,23 +163,23 @@ def test_the_updates_of_attackers_change_and_nothing_else() -> None:
     honest = [0, 1, 3, 4, 6, 7, 8]
     assert sorted(said) == sorted(trained) == [*range(9)]
     for client, answer in said.items():
-        assert torch.equal(answer.update.mean_update_M[5:], row(client)[5:])
-        unchanged = trained[client].with_update(answer.update.mean_update_M)
+        assert torch.equal(answer.update.update_M[5:], row(client)[5:])
+        unchanged = trained[client].with_update(answer.update.update_M)
         assert answer == unchanged
         assert answer.update.weight == client + 1.0
         assert answer[4:] == (NO_INTEGERS, (client + 1,), (0.1 * client,), 56, 0)
     mean_P = np.mean([row(client)[:5].numpy() for client in honest], axis=0)
     for client in honest:
-        assert torch.equal(said[client].update.mean_update_M, row(client))
+        assert torch.equal(said[client].update.update_M, row(client))
     for client in (2, 5):
-        assert torch.equal(trained[client].update.mean_update_M, row(client))
-        np.testing.assert_allclose(said[client].update.mean_update_M[:5], -2 * mean_P, rtol=1e-14)
+        assert torch.equal(trained[client].update.update_M, row(client))
+        np.testing.assert_allclose(said[client].update.update_M[:5], -2 * mean_P, rtol=1e-14)
 
 
 def test_attackers_know_the_honest_updates_of_their_own_round_alone() -> None:
     rounds, clients = [1, 1, 2, 2, 2], [0, 2, 1, 3, 5]
     found = answers(IPM(epsilon=2.0), clients, rounds=rounds)
-    said = {answer.clients[0]: answer.update.mean_update_M[:5] for answer in found}
+    said = {answer.clients[0]: answer.update.update_M[:5] for answer in found}
     for attacker, honest in ((2, [0]), (5, [1, 3])):
         expected = -2.0 * torch.stack([row(client)[:5] for client in honest]).mean(0)
         torch.testing.assert_close(said[attacker], expected, rtol=1e-14, atol=0)
@@ -197,9 +197,7 @@ class Rounded(Mimic):
 
 def test_attackers_know_and_send_what_the_coordinator_receives() -> None:
     narrow = replace(MESSAGE, dtype=torch.float32)
-    said = {
-        int(answer.clients[0]): answer.update.mean_update_M for answer in answers(Rounded(), range(9), message=narrow)
-    }
+    said = {int(answer.clients[0]): answer.update.update_M for answer in answers(Rounded(), range(9), message=narrow)}
     for client, update_M in said.items():
         assert update_M.dtype == torch.float64
         assert torch.equal(update_M, update_M.float().double())
@@ -230,7 +228,7 @@ def test_attackers_that_fail_are_failures_like_others() -> None:
 def test_the_order_of_arrival_changes_nothing() -> None:
     for attack in (ALIE(z=1.0), Gaussian(), Mimic()):
         one, other = (
-            {answer.clients[0]: answer.update.mean_update_M for answer in answers(attack, clients)}
+            {answer.clients[0]: answer.update.update_M for answer in answers(attack, clients)}
             for clients in ((0, 1, 2, 3, 5), (5, 3, 2, 1, 0))
         )
         for client in (2, 5):
@@ -240,7 +238,7 @@ def test_the_order_of_arrival_changes_nothing() -> None:
 def test_mimicked_client_stays_the_same_while_it_participates() -> None:
     def mimicked(clients: list[int], number: int) -> int:
         replies = {
-            answer.clients[0]: answer.update.mean_update_M[:5] for answer in answers(Mimic(), [*clients, 2, 5], number)
+            answer.clients[0]: answer.update.update_M[:5] for answer in answers(Mimic(), [*clients, 2, 5], number)
         }
         assert torch.equal(replies[2], replies[5])
         (one,) = (client for client in clients if torch.equal(replies[client], replies[2]))
@@ -256,7 +254,7 @@ def test_mimicked_client_stays_the_same_while_it_participates() -> None:
 
 def test_noise_differs_by_attacker_and_by_round() -> None:
     one, again, other = (
-        [answer.update.mean_update_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2)
+        [answer.update.update_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2)
     )
     assert all(map(torch.equal, one, again))
     drawn = {tuple(noise_M[:5].tolist()) for noise_M in (*one[1:], *other[1:])}
@@ -282,7 +280,7 @@ class Seeing(Blind):
 
 @pytest.mark.parametrize(("attack", "shown"), [(Blind(), 0), (Seeing(), 1)], ids=["blind", "seeing"])
 def test_an_attack_that_looks_at_nobody_sees_nobody(attack: Attack, shown: int) -> None:
-    of_fleet = [answer.update.mean_update_M[0] for answer in answers(attack, [3, 2, 5]) if answer.clients[0] in (2, 5)]
+    of_fleet = [answer.update.update_M[0] for answer in answers(attack, [3, 2, 5]) if answer.clients[0] in (2, 5)]
     assert {float(number) for number in of_fleet} == {float(shown)}
     of_peers = Attackers(attack, frozenset({2, 5}), Streams(0)).forged(torch.zeros(3, 4), [3, 2, 5], 1, 0)
     assert of_peers[:, 0].tolist() == [0.0, shown, shown]

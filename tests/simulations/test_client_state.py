@@ -18,7 +18,7 @@ from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment
-from fed.server.accumulator import RoundStats
+from fed.server.round_stats import RoundStats
 from fed.simulations.simulation import Simulation
 
 from .conftest import Quadratics, mean_output

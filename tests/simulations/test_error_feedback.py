@@ -63,7 +63,7 @@ class Ledger:
                 share = counted.get(answer.tasks[0], 0.0)
                 self.lost += share == 0.0
                 self.answered += len(answer.tasks)
-                self.counted = self.counted + share * len(answer.tasks) * answer.update.mean_update_M
+                self.counted = self.counted + share * len(answer.tasks) * answer.update.update_M
             answers.clear()
             settle(fleet, counted)
 

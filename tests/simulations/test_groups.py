@@ -96,7 +96,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     for answer in fleet.collect():
         assert not answer.problem
         assert answer.update.weight == sum(answer.samples)
-        found.append((answer.update.mean_update_M, sum(answer.samples)))
+        found.append((answer.update.update_M, sum(answer.samples)))
     return found
 
 

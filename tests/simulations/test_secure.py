@@ -233,7 +233,8 @@ def test_residual_is_all_that_the_sum_lacks(chain: list[Any], clip: float) -> No
     draw = Draw(Streams(0), [1], [4])
     outgoing = message.hide(update_1M, {"residual": residual_1M}, draw, ClientNumbers([1], [5], [0.5]))
     total = SecureSum(16, message.fixed.lanes)
-    total.add(outgoing.received_KM[0])
+    assert outgoing.lanes_KL is not None
+    total.add(outgoing.lanes_KL[0])
     read_M = message.read(message.fixed.read(total).mean_M, Streams(0), 1)
     wanted_1M = update_1M + residual_1M
     assert torch.allclose(read_M + outgoing.counted["residual"].double(), wanted_1M, atol=1e-5)

@@ -16,12 +16,12 @@ from fed.clients.training.client_states import ClientState, ClientStates, at_dis
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.errors import RunFailed
-from fed.server.accumulator import RoundStats
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.replica.ballots import Value
 from fed.server.peer.replica.replica_service import Decision, ReplicaService, Snapshot
 from fed.server.peer.replica.ring import RoundSum
+from fed.server.round_stats import RoundStats
 from fed.server.rounds.coordinated import Coordinated
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree

@@ -70,7 +70,7 @@ class RoundSum(NamedTuple):
             numbers: M, the number of summed numbers.
         """
         total = WeightedMean(numbers)
-        total.add(answer.update.mean_update_M, answer.update.weight)
+        total.add(answer.update.update_M, answer.update.weight)
         own = Contribution(
             name,
             samples=answer.samples[0],

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.measures import Loss
 from fed.clients.training import batches as group_steps
-from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
+from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
@@ -67,6 +67,14 @@ def texts(counts: Sequence[int], length: int = 6, characters: int = 7) -> list[P
     return [(part[:, :-1], part[:, 1:]) for part in drawn]
 
 
+class TrainedGroup(NamedTuple):
+    """Trained states and mean losses of K clients."""
+
+    params_KV: Tensor
+    integers_KI: Tensor
+    train_losses: list[float]
+
+
 @dataclass
 class Task:
     """What a group trains, and where from."""
@@ -99,7 +107,8 @@ class Task:
         """Trained as one computation."""
         by = by or self.group_trainer()
         orders = [partial(np.random.default_rng, [self.seed, number]) for number in range(len(self.pairs))]
-        return by.train(*self.starts(), self.pairs, orders, LocalContext(broadcast=self.broadcast))
+        states, losses = by.train(*self.starts(), self.pairs, orders, LocalContext(broadcast=self.broadcast))
+        return TrainedGroup(*states, losses)
 
     def group_trainer(self, device: torch.device = CPU) -> BatchedTrainer:
         """A trainer of groups, with a module of its own."""
@@ -115,7 +124,7 @@ class Task:
             for order in [np.random.default_rng([self.seed, number])]
         ]
         return TrainedGroup(
-            torch.stack([one.vector_V for one in trained]),
+            torch.stack([one.params_V for one in trained]),
             torch.stack([one.integers_I for one in trained]),
             [one.train_loss for one in trained],
         )
@@ -474,18 +483,16 @@ def test_results_belong_to_the_caller(name: str, counts: tuple[int, ...], own_st
     before = [part.clone() for part in (*inputs, *by.module.state_dict().values())]
     start_V, integers_I = task.starts()
     orders = [partial(np.random.default_rng, number) for number in range(len(counts))]
-    first = by.train(start_V, integers_I, task.pairs, orders)
+    first, _ = by.train(start_V, integers_I, task.pairs, orders)
     assert all(map(torch.equal, (start_V, integers_I), task.starts()))
     kept = copy.deepcopy(first)
     start_V += 1
     by.train(start_V, integers_I, samples(counts, seed=9), orders)
-    assert torch.equal(first.params_KV, kept.params_KV)
-    assert torch.equal(first.integers_KI, kept.integers_KI)
-    first.params_KV.zero_()
-    first.integers_KI.zero_()
-    again = by.train(*task.starts(), task.pairs, orders)
-    assert torch.equal(again.params_KV, kept.params_KV)
-    assert torch.equal(again.integers_KI, kept.integers_KI)
+    assert all(map(torch.equal, first, kept))
+    for part in first:
+        part.zero_()
+    again, _ = by.train(*task.starts(), task.pairs, orders)
+    assert all(map(torch.equal, again, kept))
     assert all(map(torch.equal, (*inputs, *by.module.state_dict().values()), before))
 
 
@@ -516,10 +523,12 @@ def test_no_order_is_drawn_for_full_batches() -> None:
 
     task = Task(small(), samples((8, 3)), local())
     by = task.group_trainer()
-    assert_agree(by.train(*task.starts(), task.pairs, [refused, refused]), task.one_by_one())
+    states, losses = by.train(*task.starts(), task.pairs, [refused, refused])
+    assert_agree(TrainedGroup(*states, losses), task.one_by_one())
     drawn = Task(small(), samples((8, 9)), local())
     order = partial(np.random.default_rng, [drawn.seed, 1])
-    assert_agree(by.train(*drawn.starts(), drawn.pairs, [refused, order]), drawn.one_by_one())
+    states, losses = by.train(*drawn.starts(), drawn.pairs, [refused, order])
+    assert_agree(TrainedGroup(*states, losses), drawn.one_by_one())
 
 
 def test_nan_stays_with_the_client_that_has_it() -> None:

@@ -72,9 +72,9 @@ def test_training_is_a_loop_by_hand_over_three_models() -> None:
             mine.parameters(), torch.autograd.grad(loss, list(mine.parameters())), strict=True
         ):
             parameter.data -= 0.2 * gradient
-    torch.testing.assert_close(trained.vector_V, flat(mine), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(trained.params_V, flat(mine), rtol=1e-12, atol=1e-13)
     assert trained.train_loss == pytest.approx(sum(losses) / 4), "without the term"
-    assert not math.isclose(float((trained.vector_V - flat(first)).norm()), 0.0)
+    assert not math.isclose(float((trained.params_V - flat(first)).norm()), 0.0)
 
 
 def test_training_leaves_the_other_models_running_statistics() -> None:

@@ -62,7 +62,7 @@ def train(by: Trainer, start: nn.Module, on: Pair, *, order: int = 5, seed: int 
 
 
 def state_of(by: Trainer, trained: LocalResult) -> dict[str, Tensor]:
-    return {name: part.clone() for name, part in by.load(trained.vector_V, trained.integers_I).state_dict().items()}
+    return {name: part.clone() for name, part in by.load(trained.params_V, trained.integers_I).state_dict().items()}
 
 
 def steps_by_hand(count: int, size: int, epochs: int, order: int = 5) -> Iterator[list[int]]:
@@ -111,7 +111,7 @@ def test_training_is_a_loop_over_torchs_sgd_to_the_bit(keys: dict[str, Any], dty
     trained = train(by, module, on)
     expected, loss = loop(module, lambda p: torch.optim.SGD(p, 0.3, **keys), steps_by_hand(50, 7, 3), on)
     assert same_bits(state_of(by, trained), expected)
-    assert trained.vector_V.dtype == dtype
+    assert trained.params_V.dtype == dtype
     assert trained.train_loss == pytest.approx(loss, rel=1e-6)  # float32 rounds a loss times its samples by 2^-24
 
 
@@ -136,7 +136,7 @@ def test_accumulated_batches_are_one_large_batch(batch_size: int, accumulate: in
             {"batch_size": batch_size * accumulate, "accumulate": 1},
         )
     )
-    torch.testing.assert_close(accumulated.vector_V, large.vector_V, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(accumulated.params_V, large.params_V, rtol=1e-12, atol=1e-13)
     assert accumulated.train_loss == pytest.approx(large.train_loss, rel=1e-12)
 
 
@@ -166,7 +166,7 @@ def test_a_proximal_term_has_its_closed_form(mu: float) -> None:
     trained = train(by, module, (inputs, a.sqrt().expand(10, 2)))
     x, b = module.y.detach(), inputs.mean(0)
     expected = x - (1 - (1 - eta * (a + mu)) ** steps) * a * (x - b) / (a + mu)
-    torch.testing.assert_close(trained.vector_V, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(trained.params_V, expected, rtol=1e-13, atol=0)
 
 
 class Kept(NamedTuple):
@@ -202,13 +202,13 @@ def test_a_correction_sees_gradient_model_anchor_state_and_broadcast() -> None:
         assert torch.equal(at_P, x_P)
         assert torch.equal(anchor_P, module.y)
         x_P = x_P - 0.1 * (x_P + 1)
-    torch.testing.assert_close(trained.vector_V, x_P)
+    torch.testing.assert_close(trained.params_V, x_P)
 
 
 def test_a_rule_that_changes_nothing_changes_no_bit() -> None:
     module, on = mlp(), samples()
     without, with_rule = (train(trainer(module, rule=rule), module, on) for rule in (None, Counting()))
-    assert torch.equal(without.vector_V, with_rule.vector_V)
+    assert torch.equal(without.params_V, with_rule.params_V)
 
 
 def test_batch_norm_trains_like_a_loop_with_its_statistics() -> None:
@@ -264,13 +264,13 @@ def test_nothing_of_one_client_reaches_the_next(make: Callable[[], nn.Module]) -
     alone_by, after_by = trainer(module, **keys), trainer(module, **keys)
     alone = train(alone_by, module, mine)
     other = train(after_by, module, theirs)
-    kept = other.vector_V.clone()
+    kept = other.params_V.clone()
     after = train(after_by, module, mine)
-    assert torch.equal(after.vector_V, alone.vector_V)
+    assert torch.equal(after.params_V, alone.params_V)
     assert torch.equal(after.integers_I, alone.integers_I)
     assert after.train_loss == alone.train_loss
-    assert not torch.equal(other.vector_V, alone.vector_V)
-    assert torch.equal(other.vector_V, kept), "what one client sent does not change while the next one trains"
+    assert not torch.equal(other.params_V, alone.params_V)
+    assert torch.equal(other.params_V, kept), "what one client sent does not change while the next one trains"
 
 
 def test_start_and_data_stay_as_they_are() -> None:
@@ -280,7 +280,7 @@ def test_start_and_data_stay_as_they_are() -> None:
     before = [part.clone() for part in (start_V, integers_I, *on)]
     trained = by.train(start_V, integers_I, on, order=np.random.default_rng(0), seed=0)
     assert all(map(torch.equal, before, (start_V, integers_I, *on)))
-    assert not torch.equal(trained.vector_V, start_V)
+    assert not torch.equal(trained.params_V, start_V)
 
 
 def test_a_modules_draws_come_from_its_own_stream_alone() -> None:
@@ -292,8 +292,8 @@ def test_a_modules_draws_come_from_its_own_stream_alone() -> None:
     first = train(by, module, on, seed=1)
     assert torch.equal(torch.rand(1), expected), "the global generator is where it was"
     torch.manual_seed(8)
-    assert torch.equal(train(by, module, on, seed=1).vector_V, first.vector_V)
-    assert not torch.equal(train(by, module, on, seed=2).vector_V, first.vector_V)
+    assert torch.equal(train(by, module, on, seed=1).params_V, first.params_V)
+    assert not torch.equal(train(by, module, on, seed=2).params_V, first.params_V)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])
@@ -328,7 +328,7 @@ def test_half_precision_trains_a_model_that_stays_in_its_own(precision: str) -> 
     by = trainer(module, watched, precision=precision, lr=0.5, epochs=20)
     trained = train(by, module, on)
     assert seen == {getattr(torch, precision)}
-    assert trained.vector_V.dtype == torch.float32
+    assert trained.params_V.dtype == torch.float32
     in_full = train(trainer(module, lr=0.5, epochs=20), module, on)
     before = functional.cross_entropy(module(on[0]), on[1]).item()
     module.load_state_dict(state_of(by, trained))
@@ -358,7 +358,7 @@ def test_float16_gradient_is_the_float32_one_for_every_scale(scale: float) -> No
             trainer(module, scaled_square(scale), precision=precision, lr=1 / scale, steps=1, batch_size=16),
             module,
             (inputs, targets),
-        ).vector_V
+        ).params_V
         for precision in ("float16", "float32")
     )
     w = module.weight.detach()[0]
@@ -457,7 +457,7 @@ def test_rules_and_what_they_send_meet_convolutions_number_by_number() -> None:
         with torch.no_grad():
             for part, gradient, anchor, place in moved:
                 part.sub_(0.2 * (gradient + 0.5 * (part - anchor) + place.view(sent_P)))
-    torch.testing.assert_close(trained.vector_V, by.layout.pack(expected)[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(trained.params_V, by.layout.pack(expected)[0], rtol=1e-12, atol=1e-12)
 
 
 class Viewing(nn.Module):
@@ -579,7 +579,7 @@ def test_a_gpu_trains_what_a_cpu_trains(precision: str) -> None:
     )
     start_V, integers_I = trainer(module).layout.pack(module)
     on_gpu = by.train(start_V, integers_I, on, order=np.random.default_rng(5), seed=0)
-    assert on_gpu.vector_V.device.type == on_gpu.integers_I.device.type == "cpu"
+    assert on_gpu.params_V.device.type == on_gpu.integers_I.device.type == "cpu"
     tolerance = {"float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}[precision]  # rounding, through 16 steps
-    torch.testing.assert_close(on_gpu.vector_V, on_cpu.vector_V, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(on_gpu.params_V, on_cpu.params_V, rtol=tolerance, atol=tolerance)
     assert torch.equal(on_gpu.integers_I, on_cpu.integers_I)

@@ -112,8 +112,8 @@ def test_without_codecs_messages_are_rounded_to_the_type_alone(message: Format, 
     expected_KM = update_KM.to(message.dtype)
     for row, (payload, expected_M) in enumerate(zip(outgoing.payloads, expected_KM, strict=True)):
         assert torch.equal(message.decode(payload, draws(1, row)), expected_M)
-    assert outgoing.received_KM.dtype == torch.float64
-    assert torch.equal(outgoing.received_KM, expected_KM.double())
+    assert outgoing.update_KM.dtype == torch.float64
+    assert torch.equal(outgoing.update_KM, expected_KM.double())
 
 
 @given(formats(), st.integers(2, 5))
@@ -123,17 +123,17 @@ def test_a_message_is_encoded_alike_alone_and_beside_others(message: Format, row
     for row in range(rows):
         alone = message.encode(update_KM[row : row + 1], {}, draws(1, first=row))
         assert all(map(torch.equal, alone.payloads[0], together.payloads[row]))
-        assert torch.equal(alone.received_KM[0], together.received_KM[row])
+        assert torch.equal(alone.update_KM[0], together.update_KM[row])
 
 
 @given(formats(), st.integers(1, 3))
 def test_a_coordinator_decodes_what_a_simulation_counts(message: Format, rows: int) -> None:
     update_KM = messages(message, rows)
     outgoing = message.encode(update_KM, {}, draws(rows))
-    assert outgoing.received_KM.shape == update_KM.shape
+    assert outgoing.update_KM.shape == update_KM.shape
     for row, payload in enumerate(outgoing.payloads):
         decoded_M = message.decode([part.clone() for part in payload], draws(1, first=row))
-        assert torch.equal(decoded_M.double(), outgoing.received_KM[row])
+        assert torch.equal(decoded_M.double(), outgoing.update_KM[row])
 
 
 @given(formats(), st.integers(1, 3))
@@ -150,7 +150,7 @@ def test_encoding_and_decoding_change_no_input(message: Format, rows: int) -> No
 def test_parts_shorter_than_the_parameters_and_buffers_go_raw(message: Format) -> None:
     update_KM = messages(message, 2)
     plain_KM = update_KM.to(message.dtype).double()
-    received = message.encode(update_KM, {}, draws(2)).received_KM.split_with_sizes(message.sizes, 1)
+    received = message.encode(update_KM, {}, draws(2)).update_KM.split_with_sizes(message.sizes, 1)
     plain = plain_KM.split_with_sizes(message.sizes, 1)
     for numbers, coded, raw in zip(message.sizes[:-1], received, plain, strict=False):
         assert numbers == message.parameters or torch.equal(coded, raw)
@@ -161,7 +161,7 @@ def test_parts_shorter_than_the_parameters_and_buffers_go_raw(message: Format) -
 def test_buffers_as_long_as_the_parameters_go_raw() -> None:
     message = Format(torch.float64, (4,), buffers=4, parameters=4, codecs=(Sixteenths(),))
     update_KM = messages(message, 2)
-    assert torch.equal(message.encode(update_KM, {}, draws(2)).received_KM[:, 4:], update_KM[:, 4:])
+    assert torch.equal(message.encode(update_KM, {}, draws(2)).update_KM[:, 4:], update_KM[:, 4:])
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import torch
 from fed.clients.scoring.metrics import accuracy
 from fed.clients.training.evaluation import Score
 from fed.protocol.protocol_pb2 import Scores
-from fed.server.accumulator import UpdateAccumulator
 from fed.server.evaluation import ClientScore, scores_over_clients
 from fed.server.validation import refusal_of_scores
+from fed.server.way_in import UpdateAccumulator
 from fed.vectors.reduction import WeightedMean
 from fed.wire.messages import GlobalModel, Task, refusal_of_numbers
 

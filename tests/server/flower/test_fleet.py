@@ -138,7 +138,7 @@ def test_task_is_sent_as_one_array_and_answered() -> None:
     assert Format.of(request.plan.format, FORMAT) == FORMAT
     assert not reply.problem
     assert (reply.tasks, reply.clients, reply.update.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
-    assert torch.equal(reply.update.mean_update_M, torch.ones(SIZE, dtype=torch.float64))
+    assert torch.equal(reply.update.update_M, torch.ones(SIZE, dtype=torch.float64))
     assert reply.size_bytes == SIZE * 8
 
 

@@ -59,7 +59,7 @@ class Ledger:
 
         def settled(fleet: RealFleet, counted: Mapping[int, float]) -> None:
             for task, answer in answers.items():
-                self.counted = self.counted + counted.get(task, 0.0) * answer.update.mean_update_M
+                self.counted = self.counted + counted.get(task, 0.0) * answer.update.update_M
             answers.clear()
             settle(fleet, counted)
             self.lost += bool(fleet._kept.lost_after)

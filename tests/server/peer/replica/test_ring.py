@@ -43,7 +43,7 @@ def test_every_member_has_the_exact_sum(members: int, numbers: int, draws: rando
     in_turn(rings, sent_bytes)
     expected = WeightedMean(numbers)
     for answer in answers:
-        expected.add(answer.update.mean_update_M, answer.update.weight)
+        expected.add(answer.update.update_M, answer.update.weight)
     for ring in rings:
         total = ring.result()
         assert total.mean().finish().equal(expected.finish())

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fed.server.accumulator import Participation, RoundStats, UpdateAccumulator, joined, mean_loss
+from fed.server.round_stats import Participation, RoundStats, joined, mean_loss
+from fed.server.way_in import UpdateAccumulator
 from fed.storage.run_folder import to_json
 from fed.wire.messages import Answer, GlobalModel, Task, Update
 
