@@ -16,8 +16,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 
 # Examples are drawn from a fixed seed, and a slow machine is no failure.
-settings.register_profile("fed", deadline=None, derandomize=True)
-settings.load_profile("fed")
+settings.register_profile("short", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("long", deadline=None, derandomize=True, max_examples=300)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw many examples where the long tests run too, few where they are left out."""
+    settings.load_profile("short" if "not long" in config.option.markexpr else "long")
 
 
 @pytest.fixture(autouse=True)

@@ -58,6 +58,7 @@ def test_dotted_names_can_be_imported(page: Path) -> None:
         for part in name.split(".")[1:]:
             path = f"{path}.{part}"
             found = getattr(found, part, None) or importlib.import_module(path)
+        assert found is not None, name
 
 
 def test_the_reference_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

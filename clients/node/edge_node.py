@@ -97,6 +97,7 @@ class EdgeNode(Dialler):
         self._work: queue.Queue[_Work] = queue.Queue()
         self._for_sessions: queue.Queue[_SaidInSession] = queue.Queue()
         self._is_prepared = threading.Event()
+        self._plans_to_prepare = 0
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._transfers = Transfers(self.patience, self.connected, self.clock)
         self._outbox: Outbox = queue.Queue()
@@ -217,7 +218,9 @@ class EdgeNode(Dialler):
             self._join_again()
             return
         # the thread that trains prepares: take() must not take long
-        self._is_prepared.clear()
+        with self._lock:
+            self._plans_to_prepare += 1
+            self._is_prepared.clear()
         self._work.put((partial(self._prepare, plan), self._end_with))
 
     def _join_again(self) -> None:
@@ -243,7 +246,10 @@ class EdgeNode(Dialler):
             self.secure.prepare(experiment, plan, self.training.fixed, keeps_states=self.training.keeps_states)
         elif experiment.secure_aggregation is not None:
             raise RunFailed("the server's plan is of secure aggregation: start fed client with --secure")
-        self._is_prepared.set()
+        with self._lock:
+            self._plans_to_prepare -= 1
+            if not self._plans_to_prepare:  # else sessions of the next plan would be joined under the terms of this one
+                self._is_prepared.set()
 
     def _accept(self, assignment: pb.Assignment) -> None:
         """Hold a task. One that is told again is kept if its content and its attempt are the same, else replaced."""

@@ -74,16 +74,23 @@ def attributes(kind: type) -> dict[str, str]:
     """
     described: dict[str, str] = {}
     for base in reversed(inspect.getmro(kind)):
-        try:
-            # Python keeps no text below an attribute: it is read from the source, where there is one.
-            (tree,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
-        except (OSError, TypeError, SyntaxError):  # made at run time
-            continue
-        assert isinstance(tree, ast.ClassDef)
-        for part, following in pairwise(tree.body):
-            match part, following:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    described[name] = inspect.cleandoc(text)
+        described |= _own_attributes(base)
+    return described
+
+
+@cache  # to find and parse a base's source takes long, and most classes share theirs
+def _own_attributes(kind: type) -> dict[str, str]:
+    try:
+        # Python keeps no text below an attribute: it is read from the source, where there is one.
+        (tree,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body
+    except (OSError, TypeError, SyntaxError):  # made at run time
+        return {}
+    assert isinstance(tree, ast.ClassDef)
+    described: dict[str, str] = {}
+    for part, following in pairwise(tree.body):
+        match part, following:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                described[name] = inspect.cleandoc(text)
     return described
 
 

@@ -106,7 +106,7 @@ def test_protocol_and_arithmetic_agree_however_rounds_go(changes: dict[str, Any]
     same(*modes(**{"algorithm": "scaffold", **changes} if "uplink" not in changes else changes))
 
 
-@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("bits", [16, *(pytest.param(bits, marks=pytest.mark.long) for bits in (32, 64))])
 @pytest.mark.parametrize("kind", ["fedavg", "scaffold", "diloco"])
 def test_one_round_differs_from_the_plain_one_by_the_bound(bits: int, kind: str) -> None:
     changes = {"rounds__count": 1, "algorithm": kind}

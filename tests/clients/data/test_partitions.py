@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -52,7 +52,6 @@ def deal(keys: dict[str, Any], dealt: Samples, clients: int, seed: int = 0) -> N
     return np.asarray(partition.make(samples=dealt, clients=clients, generator=Streams(seed).generator("partition")))
 
 
-@settings(max_examples=60, deadline=None)
 @given(keys=st.sampled_from(NUMBERED), number=st.integers(12, 200), clients=st.integers(1, 6), seed=st.integers(0, 99))
 def test_every_sample_has_one_holder_who_exists(keys: dict[str, Any], number: int, clients: int, seed: int) -> None:
     try:

@@ -585,6 +585,47 @@ def test_keys_lost_with_a_connection_are_said_again(tmp_path: Path) -> None:
     assert sessions.joined == 2
 
 
+def test_sessions_wait_for_the_last_of_the_plans_told(tmp_path: Path) -> None:
+    first_begun = threading.Event()
+    first_may_end = threading.Event()
+    joined = threading.Event()
+    joined_under: list[str] = []
+
+    class Slow(Hiding):
+        def prepare(self, experiment: Experiment, plan: Any) -> None:
+            if plan.run == "first":
+                first_begun.set()
+                assert first_may_end.wait(BOUND_S)
+            else:
+                joined.wait(0.3)  # time enough for a session to be joined too early
+
+    class Planned(Sessions):
+        def prepare(self, _: Experiment, plan: Plan, *__: Any, **___: Any) -> None:
+            self.run = plan.run
+
+        def take(self, said: Assignment | ToSession | Withdrawal) -> Sequence[Any]:
+            if isinstance(said, Assignment):
+                joined_under.append(self.run)
+                joined.set()
+            return super().take(said)
+
+    def says(server: Coordinator, _: int) -> Iterator[ToNode]:
+        yield plan(run="first")
+        assert first_begun.wait(BOUND_S)
+        yield plan(run="second")
+        yield assignment(payload=payload())
+        while not server.heard.get(timeout=BOUND_S).HasField("accepted"):
+            pass
+        first_may_end.set()
+        yield ToNode(session=ToSession(task=TASK))
+        assert server.received.wait(BOUND_S)
+        yield OVER
+
+    words, _ = attended(tmp_path, says, Slow(), secure=Planned())
+    assert words == "enough"
+    assert joined_under == ["second"]
+
+
 class Receiving(Coordinator):
     """Keeps the receipt of the first delivery back until the next attempt is told."""
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -370,7 +370,6 @@ tasks = st.fixed_dictionaries(
 ).filter(lambda task: task["private"] or task["trains"] != "private")
 
 
-@settings(max_examples=60)
 @given(tasks)
 def test_any_task(task: dict[str, Any]) -> None:
     torch.manual_seed(task["seed"])

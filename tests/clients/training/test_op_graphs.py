@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch.func import vmap
@@ -283,7 +283,6 @@ PROPERTIES: dict[str, Callable[[Function, Sequence[Tensor], Sequence[Tensor]], f
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-@settings(max_examples=60)
 @given(steps)
 def test_programs_of_any_operations_are_those_operations(name: str, steps: Steps) -> None:
     """Also where what one input moves by is computed from another, or is another."""

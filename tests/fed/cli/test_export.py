@@ -117,3 +117,4 @@ def test_export_loads_no_torch(folder: Path, tmp_path: Path) -> None:
         "assert not {'torch', 'pandas', 'pyarrow'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code, folder, tmp_path / "table.csv"], check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "table.csv").stat().st_size

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,19 +39,30 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return runner(tmp_path, monkeypatch, capsys, "simulate")
 
 
-@pytest.fixture
-def interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run that was interrupted after round 5."""
-    with monkeypatch.context() as patch:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was interrupted after round 5, and with the same run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
+        assert main(["simulate", "tiny.yaml", "--output", "whole"]) == 0
         patch.setattr("fed.server.recording.RunFiles.observe", write_then_interrupt_after(5))
-        assert run("tiny.yaml", "--output", "run").code == 130
+        assert main(["simulate", "tiny.yaml", "--output", "run"]) == 130
+    return folder
+
+
+@pytest.fixture
+def interrupted(run: Run, made: Path) -> Path:
+    """The folder of a run that was interrupted after round 5."""
+    shutil.copytree(made / "run", "run")
     return Path("run")
 
 
 @pytest.fixture
-def whole(run: Run) -> dict[str, Any]:
+def whole(run: Run, made: Path) -> dict[str, Any]:
     """What the same run leaves that nothing interrupts."""
-    assert run("tiny.yaml", "--output", "whole").code == 0
+    shutil.copytree(made / "whole", "whole")
     return left_in(Path("whole"))
 
 

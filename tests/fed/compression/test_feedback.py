@@ -61,7 +61,7 @@ def test_the_distance_falls_with_the_step_size(codecs: tuple[Codec, ...]) -> Non
     ‖C(p) − p‖² ≤ (1 − δ) ‖p‖² (Karimireddy et al. 2019, lemma 3): a tenth of η makes the distance a tenth, here at most
     a fifth, for G is not the same on both ways."""
     with_it, without = (
-        [distance(encoder(feedback, *codecs), constant(lr), round(12 / lr)) for lr in (0.1, 0.01)]
+        [distance(encoder(feedback, *codecs), constant(lr), round(8 / lr)) for lr in (0.2, 0.02)]
         for feedback in (EF(), NoFeedback())
     )
     assert with_it[1] < with_it[0] / 5
@@ -70,12 +70,19 @@ def test_the_distance_falls_with_the_step_size(codecs: tuple[Codec, ...]) -> Non
 
 @pytest.mark.parametrize("codecs", [(Sign(),), (TopK(fraction=0.1),)], ids=str)
 def test_decreasing_steps_lead_to_the_optimum(codecs: tuple[Codec, ...]) -> None:
-    found = [distance(encoder(EF(), *codecs), lambda number: 0.5 / (1 + number / 20), rounds) for rounds in (200, 2000)]
+    found = [distance(encoder(EF(), *codecs), lambda number: 0.5 / (1 + number / 20), rounds) for rounds in (100, 1000)]
     assert found[1] < found[0] / 5
 
 
 @pytest.mark.parametrize(
-    "codecs", [(Sign(),), (TopK(fraction=0.1),), (TopK(fraction=0.2), TwoLevel()), (QSGD(bits=2),)], ids=str
+    "codecs",
+    [
+        (Sign(),),
+        pytest.param((TopK(fraction=0.1),), marks=pytest.mark.long),
+        pytest.param((TopK(fraction=0.2), TwoLevel()), marks=pytest.mark.long),
+        (QSGD(bits=2),),
+    ],
+    ids=str,
 )
 def test_with_the_sum_of_all_updates_the_optimum_is_reached(codecs: tuple[Codec, ...]) -> None:
     """At a constant step size, where the codec alone stops far from it; messages are lost at random."""
@@ -89,7 +96,7 @@ def test_with_the_sum_of_all_updates_the_optimum_is_reached(codecs: tuple[Codec,
         assert torch.allclose(added, state["sent"].mean(0), rtol=0, atol=1e-12)
         model = model + added
     assert float((model - OPTIMUM).norm()) < 1e-8
-    assert distance(encoder(NoFeedback(), *codecs), constant(0.04), 300) > 1e-3
+    assert distance(encoder(NoFeedback(), *codecs), constant(0.04), 150) > 1e-3
 
 
 @pytest.mark.parametrize("codec", [QSGD(bits=2), RandomK(fraction=0.1), Eden(bits=1)], ids=str)

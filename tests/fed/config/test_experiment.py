@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -158,7 +158,6 @@ def test_dump_shows_defaults_of_sections_left_out() -> None:
     assert (dumped["topology"], dumped["uplink"], dumped["rounds"]["cohort"]) == (None, [], "all")
 
 
-@settings(max_examples=150)
 @given(experiments)
 def test_what_is_dumped_is_loaded_as_the_same(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Any]) -> None:
     keys_before = copy.deepcopy(keys)
@@ -197,7 +196,6 @@ changes_of_keys = st.lists(st.sampled_from(list(VALUES)), unique=True, max_size=
 )
 
 
-@settings(max_examples=400)
 @given(changes_of_keys, changes_of_keys)
 def test_an_override_is_the_keys_written_otherwise(first: dict[str, Any], then: dict[str, Any]) -> None:
     """Two routes to the same: a default that came in with other keys does not stand in the way of a new value."""

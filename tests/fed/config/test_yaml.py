@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.config import yaml
@@ -145,7 +145,6 @@ def test_what_is_no_yaml_is_refused_in_one_line(text: str) -> None:
         yaml.parse(text)
 
 
-@settings(max_examples=300)
 @given(values)
 def test_what_is_dumped_is_parsed_again(value: Any) -> None:
     assert same(yaml.parse(yaml.dump(value)), value)

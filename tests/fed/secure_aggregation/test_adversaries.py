@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.errors import InvalidPayload, SessionFailed
@@ -534,7 +534,6 @@ def test_phases_are_closed_in_their_order() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_no_moves_give_both_secrets_of_a_client(data: st.DataObject) -> None:
     """The server tells clients different survivors, its colluders sign anything, and it uses all that is revealed."""
     count = data.draw(st.integers(4, 8))

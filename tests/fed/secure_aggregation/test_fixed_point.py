@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
@@ -25,7 +25,6 @@ def _summed(fixed: FixedPoint, lanes: torch.Tensor) -> SecureSum:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_mean_is_within_the_derived_bound_of_the_exact_one(data: st.DataObject) -> None:
     bits, clients = data.draw(st.sampled_from(_BITS)), data.draw(st.integers(1, 12))
     heaviest, seed = data.draw(st.integers(1, 50)), data.draw(st.integers(0, 1000))

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.errors import SessionFailed
@@ -165,7 +165,6 @@ class Coordinator:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
 def test_lies_in_every_phase_give_nothing_but_one_sum(data: st.DataObject) -> None:
     made = Coordinator(data)
     made.list_clients()

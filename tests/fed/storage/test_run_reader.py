@@ -125,7 +125,7 @@ def test_nothing_that_a_file_may_hold_ends_the_listing(
 ) -> None:
     path = make(tmp_path_factory.mktemp("runs") / "run", "failed").path
     (path / name).write_bytes(content)
-    kept_run(path)
+    assert kept_run(path).folder == path
 
 
 def test_values_of_other_kinds_than_fed_writes_are_left_out(tmp_path: Path) -> None:

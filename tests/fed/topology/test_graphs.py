@@ -37,6 +37,8 @@ def test_every_kind_leads_all_peers_to_the_mean(kind: str) -> None:
         mixed_NP, w_N1 = (torch.sparse.mm(of.matrix(number), part) for part in (mixed_NP, w_N1))
         if of.keeps_mean:
             assert torch.allclose(w_N1, torch.ones_like(w_N1), rtol=0, atol=1e-12)
+        if number % 100 == 0 and float((mixed_NP / w_N1 - mean_P).abs().max()) < 1e-11:
+            break  # slow graphs need all rounds
     assert float(w_N1.sum()) == pytest.approx(16, abs=1e-11)
     torch.testing.assert_close(mixed_NP / w_N1, mean_P.expand(16, -1), rtol=0, atol=1e-10)
 
@@ -91,7 +93,9 @@ def test_degrees_and_diameters_are_those_of_the_definition() -> None:
     assert sorted(degree for _, degree in graphs.random_regular(10, STREAMS, 3).degree()) == [3] * 10
 
 
-@pytest.mark.parametrize("peers", range(2, 18))
+@pytest.mark.parametrize(
+    "peers", [pytest.param(n, marks=[] if n in (2, 3, 4, 6, 16, 17) else pytest.mark.long) for n in range(2, 18)]
+)
 def test_one_peer_rounds_are_exact_for_powers_of_two_alone(peers: int) -> None:
     of = topology("one_peer_exponential", peers)
     rounds = math.ceil(math.log2(peers))

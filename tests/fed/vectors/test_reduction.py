@@ -11,7 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -66,13 +66,11 @@ def cohorts(draw: st.DrawFn) -> tuple[list[list[float]], list[float]]:
     return vectors_KP, draw(st.lists(weights, min_size=count, max_size=count))
 
 
-@settings(max_examples=300)
 @given(cohorts())
 def test_the_mean_is_the_exact_one_within_the_stated_rounding(cohort: tuple[list[list[float]], list[float]]) -> None:
     hold_to_fractions(*cohort)
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.builds(math.copysign, st.sampled_from(HALF_UNITS + WORDS), st.sampled_from([1.0, -1.0])), min_size=1)
 )
@@ -84,7 +82,6 @@ def test_sums_that_cancel_lose_nothing(column: list[float]) -> None:
     hold_to_fractions([[number] for number in column], [1] * len(column))
 
 
-@settings(max_examples=200)
 @given(cohorts(), st.randoms(use_true_random=False))
 def test_every_order_and_every_tree_gives_the_same_bits(
     cohort: tuple[list[list[float]], list[float]], random: Random
@@ -112,7 +109,6 @@ def test_every_order_and_every_tree_gives_the_same_bits(
 edges = st.builds(math.ldexp, st.sampled_from([0.5, 0.75, 1 - 2.0**-53]), st.integers(-97, 790))
 
 
-@settings(max_examples=200)
 @given(st.lists(st.builds(math.copysign, edges, st.sampled_from([1.0, -1.0])), min_size=1, max_size=6))
 @example([2.0**31])
 @example([-(2.0**31)])
@@ -186,7 +182,7 @@ def test_as_many_vectors_as_are_counted_are_summed_exactly() -> None:
     assert mean.finish().tolist() == LARGEST
 
 
-@pytest.mark.parametrize("size", [len(LARGEST), TOGETHER + 1])
+@pytest.mark.parametrize("size", [len(LARGEST), pytest.param(TOGETHER + 1, marks=pytest.mark.long)])
 def test_vectors_that_are_added_leave_room_for_others(size: int) -> None:
     """Single and stacked vectors, so many that sums of 64 bits would overflow more than once."""
     vector_P = torch.tensor(LARGEST, dtype=torch.float64).repeat(size // len(LARGEST) + 1)[:size]

@@ -72,7 +72,7 @@ def borrowed(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # The same bits.
 
 
-@pytest.mark.parametrize("batching", ["on", "off"])
+@pytest.mark.parametrize("batching", ["on", pytest.param("off", marks=pytest.mark.long)])
 @pytest.mark.parametrize("algorithm", KINDS)
 def test_workers_change_nothing(algorithm: str, batching: str, borrowed: list[int]) -> None:
     """In float64, which shows if sums are grouped otherwise."""
@@ -91,7 +91,7 @@ def test_workers_change_nothing_where_one_group_is_all_there_is(algorithm: str, 
     assert parts.outcome(alone) == parts.outcome(apart)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+@pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("dpsgd", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "given",
     [

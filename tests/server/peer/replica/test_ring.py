@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,7 +33,6 @@ def in_turn(rings: Sequence[Ring], sent_bytes: list[int]) -> None:
             ring.take(sent[place - 1])
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 9), st.integers(0, 40), st.randoms(use_true_random=False))
 def test_every_member_has_the_exact_sum(members: int, numbers: int, draws: random.Random) -> None:
     order = draws.sample(range(members), members)
