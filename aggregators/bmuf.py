@@ -35,9 +35,9 @@ class BMUF(Aggregator):
     The next block starts at W_g(t) = W(t), or with ``nesterov`` at W_g(t) = W(t) + η D(t).
 
     Args:
-        block_momentum: η in [0, 1). The paper's 1 − 1/N for a cohort of N is too much for small data; 0.9 is a
-            good start.
-        block_lr: ζ > 0. With η = 0 and ζ = 1 this is FedAvg, to the bit.
+        block_momentum: η in [0, 1), the share of the last block's D that stays. The paper's 1 − 1/N for a cohort of N
+            is too much for small data; 0.9 is a good start.
+        block_lr: ζ > 0, the factor of a block's mean update. With η = 0 and ζ = 1 this is FedAvg, to the bit.
         nesterov: True if the next block starts one momentum step ahead.
     """
 

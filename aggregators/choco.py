@@ -39,8 +39,8 @@ class CHOCO(PeerRule):
     bytes.
 
     Args:
-        consensus_step: γ in (0, 1]. Too large a one diverges: 0.05 suits a codec that keeps a hundredth of the values,
-            0.2 one that keeps a tenth, 1 none.
+        consensus_step: γ in (0, 1], the pull between neighbours. Too large a one diverges: 0.05 suits a
+            codec that keeps a hundredth of the values, 0.2 one that keeps a tenth, 1 none.
     """
 
     compresses: ClassVar[bool] = True

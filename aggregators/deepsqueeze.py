@@ -36,8 +36,8 @@ class DeepSqueeze(PeerRule):
     a codec that leaves much out, peers agree less than under CHOCO.
 
     Args:
-        consensus_step: γ in (0, 1]. Too large a one diverges: 0.02 suits a codec that keeps a hundredth of the values,
-            0.05 one that keeps a tenth, 1 none.
+        consensus_step: γ in (0, 1], the pull between neighbours. Too large a one diverges: 0.02 suits a
+            codec that keeps a hundredth of the values, 0.05 one that keeps a tenth, 1 none.
     """
 
     compresses: ClassVar[bool] = True

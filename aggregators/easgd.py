@@ -102,9 +102,9 @@ class EAMSGD(EASGD):
     momentum restarts with every task. ``local.momentum`` would come on top of it.
 
     Args:
-        momentum: δ in [0, 1), from one exchange to the next. The paper has 0.99 from one step to the next, which over a
-            period of τ = 10 steps decays to 0.99¹⁰ ≈ 0.9. In the long run clients move 1/(1 − δ) times as far as
-            those of EASGD: take local.lr shorter by as much.
+        momentum: δ in [0, 1), the share that stays from one exchange to the next. The paper has 0.99 from
+            one step to the next, which over a period of τ = 10 steps decays to 0.99¹⁰ ≈ 0.9. In the long run clients
+            move 1/(1 − δ) times as far as those of EASGD: take local.lr shorter by as much.
     """
 
     momentum: DecayRate = 0.9

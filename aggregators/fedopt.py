@@ -27,8 +27,8 @@ class FedAdagrad(Composed):
     Args:
         server_lr: η_g > 0, about how far each parameter moves in a round at most. The paper tunes it together with τ,
             and its best values for different tasks lie orders of magnitude apart.
-        beta1: β₁ in [0, 1), of the first moment; the paper's FedAdagrad has 0.
-        tau: τ > 0, how adaptive: steps of parameters whose updates are well below τ are not made longer. The
+        beta1: β₁ in [0, 1), the decay of the first moment; the paper's FedAdagrad has 0.
+        tau: τ > 0, added to √v: steps of parameters whose updates are well below τ are not made longer. The
             authors recommend 0.001 to start with.
     """
 
@@ -55,9 +55,9 @@ class FedAdam(Composed):
     Args:
         server_lr: η_g > 0, about how far each parameter moves in a round at most. The paper tunes it together with τ,
             and its best values for different tasks lie orders of magnitude apart.
-        beta1: β₁ in [0, 1), of the first moment; 0.9 in the paper.
-        beta2: β₂ in [0, 1), of the second moment; 0.99 in the paper.
-        tau: τ > 0, how adaptive: steps of parameters whose updates are well below τ are not made longer. The
+        beta1: β₁ in [0, 1), the decay of the first moment; 0.9 in the paper.
+        beta2: β₂ in [0, 1), the decay of the second moment; 0.99 in the paper.
+        tau: τ > 0, added to √v: steps of parameters whose updates are well below τ are not made longer. The
             authors recommend 0.001 to start with.
     """
 

@@ -36,7 +36,7 @@ class Hierarchy(Hyperparameters):
     Args:
         fan_out: number of clients of an edge.
         latency_s: seconds of latency of one message between an edge and the coordinator.
-        bytes_per_s: bandwidth between an edge and the coordinator, each way.
+        bytes_per_s: bandwidth between an edge and the coordinator, in bytes a second each way.
     """
 
     fan_out: PositiveInt = 32

@@ -326,9 +326,7 @@ class ParameterStore:
 
 def _refuse_no_key(key: object) -> None:
     if not isinstance(key, int | str):
-        raise InvalidInput(
-            f"a key must be a whole number or a text, got {key!r}: of several keys and tensors give one pair a call"
-        )
+        raise InvalidInput(f"a key must be a whole number or a text, got {key!r}: give one key and one tensor a call")
 
 
 def _copy(name: str, tensor: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class RealFleet(ABC):
         while (there := len(self._attending())) < count:
             if may_say.spend() or there != said:
                 said = there
-                _log.info("waiting for %d nodes, of which %d are there", count, there)
+                _log.info("%d of %d nodes are there", there, count)
             self._pass_time(math.inf)
             self._seen = self._changes
 

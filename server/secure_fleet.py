@@ -102,7 +102,9 @@ class SecureFleet:
         Raises:
             RunFailed: always.
         """
-        raise RunFailed("secure_aggregation hides each client's number of samples: choose a sampling without it")
+        raise RunFailed(
+            "secure_aggregation hides each client's number of samples: choose a rounds.sampling that does not use it"
+        )
 
     def available(self) -> Sequence[int | str]:
         """Clients without a task, or none of them while they are too few for a session."""

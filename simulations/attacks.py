@@ -145,7 +145,7 @@ class ALIE(Attack):
     replies and attackers; s is how many honest clients a majority lacks. Where the formula has z below 0, z is 0.
 
     Args:
-        z: z > 0 in place of the paper's formula; None for the formula.
+        z: z > 0, the number of standard deviations from the mean; the paper's formula unless given.
     """
 
     z: PositiveFloat | None = None

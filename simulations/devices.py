@@ -36,8 +36,8 @@ class Device:
 
     Args:
         samples_per_s: number of forward and backward passes over one sample in a second.
-        down_bytes_per_s: bandwidth towards the client.
-        up_bytes_per_s: bandwidth from the client.
+        down_bytes_per_s: bandwidth towards the client, in bytes a second.
+        up_bytes_per_s: bandwidth from the client, in bytes a second.
         latency_s: seconds of latency of one message.
 
     Example:

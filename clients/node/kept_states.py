@@ -55,7 +55,7 @@ class KeptStates:
         name = name_of(task)
         found = self._record(name) if (self._folder / name).is_dir() else None
         if found is not None and found.get("own_sha256", own_sha256) != own_sha256:
-            raise ClientRefusal(f"the server has told task {name} in two ways", Reason.TOLD_TWICE)
+            raise ClientRefusal(f"the server has described task {name} in two different ways", Reason.TOLD_TWICE)
 
     def forget_before(self, task: pb.TaskId) -> None:
         """Remove the states that the client kept after tasks before this one."""

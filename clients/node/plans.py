@@ -45,12 +45,12 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
     known = {*_OF_NODES, "stages", "data"}
     # An unknown section may ask for something that this version would not check.
     if others := sorted(keys.keys() - known) or (["data"] if keys.get("data") is not None else []):
-        raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
+        raise InvalidExperiment(f"the server's plan must hold only keys that nodes use, got {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)  # before validation, which imports the code that is named
     try:
         experiment = Experiment(**keys)
     except RecursionError:
-        raise InvalidExperiment("the server's plan has too many levels") from None
+        raise InvalidExperiment("the server's plan must not be nested so deeply") from None
     check_deployment(experiment)
     return experiment
 
@@ -75,6 +75,6 @@ def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> No
             named += part
         elif isinstance(part, str) and part.startswith("python:") and part not in allowed:
             raise InvalidExperiment(
-                f"this node runs no code that it does not know, got {part}: if you trust it, start fed client with "
+                f"this node runs only code that --allow names, got {part}: if you trust it, start fed client with "
                 f"--allow {part}"
             )

@@ -63,21 +63,21 @@ class Limits:
         """
         if settings.minimum_cohort < self.minimum_cohort:
             raise ClientRefusal(
-                f"this node takes part in sums of at least {self.minimum_cohort} clients (--minimum-cohort), and the "
-                f"plan's secure_aggregation.minimum_cohort is {settings.minimum_cohort}",
+                f"this node takes part only in sums of at least {self.minimum_cohort} clients (--minimum-cohort), and "
+                f"the plan's secure_aggregation.minimum_cohort is {settings.minimum_cohort}",
                 Reason.HIDES_TOO_LITTLE,
             )
         if settings.corrupt < self.corrupt:
             raise ClientRefusal(
-                f"this node takes part where {self.corrupt:g} of the clients may collude (--corrupt), and the plan's "
-                f"secure_aggregation.corrupt is {settings.corrupt:g}",
+                f"this node takes part only where a share of {self.corrupt:g} of the clients may collude (--corrupt), "
+                f"and the plan's secure_aggregation.corrupt is {settings.corrupt:g}",
                 Reason.HIDES_TOO_LITTLE,
             )
         if keeps_states and not self.allows_state:
             raise ClientRefusal(
-                "the plan's algorithm or error_feedback has clients keep something between tasks, which the server "
-                "could have a sum show of one of them alone: choose fedavg or the like with error_feedback none, or "
-                "start this node with --allow-state",
+                "clients must keep nothing between tasks under secure aggregation, or a server that lies could learn "
+                "what this one has kept, and the plan's algorithm or error_feedback keeps something: choose fedavg or "
+                "the like with error_feedback none, or start this node with --allow-state",
                 Reason.KEEPS_STATE,
             )
 
@@ -244,7 +244,7 @@ class SecureNode:
         return self._carry_out(lambda: self._participant.trained(own_sha256, lanes))
 
     def masked(self, own_sha256: bytes, is_wanted: Callable[[], bool]) -> Tensor | None:
-        """The masked message, once the neighbours' boxes have come; None if the task is withdrawn before.
+        """The masked message, once the mask partners' boxes have come; None if the task is withdrawn before.
 
         Args:
             own_sha256: the own digest of the message's task.

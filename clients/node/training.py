@@ -184,7 +184,7 @@ class NodeTraining:
         states, are_lost = self._states.resumed(examination)
         models = states.models((vector_V, integers_I))
         if models and are_lost:
-            raise RunFailed("its own model is lost, or damaged: it has none to score until it has trained again")
+            raise RunFailed("the client's own model is lost or damaged: it scores none until it has trained again")
         model = models[self._client] if models else (vector_V, integers_I)
         rows = tuple(part.unsqueeze(0) for part in model)
         found, _ = self._work(EvaluateByClients((self._client,)), rows)

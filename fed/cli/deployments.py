@@ -63,7 +63,9 @@ def name_of(who: str, name: str | None, credentials: Path | None, certified: str
         InvalidInput: if option and certificate differ, or there is neither.
     """
     if certified is not None and name not in {None, certified}:
-        raise InvalidInput(f"{credentials} holds the certificate of {certified}, got --name {name}: leave it out")
+        raise InvalidInput(
+            f"--name must be {certified}, as the certificate in {credentials} says, got {name}: leave --name out"
+        )
     if certified is None and name is None:
         raise InvalidInput(f"without credentials a {who} needs a name, got none: give --name NAME")
     return certified or name or ""

@@ -50,7 +50,9 @@ def export(
         raise OutputExists(f"{to} exists: choose another --to, or pass --overwrite")
     columns = _columns(folder, what)
     if not columns or not next(iter(columns.values())):
-        raise InvalidInput(f"{folder} must hold {what} to export, got none: see --what, and fed runs for what there is")
+        raise InvalidInput(
+            f"{folder} must hold {what} to export, got none: choose another --what, or a folder that fed runs lists"
+        )
     with os_errors_as(InvalidInput, f"{to} cannot be written", "choose another --to"):
         formats[to.suffix](to, columns)
     typer.echo(to)

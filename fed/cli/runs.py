@@ -112,7 +112,7 @@ def to_run(
             raise InvalidInput(f"fed {command} needs an experiment, got none: give a file, or --resume DIR")
         return read_experiment(file, settings)
     if file is not None or settings or output is not None or overwrite:
-        raise InvalidInput("--resume goes on with a run as it is: give its folder alone")
+        raise InvalidInput("--resume takes the experiment from the run's folder: give that folder and no other options")
     from fed.storage.run_folder import RunFolder, state_of
     from fed.storage.run_reader import RunState, summary_of
 

@@ -305,7 +305,7 @@ def _check_names(codec: Codec, made: Encoded, own: frozenset[str]) -> None:
     for field, state in (("counted", made.counted), ("lost", made.lost)):
         if state.keys() != own:
             raise InvalidExperiment(
-                f"{name}'s {field} must name what its init does, [{', '.join(sorted(own))}], got "
+                f"{name}'s {field} must have the names of its init, [{', '.join(sorted(own))}], got "
                 f"[{', '.join(sorted(state))}]: correct {name}.encode"
             )
 

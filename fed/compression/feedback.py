@@ -41,7 +41,7 @@ class ErrorFeedback(Hyperparameters):
         for section in experiment.downlink:
             if reason := error_unknown(section.make()):
                 raise InvalidExperiment(
-                    f"downlink cannot hold {section.kind}, {reason}: each difference makes up for the error of the "
+                    f"downlink cannot hold {section.kind}, {reason}: each difference must carry the error of the "
                     "last one; choose another codec"
                 )
 
@@ -106,8 +106,8 @@ class _Feedback(ErrorFeedback):
         for section in experiment.uplink:
             if reason := error_unknown(section.make()):
                 raise InvalidExperiment(
-                    f"error_feedback cannot go around {section.kind}, {reason}: set error_feedback to none, or choose "
-                    "another codec"
+                    f"error_feedback cannot keep the errors of {section.kind}, {reason}: set error_feedback to none, "
+                    "or choose another codec"
                 )
 
 

@@ -277,8 +277,8 @@ class DGC(Codec):
         momentum: m in [0, 1), the share of u that stays each round.
         warm_up_rounds: rounds in which the fraction falls from a quarter of the values to its own, by the same factor
             each round.
-        clip: largest norm of g, > 0; None for no bound. The paper's is the norm of all clients' gradients together
-            times N^−½ for N clients.
+        clip: largest norm of g, > 0; unless given there is no bound. The paper's is the norm of all clients' gradients
+            together times N^−½ for N clients.
     """
 
     gives: ClassVar = "values"

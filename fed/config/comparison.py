@@ -158,7 +158,7 @@ class Comparison(Document):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """Rate at which intervals of differences cover the true one."""
     target: float | None = None
-    """Value of the first metric on test data, until which rounds, bytes and time are counted."""
+    """Value of the first metric on test data; rounds, bytes and time are counted until it is reached; null for none."""
 
     _variants: dict[str, Experiment] = PrivateAttr(default_factory=dict)
 

@@ -21,7 +21,7 @@ class _Loader(yaml.SafeLoader):
         for index, key in enumerate(keys):
             if key in keys[:index]:
                 mark = own[index].start_mark
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", mark)
         return super().construct_mapping(node, deep)
 
 

@@ -281,7 +281,9 @@ class Authority:
         if entry is None:
             other = next((other for other in entries if other.lower() == name.lower()), None)
             if other is not None:  # some file systems keep one folder for both
-                raise InvalidCredentials(f"{name} differs from {other}, who is on the roster, in case alone: rename it")
+                raise InvalidCredentials(
+                    f"{name} must differ from {other} of the roster in more than case: choose another name"
+                )
             if (self.folder / "nodes" / name).exists():
                 raise OutputExists(
                     f"{self.folder / 'nodes' / name} exists, and {name} is not on the roster: move it away"

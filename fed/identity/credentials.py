@@ -280,7 +280,7 @@ def hold_to_loopback(address: str) -> None:
         is_loopback = False
     if not is_loopback:
         raise InvalidInput(
-            f"without credentials loopback alone will do (--insecure), got {host}: write 127.0.0.1, or give credentials"
+            f"--insecure allows loopback addresses alone, got {host}: write 127.0.0.1, or give --credentials"
         )
 
 
@@ -299,7 +299,7 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
     authority_facts = read_facts(authority)
     if authority_facts.role is not Role.AUTHORITY or not is_issued_by(pair.certificate_pem, authority_pem):
         raise InvalidCredentials(
-            f"{certificate} is not of the authority in {authority}: copy both from the same folder"
+            f"{certificate} must be signed by the authority in {authority}, and is not: copy both from the same folder"
         )
     if clock() >= authority_facts.expires:
         raise InvalidCredentials(

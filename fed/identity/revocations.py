@@ -134,7 +134,7 @@ class RevocationFile:
             with os_errors_as(InvalidCredentials, f"{self.path} cannot be written", "make its folder writable"):
                 write_atomically(self.path, content, mode=0o600)
         except InvalidCredentials as error:
-            _log.warning("revocations are forgotten when this peer stops: %s", error)
+            _log.warning("the list of revocations cannot be kept, and this peer forgets it when it stops: %s", error)
 
     def _adopt(self, found: Revocations) -> bool:
         with self._lock:

@@ -565,12 +565,12 @@ class Revocations(_message.Message):
     def __init__(self, content: _Optional[bytes] = ...) -> None: ...
 
 class Ballot(_message.Message):
-    __slots__ = ("attempt", "proposer")
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("number", "proposer")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     PROPOSER_FIELD_NUMBER: _ClassVar[int]
-    attempt: int
+    number: int
     proposer: str
-    def __init__(self, attempt: _Optional[int] = ..., proposer: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., proposer: _Optional[str] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("ballot", "sum_sha256", "contributors", "members")

@@ -63,11 +63,11 @@ class Transition(NamedTuple):
 TRANSITIONS = (
     Transition(ClientPhase.OPENING, "its task", ClientPhase.KEYS, "fresh keys, signed for the terms"),
     Transition(ClientPhase.KEYS, "the list of clients and keys", ClientPhase.SHARES, "sealed shares of its secrets"),
-    Transition(ClientPhase.SHARES, "the neighbours' boxes", ClientPhase.MASKING, "nothing"),
+    Transition(ClientPhase.SHARES, "the mask partners' boxes", ClientPhase.MASKING, "nothing"),
     Transition(ClientPhase.MASKING, "its own message, for this very task", ClientPhase.SURVIVORS, "the masked message"),
     Transition(ClientPhase.SURVIVORS, "the list of survivors", ClientPhase.CONSENTS, "its consent"),
     Transition(ClientPhase.CONSENTS, "the others' consents", ClientPhase.RECORDING, "nothing: the round is recorded"),
-    Transition(ClientPhase.RECORDING, "the record is on the disk", ClientPhase.OVER, "one share of each neighbour"),
+    Transition(ClientPhase.RECORDING, "the record is on the disk", ClientPhase.OVER, "one share of each mask partner"),
 )
 """All steps of a session. Every other event in a phase, and every broken rule, leads to OVER, and reveals nothing."""
 
@@ -115,7 +115,7 @@ class SessionClient:
         self._seed = entropy(KEY_BYTES)
         self._session: Session | None = None
         self._place = -1
-        self._keys: dict[int, SessionKeys] = {}  # of neighbours
+        self._keys: dict[int, SessionKeys] = {}  # of mask partners
         self._shares: dict[int, bytes] = {}  # by owner's place: of its seed, then of its masking key
         self._masked_with: frozenset[int] = frozenset()
         self._survivors: tuple[int, ...] = ()
@@ -131,10 +131,10 @@ class SessionClient:
             return self._own
 
     def share(self, listed: KeyList) -> SealedShares:
-        """Shares of the client's two secrets, its seed and its private masking key, in a box for each neighbour.
+        """Shares of the client's two secrets, its seed and its private masking key, in a box for each mask partner.
 
         Args:
-            listed: all clients, and the neighbours' keys.
+            listed: all clients, and the mask partners' keys.
         """
         with self._phase(ClientPhase.KEYS, ClientPhase.SHARES):
             session = self._agreed(listed)
@@ -152,20 +152,20 @@ class SessionClient:
             return SealedShares(seed_sha256=session.seed_commitment(self._name, self._seed), boxes=boxes)
 
     def take_boxes(self, delivery: Delivery) -> None:
-        """Open the boxes of the neighbours that have shared their secrets.
+        """Open the boxes of the mask partners that have shared their secrets.
 
         Args:
-            delivery: the boxes, one from each of these neighbours.
+            delivery: the boxes, one from each of these mask partners.
         """
         with self._phase(ClientPhase.SHARES, ClientPhase.MASKING):
             session = self._of_session()
             senders = [box.place - 1 for box in delivery.boxes]
             if len(set(senders)) != len(senders) or not self._keys.keys() >= set(senders):
-                raise SessionFailed("boxes must be from neighbours, one of each, got others")
+                raise SessionFailed("boxes must be from mask partners, one of each, got others")
             # With fewer the round could never be unmasked: better to stop before the message is masked.
             if len(senders) < session.consents:
                 raise SessionFailed(
-                    f"at least {session.consents} neighbours must have shared their secrets, got {len(senders)}"
+                    f"at least {session.consents} mask partners must have shared their secrets, got {len(senders)}"
                 )
             for box in delivery.boxes:
                 content = open_box(self._sealing_key(box.place - 1, self._place), box.sealed)
@@ -180,7 +180,7 @@ class SessionClient:
 
         .. math:: y_u = x_u + PRG(b_u) + \sum_{v > u} PRG(k_{uv}) - \sum_{v < u} PRG(k_{uv}) \bmod 2^R
 
-        b is the client's seed, k the key that it agrees on with a neighbour v; neighbours are compared by their places.
+        b is the client's seed, k the key that it agrees on with a mask partner v; partners are compared by place.
 
         Args:
             lanes: x_u, the client's message: signed integers of R bits.
@@ -223,10 +223,10 @@ class SessionClient:
             return Consent(signature=sign(self._identity, self._survivors_to_sign))
 
     def take_consents(self, consents: Consents) -> None:
-        """Check that the neighbours have consented to the same survivors.
+        """Check that the mask partners have consented to the same survivors.
 
         Args:
-            consents: signatures of as many neighbours as the threshold needs.
+            consents: signatures of as many mask partners as the threshold needs.
         """
         with self._phase(ClientPhase.CONSENTS, ClientPhase.RECORDING):
             session = self._of_session()
@@ -235,7 +235,7 @@ class SessionClient:
             known = self._masked_with & set(self._survivors)
             if len(set(signers)) != len(signers) or not known >= set(signers) or len(signers) < session.consents:
                 raise SessionFailed(
-                    f"{session.consents} other neighbours among the survivors must consent, once each, got "
+                    f"{session.consents} other mask partners among the survivors must consent, once each, got "
                     f"{len(known & set(signers))}"
                 )
             for consent in consents.consents:
@@ -283,9 +283,11 @@ class SessionClient:
         self._keys = {placed.place - 1: placed.keys for placed in listed.neighbours}
         neighbours = session.graph.neighbours(self._place)
         if len(listed.neighbours) != len(neighbours) or self._keys.keys() != set(neighbours):
-            raise SessionFailed("the keys must be those of this client's neighbours, once each, got others")
+            raise SessionFailed("the keys must be those of this client's mask partners, once each, got others")
         if strangers := [name for name in names if not self._identities.knows(name)]:
-            raise SessionFailed(f"{strangers[0][:64]!r} is listed, and has no identity that is known here")
+            raise SessionFailed(
+                f"{strangers[0][:64]!r} is on the list of clients, and this client does not know its identity"
+            )
         for place, keys in self._keys.items():
             name = names[place]
             signed = self._terms.keys_to_sign(keys.sealing, keys.masking)

@@ -87,7 +87,7 @@ class SessionCoordinator:
         self._expect(SessionPhase.KEYS, name)
         if not self._identities.is_signed(name, self._terms.keys_to_sign(keys.sealing, keys.masking), keys.signature):
             raise InvalidPayload(f"the keys of {name!r} are not signed by it, for this session")
-        for key in (keys.sealing, keys.masking):  # a point of small order would end the sessions of its neighbours
+        for key in (keys.sealing, keys.masking):  # a point of small order would end the sessions of its mask partners
             self._trial.agree(key, b"", "trial")
         self._keys[name] = keys
         self.replied.add(name)
@@ -118,7 +118,7 @@ class SessionCoordinator:
         boxes = {box.place - 1: box.sealed for box in shares.boxes}
         # A neighbour without its box would not mask with this client, and their masks would not cancel.
         if len(boxes) != len(shares.boxes) or boxes.keys() != {*session.graph.neighbours(place)}:
-            raise InvalidPayload(f"the boxes of {name!r} must be for its neighbours, one each, got others")
+            raise InvalidPayload(f"the boxes of {name!r} must be for its mask partners, one each, got others")
         lengths = {*map(len, boxes.values())}
         if lengths != {2 * SHARE_BYTES + TAG_BYTES} or len(shares.seed_sha256) != DIGEST_BYTES:
             raise InvalidPayload(f"the boxes of {name!r} must hold two shares each, got {sorted(lengths)[:3]} bytes")
@@ -172,7 +172,7 @@ class SessionCoordinator:
         self.replied.add(name)
 
     def close_consents(self) -> Mapping[str, Consents]:
-        """The consents for each client that has consented, if as many of its neighbours have as it needs."""
+        """The consents for each client that has consented, if as many of its mask partners have as it needs."""
         self._expect_to_close(SessionPhase.CONSENTS)
         session = self._of_session()
         relayed = {}
@@ -244,7 +244,7 @@ class SessionCoordinator:
         return self._sum
 
     def _owners(self) -> Sequence[int]:
-        """Clients whose secrets are needed: survivors, and their neighbours that dropped out after they had shared."""
+        """Clients whose secrets are needed: survivors, and mask partners of theirs that dropped out after sharing."""
         graph = self._of_session().graph
         masked = self._masked
         return [

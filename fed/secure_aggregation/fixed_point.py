@@ -162,7 +162,8 @@ class FixedPoint:
             InvalidExperiment: if one of the clients' numbers is out of its range.
         """
         if not torch.isfinite(message_KM).all():
-            raise InvalidInput("a number is not finite")  # a constant: a client's numbers belong in no sentence
+            # a constant: a client's numbers belong in no sentence
+            raise InvalidInput("all numbers of a message must be finite, got NaN or infinity")
         rows = [
             self._row(message_M, weight, samples, loss, generator)
             for message_M, weight, samples, loss, generator in zip(message_KM, *beside, generators, strict=True)

@@ -24,7 +24,7 @@ class Degree(NamedTuple):
     Args:
         neighbours: k, number of clients with which a client agrees on masks.
         threshold: t, number of shares that recover a secret.
-        is_complete: True if every client is every other's neighbour, and keeps a share of its own secrets, too.
+        is_complete: True if every client is every other's mask partner, and keeps a share of its own secrets, too.
     """
 
     neighbours: int
@@ -74,8 +74,8 @@ def harary_degree(clients: int, colluders: int, dropped: float, *, is_semi_hones
     r"""The smallest even degree k of a random Harary graph that is safe, and its threshold t.
 
     Of the clients A are corrupt, B = A + ⌊δn⌋ are corrupt or drop out, and S = ⌈(1−δ)n⌉ stay. With a probability
-    of 1 − 2⁻⁴⁰ at least, the honest clients that stay are connected and no client has t corrupt neighbours. With a
-    probability of 1 − 2⁻²⁰ at least, each client has t neighbours that stay:
+    of 1 − 2⁻⁴⁰ at least, the honest clients that stay are connected and no client has t corrupt mask partners. With a
+    probability of 1 − 2⁻²⁰ at least, each client has t mask partners that stay:
 
     .. math::
         \ln\left[\tfrac{n(n-k-1)}{2} \tfrac{B!\,(n-k)!}{n!\,(B-k)!}\right] < -41 \ln 2, \qquad
@@ -123,7 +123,7 @@ def _threshold(clients: int, degree: int, colluders: int, dropped: float, is_sem
     # Drop-outs cut the graph of masks just as corrupt clients do.
     lost = colluders + math.floor(dropped * clients)
     staying = math.ceil((1 - dropped) * clients)
-    if degree <= lost:  # with fewer lost clients than neighbours none is cut off
+    if degree <= lost:  # with fewer lost clients than mask partners none is cut off
         pairs = math.log(clients) + math.log(clients - degree - 1) - math.log(2) if clients > degree + 1 else -math.inf
         # logarithms, since the factorials of many clients leave float64's range
         ways = math.lgamma(lost + 1) + math.lgamma(clients - degree + 1)
@@ -142,9 +142,9 @@ def _threshold(clients: int, degree: int, colluders: int, dropped: float, is_sem
 
 @dataclass(frozen=True)
 class SessionGraph:
-    """Graph of neighbours in a session: a circle in an order that the list of all keys decides.
+    """Graph of mask partners in a session: a circle in an order that the list of all keys decides.
 
-    Clients are named by their places in that list. In the circle each has k/2 neighbours on either side.
+    Clients are named by their places in that list. In the circle each has k/2 mask partners on either side.
 
     Args:
         clients: n, the number of clients.

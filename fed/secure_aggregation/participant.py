@@ -168,7 +168,7 @@ class Participant:
         return [Say(keys)]
 
     def trained(self, own_sha256: bytes, lanes: Tensor) -> list[Command]:
-        """Take the client's message of a task, which is masked once the neighbours' boxes are there.
+        """Take the client's message of a task, which is masked once the mask partners' boxes are there.
 
         Args:
             own_sha256: the own digest of the task that the message was made for.
@@ -263,7 +263,7 @@ class Participant:
                 # Before the shares leave, and whether they arrive or not: they may have been read on their way.
                 self._revealed.add(joined.entries)
                 return [Remember(joined.entries)]
-        raise SessionFailed("the coordinator says nothing that is known here")
+        raise SessionFailed("the coordinator's message must be of a kind that this version knows, got another")
 
     def _masked(self) -> list[Command]:
         """The masked message, if all that it needs is there."""

@@ -145,7 +145,7 @@ class Session:
 
     @cached_property
     def graph(self) -> SessionGraph:
-        """Graph of neighbours."""
+        """Graph of mask partners."""
         return SessionGraph(len(self.names), self.degree, self.id)
 
     @cached_property

@@ -193,7 +193,7 @@ async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> 
         TurnedAway: if no payload can be meant.
     """
     if not SHA256.fullmatch(wanted.sha256):  # it becomes part of a path, and must not lead out of the spool
-        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
+        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload must be named by 64 hexadecimal digits")
     path = spool / f"{wanted.sha256}.out"
     try:
         if wanted.offset > (size_bytes := path.stat().st_size):
@@ -253,4 +253,4 @@ async def within(limit_s: float, step: Awaitable[_Result]) -> _Result:
         async with asyncio.timeout(limit_s):  # Python 3.11's wait_for swallows a cancellation as the step ends
             return await step
     except TimeoutError:
-        raise TurnedAway(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing moved for {limit_s:g} s") from None
+        raise TurnedAway(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message arrived for {limit_s:g} s") from None

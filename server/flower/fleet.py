@@ -258,7 +258,7 @@ class FlowerFleet(RealFleet):
             return
         try:
             if message.metadata.src_node_id != sent.node:  # the reply's id alone would let any node answer for another
-                raise InvalidPayload("another node answers in its name")
+                raise InvalidPayload("only the node that was given the task may answer it, got another node")
             response, data = _response_of(sent.kind, message.content)
             if response.HasField("failed"):
                 progress = self._progress.get(sent.number) if sent.kind == "train" else None

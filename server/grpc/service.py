@@ -267,7 +267,7 @@ class NodeService:
                 self._take_leave(node.client, one_line(message.farewell.reason))
                 return
             if not node.unasked.spend():
-                raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
+                raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has sent more messages than a node needs")
 
     def _problem_with(self, message: pb.FromNode, node: Node) -> str | None:
         """Reason to refuse a message; None: it was asked for; "": it is in order, but was not asked for."""
@@ -289,7 +289,9 @@ class NodeService:
             return None if is_asked else ""
         if message.HasField("farewell"):
             return ""
-        return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
+        if message.HasField("joining"):
+            return "a node joins once on a stream"
+        return "its message is of a kind that this version does not know"
 
     def _take_leave(self, client: int | str, reason: str) -> None:
         """Fail the tasks of a node that takes no part."""
@@ -335,7 +337,7 @@ class NodeService:
             unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s, self.clock)
             node = self.nodes[client] = Node(client, joining.samples, unasked)
         if not node.unasked.spend():
-            raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
+            raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has joined too often in a short time")
         if node.outbox is not None:
             # a dead connection may not have been noticed yet
             node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason="another connection came in your name")))

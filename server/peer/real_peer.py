@@ -237,7 +237,7 @@ class RealPeer(ABC, Generic[_Service]):
             with os_errors_as(RunFailed, f"{self.service.folder} cannot be written to", "make room there"):
                 write()
         except FedError as error:
-            _log.warning("members that come late cannot get the end of the run from this peer: %s", error)
+            _log.warning("this peer cannot serve the end of the run to members that come late: %s", error)
 
     def _await_end(self, earlier: Collection[str]) -> frozenset[str]:
         """Wait until all members have ended; returns those that have not."""

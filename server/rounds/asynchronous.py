@@ -143,7 +143,7 @@ class Asynchronous(_Unsynchronised):
     answers that arrive in one instant the mean counts, weighted by samples.
 
     Args:
-        mixing: α in (0, 1].
+        mixing: α in (0, 1], the part of the way to a client's model that the model moves, before the discount.
     """
 
     mixes: ClassVar[bool] = True

@@ -370,8 +370,8 @@ def await_clients(coordinator: "Coordinator", number: int, count: int) -> None:
     while not fleet.available() and not coordinator.open:
         if fleet.clock > begins_s + _LONGEST_S:
             raise RunFailed(
-                f"round {number} has waited for a week of the clients' time, and never were as many clients there at "
-                f"once as it needs: {STAY_LONGER}, or lower secure_aggregation.minimum_cohort where there is one"
+                f"round {number} has waited for a week of the clients' time, and at no time were there as many clients "
+                f"as it needs: {STAY_LONGER}, or lower secure_aggregation.minimum_cohort where there is one"
             )
         if not fleet.wait():
             raise RunFailed(f"round {number} needs a client, and none will ever be there again: {STAY_LONGER}")

@@ -121,9 +121,9 @@ def test_server_killed_after_its_last_round_tells_nodes(deployed: _Start) -> Non
 def test_server_logs_waiting_joining_leaving_and_beginning(deployed: _Start) -> None:
     deployment = deployed(rounds={"count": 2})
     server, first = deployment.server(), deployment.client(0)
-    server.wait_to_say("waiting for 2 nodes, of which 1 are there")
+    server.wait_to_say("1 of 2 nodes are there")
     first.kill()
-    server.wait_to_say("client 0 is gone\nwaiting for 2 nodes, of which 0 are there\n")
+    server.wait_to_say("client 0 is gone\n0 of 2 nodes are there\n")
     clients = deployment.all_clients()
     assert server.end() == 0, server.said
     said = "\n".join(line for line in server.said.splitlines() if not line.startswith("waiting for"))

@@ -167,7 +167,7 @@ TestStoreAgainstModel = StoreAgainstModel.TestCase
             lambda store: store.set(["w", "v"], [torch.ones(3)] * 2),
             r"a key must be a whole number or a text, got \['w'",
         ),
-        (lambda store: store.get(["w", "v"]), r"of several keys and tensors give one pair a call"),
+        (lambda store: store.get(["w", "v"]), r"give one key and one tensor a call"),
         (lambda store: store.get("v"), r"a key must be set before it is used, got 'v'; known: 'w'"),
         (lambda store: store.push("w", torch.ones(3), worker="x"), r"worker 'x' must be registered, and is not"),
         (lambda store: store.may_proceed("x"), r"worker 'x' must be registered"),

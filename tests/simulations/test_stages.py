@@ -255,7 +255,7 @@ def test_plans_without_stages_are_those_of_older_versions() -> None:
 
 def test_a_node_takes_stages_that_it_knows_alone() -> None:
     plan = json.dumps(part_of_nodes(experiment(stages=AT_PEERS)))
-    with pytest.raises(InvalidExperiment, match=r"runs no code that it does not know, got python:tests\.trial_stages"):
+    with pytest.raises(InvalidExperiment, match=r"runs only code that --allow names, got python:tests\.trial_stages"):
         as_experiment(plan, [])
     assert as_experiment(plan, AT_PEERS).stages == fed.Experiment(stages=AT_PEERS).stages
 

@@ -301,7 +301,7 @@ class GossipService(MemberService):
         if message.HasField("verdict"):
             self._take_verdict(link.name, message.verdict)
         else:
-            raise Refused("its message is of a kind that is unknown here")
+            raise Refused("its message is of a kind that this version does not know")
 
     def _resend(self, link: Link) -> None:
         for message in self._outbox.owed_to(link.name):

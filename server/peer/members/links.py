@@ -293,7 +293,7 @@ class Links:
             while (message := await _next(read, self._patience.silence_s)) is not None:
                 kind = message.WhichOneof("what")
                 if kind != "chunk" and not allowance.spend():
-                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it sends more messages than a peer may")
+                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has sent more messages than a peer needs")
                 if kind == "farewell":
                     return
                 if reason := refusal():
@@ -306,7 +306,7 @@ class Links:
                         file = incoming
                         incoming = None  # a chunk that fails ends its file: later chunks must not be added
                         if file is None and left_bytes < 0:
-                            raise Refused("it sent a chunk of no file")
+                            raise Refused("it sent a chunk that belongs to no file")
                         incoming = self._taken(link, header, file, message.chunk)
                     elif kind in _WITH_PAYLOAD:
                         _remove(incoming)
@@ -314,7 +314,7 @@ class Links:
                         incoming = None  # the last file has ended, even if this one is refused
                         left_bytes = getattr(message, kind).payload.size_bytes
                         if link.is_introduction:
-                            raise Refused("an introduction carries no vectors")
+                            raise Refused("a stream that only introduces peers must carry no files")
                         incoming = self._listener.incoming(link, message)
                     else:
                         self._listener.received(link, message)

@@ -282,7 +282,7 @@ class MemberService(ABC):
         elif message.HasField("revocations"):
             self._take_revocations(message.revocations.content)
         elif link.is_introduction:
-            raise Refused("an introduction carries only tables of members")
+            raise Refused("a stream that only introduces peers must carry tables of members and revocations alone")
         elif message.HasField("progress"):
             self._check_round(message.progress.round - 1)
             self.reached[link.name] = message.progress.round

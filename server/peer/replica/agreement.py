@@ -127,7 +127,7 @@ class Agreement(Proposer):
         """Say that this member has its update for the round."""
         self._now_s = now_s
         self._round.is_ready = True
-        if self.record.promised.attempt:
+        if self.record.promised.number:
             self._promise()
         return self._flush()
 

@@ -29,14 +29,14 @@ __all__ = [
 
 
 class Ballot(NamedTuple):
-    """Number of an attempt to decide a round; no two proposers share one.
+    """Number of a proposal to decide a round; no two proposers share one.
 
     Args:
-        attempt: number of the attempt, from 1 to 2^53; 0: before the first.
-        proposer: name of the member that makes the attempt; empty before the first.
+        number: number of the proposal, from 1 to 2^53; 0: before the first.
+        proposer: name of the member that makes the proposal; empty before the first.
     """
 
-    attempt: int = 0
+    number: int = 0
     proposer: str = ""
 
 
@@ -45,7 +45,7 @@ _MOST_NAMES = 10_000
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 NO_BALLOT = Ballot()
-"""Ballot before the first attempt."""
+"""Ballot before the first proposal."""
 
 
 class Value(NamedTuple):
@@ -211,8 +211,8 @@ def refusal_of_message(message: Message) -> str | None:
         ballots.append(message.vote.ballot)
         names += [*value.contributors, *value.members]
         hashes.append(value.sum_sha256)
-    if not all(0 <= count <= _MOST_COUNT for count in (message.round, *[ballot.attempt for ballot in ballots])):
-        return "rounds and attempts must be up to 2^53"
+    if not all(0 <= count <= _MOST_COUNT for count in (message.round, *[ballot.number for ballot in ballots])):
+        return "rounds and numbers of ballots must be up to 2^53"
     names += [ballot.proposer for ballot in ballots if ballot != NO_BALLOT]
     if len(names) > _MOST_NAMES:
         return f"a message of an agreement may have {_MOST_NAMES} names at most, got {len(names)}"

@@ -56,9 +56,9 @@ def from_wire(decree: pb.Decree) -> Message:
 
 def ballot_to_wire(ballot: Ballot) -> pb.Ballot:
     """Ballot as it travels."""
-    return pb.Ballot(attempt=ballot.attempt, proposer=ballot.proposer)
+    return pb.Ballot(number=ballot.number, proposer=ballot.proposer)
 
 
 def ballot_from_wire(ballot: pb.Ballot) -> Ballot:
     """Ballot that another has sent; its numbers and names are not checked."""
-    return Ballot(ballot.attempt, ballot.proposer)
+    return Ballot(ballot.number, ballot.proposer)

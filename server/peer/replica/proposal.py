@@ -1,4 +1,4 @@
-"""Attempt of a proposer to decide a round, from its first message to a majority's votes."""
+"""Proposal of a member to decide a round, from its first message to a majority's votes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ __all__ = ["Proposal", "ring_order"]
 
 @dataclass
 class Proposal:
-    """Attempt of a member to decide a round. It ends with the process, and its ballot is never used again.
+    """Proposal of a member to decide a round. It ends with the process, and its ballot is never used again.
 
     Args:
-        ballot: ballot of this attempt alone.
+        ballot: ballot of this proposal alone.
         since_s: time at which its present stage began: promises, ring or votes.
         sent_s: time at which the members were sent its message last.
         promises: promises of members, by name.

@@ -27,13 +27,13 @@ class Proposer(Voter, ABC):
         here = sorted(self._present_members(), key=lambda name: name not in self._listening)
         led_by = self.record.promised.proposer
         place = here.index(self.own)
-        # a first member that is back lets another proposer end an attempt that has begun meanwhile
+        # a first member that is back lets another proposer end a proposal that has begun meanwhile
         is_led_by_later = led_by not in ("", *here[: place + 1])
         silence_s = (place + is_led_by_later) * self._timing.takeover_s
         return self._now_s >= max(self._round.quiet_since_s + silence_s, self._round.not_before_s)
 
     def _prepare(self) -> None:
-        ballot = Ballot(max(self.record.promised.attempt, self._round.seen.attempt) + 1, self.own)
+        ballot = Ballot(max(self.record.promised.number, self._round.seen.number) + 1, self.own)
         self._promise_no_less(ballot)  # on disk before it is sent: a ballot is not used again after a restart
         self._round.proposal = Proposal(ballot, since_s=self._now_s, sent_s=self._now_s)
         self._resend(self._round.proposal)
@@ -44,7 +44,7 @@ class Proposer(Voter, ABC):
             self._give_up(self._timing.takeover_s)
 
     def _give_up(self, pause_s: float) -> None:
-        """End the attempt; the pause is random, so that two proposers do not overtake each other for ever."""
+        """End the proposal; the pause is random, so that two proposers do not overtake each other for ever."""
         self._round.proposal = None
         self._round.not_before_s = self._now_s + pause_s * (1 + self._draws.random())
 

@@ -202,7 +202,9 @@ class ReplicatedFleet:
     def _merged(self, decision: Decision, tasks: Mapping[int | str, Task]) -> Answer:
         self.value, total = decision
         if total.names != {*self.value.contributors}:
-            raise RunFailed("the round's sum has the updates of others than were agreed on: a member of its ring lied")
+            raise RunFailed(
+                "the round's sum must hold the updates of the members agreed on, got others: a member of its ring lied"
+            )
         counted = [tasks[client_id_of(one.name)] for one in total.contributions]
         return Answer(
             tasks=tuple(task.id for task in counted),

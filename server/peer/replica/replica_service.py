@@ -289,7 +289,7 @@ class ReplicaService(MemberService):
                     link.send(pb.PeerMessage(sum=pb.Sum(payload=payload)), path)
                     self._sums_sent += payload.size_bytes
             case _:
-                raise Refused("its message is of a kind that is unknown here")
+                raise Refused("its message is of a kind that this version does not know")
 
     def _resend(self, link: Link) -> None:
         self._rings.resend(link)

@@ -92,7 +92,9 @@ class RoundSum(NamedTuple):
         """
         packed, integers_I, written = tensors
         if not numbers and packed.numel():
-            raise InvalidPayload(f"a sum of no numbers must have no lanes, got {packed.numel()} numbers")
+            raise InvalidPayload(
+                f"the sum of a model without parameters must have no lanes, got {packed.numel()} numbers"
+            )
         if numbers and (packed.numel() % numbers or not 0 < packed.numel() <= MOST_LANES * numbers):
             raise InvalidPayload(f"a sum must have up to {MOST_LANES} lanes of {numbers}, got {packed.numel()} numbers")
         try:

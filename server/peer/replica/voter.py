@@ -24,7 +24,7 @@ from fed.server.peer.replica.proposal import Proposal
 
 __all__ = ["RoundMemory", "Voter"]
 
-_MOST_ATTEMPTS = 2**53
+_MOST_PROPOSALS = 2**53
 
 
 @dataclass
@@ -37,7 +37,7 @@ class RoundMemory:
         asked_s: time at which others were asked last, in seconds.
         not_before_s: earliest time at which this member may propose again, in seconds.
         is_ready: True if this member has its update.
-        proposal: attempt of this member; None: it does not propose.
+        proposal: proposal of this member under way; None: it does not propose.
         proposed: latest proposal that this member has heard, whose sum may be on its way.
         learned: decided value, whose sum may be on its way.
         holders: names of members to fetch that sum from.
@@ -124,7 +124,7 @@ class Voter:
         """Follow a proposer's request, unless a later ballot has been promised."""
         ballot = message.ballot
         promised = self.record.promised
-        if ballot.proposer != proposer or not 0 < ballot.attempt <= _MOST_ATTEMPTS:
+        if ballot.proposer != proposer or not 0 < ballot.number <= _MOST_PROPOSALS:
             return
         if ballot < promised:
             self._send(proposer, Message(Kind.REFUSE, self.record.round, promised))

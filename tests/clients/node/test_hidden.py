@@ -110,6 +110,6 @@ def test_one_name_never_gives_two_tasks_one_state(tmp_path: Path) -> None:
     (kept,) = (node.kept / "1-1").iterdir()
     before = kept.read_bytes()
     assert torch.equal(node.train(), first)  # again, as after a death of the process
-    with pytest.raises(ClientRefusal, match="in two ways"):
+    with pytest.raises(ClientRefusal, match="in two different ways"):
         node.train(lr=0.5)
     assert kept.read_bytes() == before

@@ -175,7 +175,7 @@ def test_a_node_goes_by_the_name_in_its_certificate(folder: Path, capsys: pytest
     assert main(["keys", "init", "keys"]) == main(["keys", "issue", "keys", "ann"]) == 0
     command = ["client", "--data", "data.yaml", "--credentials", "keys/nodes/ann", "--dry-run"]
     assert main([*command, "--name", "ben"]) == 2
-    assert "holds the certificate of ann, got --name ben: leave it out" in capsys.readouterr().err
+    assert "says, got ben: leave --name out" in capsys.readouterr().err
     assert main([*command, "--name", "ann"]) == main(command) == 0
 
 

@@ -30,7 +30,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ring.yaml", "--insecure", "--name", "0"], "a peer must listen or join others, got neither"),
         (["ring.yaml", "--listen", "127.0.0.1:0"], "got no credentials: give --credentials DIR"),
         (["ring.yaml", "--listen", "127.0.0.1:0", "--insecure"], "without credentials a peer needs a name, got none"),
-        (["ring.yaml", "--listen", "10.1.1.1:1", "--insecure", "--name", "0"], "loopback alone will do"),
+        (
+            ["ring.yaml", "--listen", "10.1.1.1:1", "--insecure", "--name", "0"],
+            "--insecure allows loopback addresses alone",
+        ),
         (["ring.yaml", "--join", "nowhere", "--insecure", "--name", "0"], "--join must be HOST:PORT"),
         (
             ["star.yaml", "--listen", "127.0.0.1:0", "--insecure", "--name", "0"],

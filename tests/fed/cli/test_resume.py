@@ -207,7 +207,10 @@ def test_an_experiment_that_was_edited_is_refused(
     "arguments", [("tiny.yaml",), ("--set", "seed=1"), ("--output", "other"), ("--overwrite",), ("tiny.yaml", "--json")]
 )
 def test_it_goes_alone(arguments: tuple[str, ...], run: Run) -> None:
-    refused(run("--resume", "run", *arguments), "--resume goes on with a run as it is: give its folder alone")
+    refused(
+        run("--resume", "run", *arguments),
+        "--resume takes the experiment from the run's folder: give that folder and no other options",
+    )
 
 
 def test_what_is_no_run_is_refused(run: Run, interrupted: Path) -> None:

@@ -176,12 +176,15 @@ def test_a_codec_is_given_its_own_state_alone() -> None:
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
-        (Careless(counted=("residual",)), r"counted must name what its init does, \[tasks\], got \[residual, tasks\]"),
+        (
+            Careless(counted=("residual",)),
+            r"counted must have the names of its init, \[tasks\], got \[residual, tasks\]",
+        ),
         (
             Careless(lost=("residual", "tasks")),
-            r"lost must name what its init does, \[tasks\], got \[residual, tasks\]",
+            r"lost must have the names of its init, \[tasks\], got \[residual, tasks\]",
         ),
-        (Careless(lost=()), r"lost must name what its init does, \[tasks\], got \[\]"),
+        (Careless(lost=()), r"lost must have the names of its init, \[tasks\], got \[\]"),
         (
             Careless(keeps="residual", lost=("residual",)),
             "Careless must keep .* other names than EF, got residual twice",

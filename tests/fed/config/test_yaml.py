@@ -116,7 +116,7 @@ def test_a_mapping_may_be_merged_into_another_that_overrides_it() -> None:
     ],
 )
 def test_a_key_that_stands_twice_is_refused_with_its_line(text: str, key: str, line: int) -> None:
-    with pytest.raises(InvalidExperiment, match=f"key '{key}' stands twice.* line {line}, column"):
+    with pytest.raises(InvalidExperiment, match=f"key '{key}' is given twice.* line {line}, column"):
         yaml.parse(text)
 
 
@@ -169,7 +169,7 @@ def test_a_file_is_utf8_and_its_name_begins_every_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"experiment.yaml: must be text in UTF-8, which byte 6 is not: con"):
         yaml.load(path)
     path.write_text("a: 1\na: 2")
-    with pytest.raises(InvalidExperiment, match=r"experiment.yaml: not valid YAML: key 'a' stands twice at line 2,"):
+    with pytest.raises(InvalidExperiment, match=r"experiment.yaml: not valid YAML: key 'a' is given twice at line 2,"):
         yaml.load(path)
     with pytest.raises(InvalidInput, match=r"cannot be read \(Is a directory\): give a file"):
         yaml.load(tmp_path)

@@ -317,7 +317,7 @@ def test_nothing_is_overwritten_silently(authority: Authority, tmp_path: Path) -
     before = {path: path.read_bytes() for path in authority.folder.rglob("*") if path.is_file()}
     with pytest.raises(OutputExists, match="ann has a certificate that is valid until"):
         authority.issue("ann")
-    with pytest.raises(InvalidCredentials, match="Ann differs from ann"):
+    with pytest.raises(InvalidCredentials, match="Ann must differ from ann"):
         authority.issue("Ann")
     with pytest.raises(OutputExists, match="bob exists, and bob is not on the roster"):
         authority.issue("bob")
@@ -504,8 +504,8 @@ def damaged(authority: Authority, what: str) -> Path:
         ("other key", "ann/key.pem does not belong to "),
         ("damaged key", "ann/key.pem: must be a private key as PEM"),
         ("damaged certificate", "ann/certificate.pem: must be a certificate as PEM"),
-        ("other authority", "ann/certificate.pem is not of the authority in "),
-        ("no authority's", "ann/certificate.pem is not of the authority in "),
+        ("other authority", "ann/certificate.pem must be signed by the authority in "),
+        ("no authority's", "ann/certificate.pem must be signed by the authority in "),
     ],
 )
 def test_what_is_wrong_with_a_folder_is_said(authority: Authority, what: str, message: str) -> None:

@@ -129,7 +129,7 @@ def test_a_number_that_is_not_finite_is_refused(bits: int, number: float) -> Non
     """In one sentence, which names no number of the client's."""
     fixed = FixedPoint(bits, (3,), (1.0,), most_clients=5)
     message_KM = torch.tensor([[0.0, 0.5, -0.5], [0.25, number, 1.0]])
-    with pytest.raises(InvalidInput, match=r"^a number is not finite$"):
+    with pytest.raises(InvalidInput, match=r"^all numbers of a message must be finite, got NaN or infinity$"):
         fixed.quantise(message_KM, ClientNumbers([1, 1], [3, 4], [0.1, 0.2]), _generators(2))
 
 

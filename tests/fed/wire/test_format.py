@@ -282,7 +282,7 @@ class CommonCounting(Counting):
             {"codecs": (Halves(), Counting())},
             "uplink: a codec that keeps a state must be the first of its chain, got sent",
         ),
-        ({"codecs": (Forgetful(),)}, r"uplink: Forgetful's lost must name what its init does, \[sent\], got \[\]"),
+        ({"codecs": (Forgetful(),)}, r"uplink: Forgetful's lost must have the names of its init, \[sent\], got \[\]"),
         ({"codecs": (CommonCounting(),)}, "uplink: a codec that is the same for all clients must keep no client's"),
         (
             {"downlink_codecs": (Counting(),)},

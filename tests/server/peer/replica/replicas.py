@@ -278,7 +278,7 @@ class Replicas:
             if self.blocked(one, other):
                 self._later(self.all[one], 1.0, self._unreachable(ring, other))
                 return
-        common = f"{ring.round}:{ring.ballot.attempt}:{ring.ballot.proposer}:{self._number}"
+        common = f"{ring.round}:{ring.ballot.number}:{ring.ballot.proposer}:{self._number}"
         for name, life in self._rings.pop(ring).items():
             if self.all[name].life == life:
                 # a broken ring may end with another sum at one member: votes must not depend on it

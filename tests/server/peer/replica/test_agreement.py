@@ -372,7 +372,7 @@ def test_two_that_only_dial_are_apart_ring_order(listening: Sequence[str], diall
             assert one in listening or after in listening
 
 
-def test_two_sums_of_one_ring_end_the_attempt() -> None:
+def test_two_sums_of_one_ring_end_the_proposal() -> None:
     one, ballot, _ = leading("123")
     proposed = one.receive("2", Message(Kind.SUMMED, 1, ballot, sum_sha256="ab"), 9.6)
     assert any(isinstance(output, Send) and output.message.kind is Kind.PROPOSE for output in proposed)

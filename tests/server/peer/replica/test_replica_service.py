@@ -67,7 +67,7 @@ def decree(**said: Any) -> pb.PeerMessage:
     return pb.PeerMessage(decree=pb.Decree(**said))
 
 
-ballot = pb.Ballot(attempt=1, proposer="stranger")
+ballot = pb.Ballot(number=1, proposer="stranger")
 payload, _ = joined(own_sum().tensors())
 REFUSED = [
     decree(kind="nonsense", round=1),
@@ -81,8 +81,8 @@ REFUSED = [
 ghosts = [pb.Member(name="5", address="127.0.0.1:9", start=1, beat=beat, is_ready=True) for beat in (1, 2)]
 IGNORED = [
     *[pb.PeerMessage(members=pb.Members(members=[ghost])) for ghost in ghosts],
-    decree(kind="prepare", round=1, ballot=pb.Ballot(attempt=9, proposer="stranger")),
-    decree(kind="propose", round=1, ballot=pb.Ballot(attempt=9, proposer="0")),
+    decree(kind="prepare", round=1, ballot=pb.Ballot(number=9, proposer="stranger")),
+    decree(kind="propose", round=1, ballot=pb.Ballot(number=9, proposer="0")),
     pb.PeerMessage(founding=pb.Founding(members=["stranger"], is_founded=True, round=7)),
     pb.PeerMessage(sum=pb.Sum(payload=payload)),
     pb.PeerMessage(copy=pb.Copy(round=9, payload=payload)),
@@ -154,7 +154,7 @@ def test_parts_of_two_rings_are_held_at_most(tmp_path: Path) -> None:
         await service.start(None, None)
         await service.founded()
         record = Record(1, ("0", "1"))
-        part = pb.RingPart(round=1, ballot=pb.Ballot(attempt=1, proposer="0"), payload=payload)
+        part = pb.RingPart(round=1, ballot=pb.Ballot(number=1, proposer="0"), payload=payload)
         assert service._rings.wants("1", part, record)
         part.payload.size_bytes = 1 << 40
         with pytest.raises(Refused, match="more than two rings"):
@@ -218,7 +218,7 @@ def test_ring_waits_for_a_member_not_heard_of_yet(is_heard_of: bool, tmp_path: P
             said, told = other.message(step), own.message(step)
             said_payload, data = joined(said)
             (tmp_path / "part").write_bytes(data)
-            header = pb.RingPart(round=1, ballot=pb.Ballot(attempt=1, proposer="0"), step=step, payload=said_payload)
+            header = pb.RingPart(round=1, ballot=pb.Ballot(number=1, proposer="0"), step=step, payload=said_payload)
             incoming: Any = SimpleNamespace(path=tmp_path / "part", payload=said_payload)
             if is_heard_of:
                 rings.arrived("1", header, incoming)
@@ -240,7 +240,7 @@ def test_sum_of_others_than_were_agreed_on_ends_the_run() -> None:
         if contributors == ("0",):
             assert fleet._merged(decision, {0: task}).clients == (0,)
         else:
-            with pytest.raises(RunFailed, match="of others than were agreed on"):
+            with pytest.raises(RunFailed, match="of the members agreed on, got others"):
                 fleet._merged(decision, {0: task})
 
 
