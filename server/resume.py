@@ -106,8 +106,8 @@ def newest_checkpoint(
         written_by = state["fingerprint"]
         where = f"the checkpoint of round {number}"
         _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
-        with located(where):  # read as a file is, since earlier code wrote it without the keys that are new
-            written = Experiment.of(written_by["experiment"], objects).dump()
+        with located(where):
+            written = _completed(written_by["experiment"], objects)
         _check_alike(experiment, written, where=where, may_differ={*_MAY_DIFFER, "simulation"})
         _check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
     _check_parts(parts, folder)
@@ -149,6 +149,21 @@ def _check_place(clients: int | None, clients_begun: int | None, folder: RunFold
         what = "a run on real nodes" if was_real else "a simulation"
         command = "server" if was_real else "simulate"
         raise InvalidInput(f"{folder.path} is {what}: resume it by fed {command} --resume {folder.path}")
+
+
+def _completed(written: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Every value of a checkpoint's experiment: keys that are newer than the checkpoint have their defaults.
+
+    Args:
+        written: experiment as the checkpoint has it.
+        objects: section → object of the experiment, where no file can name it.
+
+    Raises:
+        InvalidExperiment: if this code cannot read it.
+    """
+    # Of an object the checkpoint has its text alone, by which it is told from the one that is given now.
+    texts = {name: written[name] for name in objects if name in written}
+    return {**Experiment.of(written, objects).dump(), **texts}
 
 
 def _check_alike(

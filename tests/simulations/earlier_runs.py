@@ -9,6 +9,7 @@ A folder of another state of the repository is made there by ``python -m tests.s
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Linear(nn.Module):
         return inputs_BF @ self.weight_F
 
 
-def halved(inner: Any) -> Any:
+def halved(inner: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     def half(output: Tensor, target: Tensor) -> Tensor:
         return inner(output, target) / 2
 

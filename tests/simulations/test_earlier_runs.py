@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from torch import Tensor
 
 import fed
+from fed.aggregators.fedavg import FedAvg
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.storage.checkpoints import Checkpoints
 from tests.simulations import earlier_runs
@@ -47,7 +50,7 @@ def test_earlier_run_is_read(case: str) -> None:
     assert [line["round"] for line in run.metrics] == [*range(1, BROKEN_OFF + 1)]
 
 
-def doubled(inner: Any) -> Any:
+def doubled(inner: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     def half(output: Tensor, target: Tensor) -> Tensor:
         return 2 * inner(output, target)
 
@@ -119,3 +122,18 @@ def test_key_that_a_checkpoint_lacks_differs_from_another_value(begun: Path) -> 
     other = earlier_runs.experiment("secure").override({"secure_aggregation.bits": 64})
     with pytest.raises(InvalidExperiment, match=r"secure_aggregation\.bits is 32 in .*, got 64"):
         fed.simulate(other, output=begun, resume=True, **earlier_runs.parts("secure"))
+
+
+def test_object_is_told_from_another_by_its_text(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Own(FedAvg):
+        gain: float = 1.0
+
+    def run(gain: float, **more: Any) -> fed.Run:
+        keys = {**earlier_runs.BASE, "algorithm": Own(gain=gain), "rounds": {"count": 1}}
+        return fed.simulate(fed.Experiment(**keys), output=tmp_path, **earlier_runs.parts("fedavg"), **more)
+
+    run(1.0)
+    run(1.0, resume=True)
+    with pytest.raises(InvalidExperiment, match=r"algorithm\.kind is object:.*gain=1\.0.*, got object:.*gain=2\.0"):
+        run(2.0, resume=True)
