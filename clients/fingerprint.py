@@ -1,7 +1,8 @@
 """Fingerprint of a run's parts: the SHA-256 of its data, and of the code of its model, loss and metrics.
 
 Code is the source of a function or a class, or its bytecode where there is no source, with the values that closures,
-defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name.
+defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name; of this package's
+without the module, so that its code may move from one module to another between a run's begin and its resumption.
 """
 
 import hashlib
@@ -19,9 +20,26 @@ from fed.storage.serialization import bytes_of
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, nn
 
-__all__ = ["code_sha256", "data_sha256", "model_sha256", "pair_sha256"]
+__all__ = ["EARLIER_MODULES", "code_sha256", "data_sha256", "model_sha256", "pair_sha256"]
 
-_BY_NAME = {"fed", "torch", "builtins"}
+EARLIER_MODULES: tuple[Mapping[str, str], ...] = (
+    {
+        "fed.clients.scoring.losses": "fed.clients.training.losses",
+        "fed.clients.scoring.measures": "fed.clients.measures",
+        "fed.clients.scoring.metrics": "fed.clients.metrics",
+        "fed.clients.training.evaluation": "fed.clients.evaluation",
+        "fed.vectors.layout": "fed.layout",
+        "fed.vectors.mixing": "fed.mixing",
+        "fed.vectors.randomness": "fed.randomness",
+        "fed.vectors.reduction": "fed.reduction",
+    },
+    {},
+)
+"""Names of this package's modules in the hashes that earlier code made, which named modules: module → its name then,
+from the oldest code on; modules that are not listed have kept theirs. Later moves need no entry."""
+
+_OURS = "fed"
+_BY_NAME = {_OURS, "torch", "builtins"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
@@ -55,29 +73,33 @@ def pair_sha256(pair: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def model_sha256(module: "nn.Module") -> str:
+def model_sha256(module: "nn.Module", modules: Mapping[str, str] | None = None) -> str:
     """The SHA-256 of a module's structure and of its classes' code, whatever its parameters.
 
     Args:
         module: the model.
+        modules: one of ``EARLIER_MODULES``, for the hash that earlier code made; None: the hash of today.
     """
     digest = hashlib.sha256()
     layout = Layout.of(module)
     digest.update(_ADDRESS.sub("", repr(module)).encode())
     for part in (*layout.trained, *layout.averaged, *layout.integers):
         digest.update(f"{part.name} {tuple(part.shape)}".encode())
-    code = _Code(digest.update)
+    code = _Code(digest.update, modules)
     code.add(str(layout.dtype))
     for kind in dict.fromkeys(type(inner) for inner in module.modules()):
         code.add(kind)
     return digest.hexdigest()
 
 
-def code_sha256(measures: Callable[..., Any] | Mapping[str, Callable[..., Any]]) -> str:
+def code_sha256(
+    measures: Callable[..., Any] | Mapping[str, Callable[..., Any]], modules: Mapping[str, str] | None = None
+) -> str:
     """The SHA-256 of the code of a function or an object, or of several by name, and of the values that they hold.
 
     Args:
         measures: a loss, or metrics.
+        modules: one of ``EARLIER_MODULES``, for the hash that earlier code made; None: the hash of today.
 
     Example:
         >>> from functools import partial
@@ -86,7 +108,7 @@ def code_sha256(measures: Callable[..., Any] | Mapping[str, Callable[..., Any]])
         (True, False)
     """
     digest = hashlib.sha256()
-    _Code(digest.update).add(measures)
+    _Code(digest.update, modules).add(measures)
     return digest.hexdigest()
 
 
@@ -101,10 +123,12 @@ class _Code:
 
     Args:
         update: function that takes the bytes, such as a digest's ``update``.
+        modules: module of this package → its name in the hash; None: this package's modules are not in it.
     """
 
-    def __init__(self, update: Callable[[Any], None]) -> None:
+    def __init__(self, update: Callable[[Any], None], modules: Mapping[str, str] | None) -> None:
         self._update = update
+        self._modules = modules
         self._within: set[int] = set()  # things that are being added: a closure may hold its own function
 
     def add(self, thing: Any) -> None:
@@ -170,14 +194,21 @@ class _Code:
         """The name of code that belongs to a version of a package, else its source, else its bytecode."""
         module = thing.__module__ or ""
         # A run folder tells the versions of these: their source would change with every release.
-        if module.partition(".")[0] in _BY_NAME:
-            self._write(f"{module}:{thing.__qualname__}")
+        package = module.partition(".")[0]
+        if package in _BY_NAME:
+            self._write(f"{self._home(package, module)}:{thing.__qualname__}")
             return
         try:
             # the code object, since getsource() of a decorated function gives the source of the function within
             self._write(inspect.getsource(code if isinstance(thing, FunctionType) else thing))
         except (OSError, TypeError, SyntaxError):  # it was typed in, or its file is gone or another one
             self.add(code)
+
+    def _home(self, package: str, module: str) -> str:
+        """The package or module by which a name is known."""
+        if package != _OURS:
+            return module
+        return package if self._modules is None else self._modules.get(module, module)
 
     def _write(self, text: str) -> None:
         # With its length, so that two texts in a row are not taken for others of the same letters.

@@ -2,18 +2,19 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fed.clients.fingerprint import code_sha256, model_sha256
+from fed.clients.fingerprint import EARLIER_MODULES, code_sha256, model_sha256
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
-from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput
+from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput, located
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
 from fed.vectors.layout import Layout
 
-__all__ = ["check_given_parts", "kept_parts", "newest_checkpoint", "run_fingerprint"]
+__all__ = ["Parts", "check_given_parts", "newest_checkpoint", "run_fingerprint"]
 
 _MAY_DIFFER = {"name", "checkpoints", "simulation.workers", "simulation.executor"}
 _log = logging.getLogger(__name__)
@@ -39,24 +40,40 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
         )
 
 
-def kept_parts(prepared: Preparation, data: str | None) -> dict[str, Any]:
-    """Hashes of a run's data and code for its folder, as ``sha256``, and the ``inputs`` that its model is made with.
+@dataclass(frozen=True)
+class Parts:
+    """Data and code of a run, whose hashes its folder keeps.
 
     Args:
         prepared: preparation of the run.
         data: SHA-256 of the samples that this process has; None where it has none.
     """
-    recipe = prepared.recipe
-    code = {"loss": code_sha256(recipe.loss), "metrics": code_sha256(recipe.metrics)}
-    parts = {"data": data, "model": model_sha256(prepared.module), **code}
-    return {
-        "inputs": prepared.inputs._asdict() if prepared.inputs else {},
-        "sha256": {name: value for name, value in parts.items() if value is not None},
-    }
+
+    prepared: Preparation
+    data: str | None
+
+    def kept(self) -> dict[str, Any]:
+        """Facts for the run's folder: the hashes, as ``sha256``, and the ``inputs`` that its model is made with."""
+        inputs = self.prepared.inputs
+        return {"inputs": inputs._asdict() if inputs else {}, "sha256": self.sha256()}
+
+    def sha256(self, modules: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Each part's name → its SHA-256.
+
+        Args:
+            modules: one of ``EARLIER_MODULES``, for the hashes that earlier code made; None: the hashes of today.
+        """
+        recipe = self.prepared.recipe
+        code = {
+            "model": model_sha256(self.prepared.module, modules),
+            "loss": code_sha256(recipe.loss, modules),
+            "metrics": code_sha256(recipe.metrics, modules),
+        }
+        return code if self.data is None else {"data": self.data, **code}
 
 
 def newest_checkpoint(
-    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any], parts: Mapping[str, Any]
+    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any], parts: Parts
 ) -> tuple[int, Tree] | None:
     """The newest whole checkpoint whose rounds all have metrics; None where the run begins again.
 
@@ -67,7 +84,7 @@ def newest_checkpoint(
         fingerprint: fingerprint of the run, from :func:`run_fingerprint`.
         folder: folder of the run to resume.
         objects: section → object of the experiment, where no file can name it.
-        parts: hashes of the run's data and code, from :func:`kept_parts`.
+        parts: data and code of the run.
 
     Raises:
         InvalidExperiment: if the run began with another experiment, other clients or another model.
@@ -89,9 +106,11 @@ def newest_checkpoint(
         written_by = state["fingerprint"]
         where = f"the checkpoint of round {number}"
         _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
-        _check_alike(experiment, written_by["experiment"], where=where, may_differ={*_MAY_DIFFER, "simulation"})
+        with located(where):
+            written = _completed(written_by["experiment"], objects)
+        _check_alike(experiment, written, where=where, may_differ={*_MAY_DIFFER, "simulation"})
         _check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
-    _check_parts(parts["sha256"], folder)
+    _check_parts(parts, folder)
     _check_alike(experiment, begun.dump(), where=file)
     return kept
 
@@ -132,6 +151,21 @@ def _check_place(clients: int | None, clients_begun: int | None, folder: RunFold
         raise InvalidInput(f"{folder.path} is {what}: resume it by fed {command} --resume {folder.path}")
 
 
+def _completed(written: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Every value of a checkpoint's experiment: keys that are newer than the checkpoint have their defaults.
+
+    Args:
+        written: experiment as the checkpoint has it.
+        objects: section → object of the experiment, where no file can name it.
+
+    Raises:
+        InvalidExperiment: if this code cannot read it.
+    """
+    # Of an object the checkpoint has its text alone, by which it is told from the one that is given now.
+    texts = {name: written[name] for name in objects if name in written}
+    return {**Experiment.of(written, objects).dump(), **texts}
+
+
 def _check_alike(
     now: Mapping[str, Any], begun: Mapping[str, Any], *, where: str, may_differ: Collection[str] = _MAY_DIFFER
 ) -> None:
@@ -147,13 +181,16 @@ def _check_alike(
             )
 
 
-def _check_parts(now: Mapping[str, str], folder: RunFolder) -> None:
+def _check_parts(parts: Parts, folder: RunFolder) -> None:
     """Refuse to go on with other data or code than the run began with."""
     begun = folder.parts("sha256")
     if not begun:
         _log.warning("%s does not say which data and code it began with, so that these are not checked", folder.path)
-    for name in begun:
-        if now.get(name) != begun[name]:
+    now = parts.sha256()
+    differing = [name for name in begun if now.get(name) != begun[name]]
+    earlier = [parts.sha256(modules) for modules in EARLIER_MODULES] if differing else []
+    for name in differing:
+        if all(hashes.get(name) != begun[name] for hashes in earlier):
             raise InvalidInput(
                 f"a run is resumed with the {name} that it began with, but the SHA-256 of the {name} is "
                 f"{begun[name][:12]}… in {folder.path / 'environment.json'}, got {(now.get(name) or 'none')[:12]}…: "

@@ -20,7 +20,7 @@ from fed.processes.machine import keep_freed_memory
 from fed.secure_aggregation.settings import settings_of
 from fed.server.assembly import assembled
 from fed.server.observer import Essential, Expectation, Observer
-from fed.server.resume import check_given_parts, kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.resume import Parts, check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.telling import Observers
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.choice import hired, leave_rerun
@@ -112,10 +112,10 @@ def simulate(
         simulation = Simulation(experiment, data, model, loss, metric)
         _log.info("training: %s", simulation.batching)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
-        parts: dict[str, Any] = {}
+        parts = None
         kept = None
         if folder is not None:
-            parts = kept_parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
+            parts = Parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
             if resume:
                 kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts)
         told = Observers(observers)
@@ -128,8 +128,8 @@ def simulate(
         loop = _loop(simulation, executor, fingerprint, folder, told)
         if kept is not None:
             loop.restore(*kept)
-        elif folder is not None:
-            folder.begin(simulation.experiment, given, parts)
+        elif folder is not None and parts is not None:
+            folder.begin(simulation.experiment, given, parts.kept())
         if expectation is not None:
             told.tell(expectation)
         return loop.run()

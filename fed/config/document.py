@@ -43,10 +43,23 @@ class Document(Section):
         """
         path = Path(path)
         keys = yaml.load(path)
-        # Only where the file says so: an object must not replace a section that the file names.
-        keys |= {name: made for name, made in objects.items() if any(map(is_object, _parts_of(keys.get(name))))}
         with located(path):
-            return cls(**keys)
+            return cls.of(keys, objects)
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any], objects: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Read what :meth:`dump` gave, by this code or an earlier one: a key that is missing has its default.
+
+        Args:
+            keys: the keys of the document.
+            objects: section → object to take where the keys say that one was given in Python.
+
+        Raises:
+            InvalidExperiment: one line for each thing wrong.
+        """
+        # Only where the keys say so: an object must not replace a section that the file names.
+        given = {name: made for name, made in objects.items() if any(map(is_object, _parts_of(keys.get(name))))}
+        return cls(**{**keys, **given})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As keys, for the classes of its sections are made when their kinds are known, and pickle knows none of them.

@@ -43,7 +43,7 @@ from fed.server.grpc.service import Patience
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.observer import Essential, Observer
 from fed.server.real_fleet import RealFleet
-from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.resume import Parts, newest_checkpoint, run_fingerprint
 from fed.server.rounds.coordinated import Coordinated
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
@@ -260,12 +260,12 @@ class Deployment:
         algorithm = prepared.algorithm
         fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
         test = prepared.recipe.test
-        parts = kept_parts(prepared, None if test is None else pair_sha256(test))
+        parts = Parts(prepared, None if test is None else pair_sha256(test))
         kept = newest_checkpoint(fingerprint, folder, self.experiment.objects(), parts) if resume else None
         policy = self.experiment.rounds.make()
         asks_place = algorithm.needs_fixed_members
         if kept is None:
-            folder.begin(self.experiment, parts=parts)
+            folder.begin(self.experiment, parts=parts.kept())
         else:
             fleet.restore(kept[1]["federation"]["fleet"])  # before nodes are waited for: the run's members are known
         if kept is not None and asks_place:

@@ -21,7 +21,7 @@ from fed.server.observer import Essential, Observer
 from fed.server.peer.gossip_peer import GossipPeer
 from fed.server.peer.real_peer import PeerSetup, RealPeer, messages_folder
 from fed.server.peer.replica_peer import ReplicaPeer
-from fed.server.resume import kept_parts, newest_checkpoint, run_fingerprint
+from fed.server.resume import Parts, newest_checkpoint, run_fingerprint
 from fed.server.telling import Observers
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
@@ -70,14 +70,14 @@ def take_part(
     kind = _kind_of_peer(experiment, prepared)
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
     with folder.held():
-        parts = kept_parts(prepared, data_sha256(prepared.data, prepared.held_out))
+        parts = Parts(prepared, data_sha256(prepared.data, prepared.held_out))
         kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
         if not resume:
             shutil.rmtree(messages_folder(output), ignore_errors=True)
         told = Observers(observers, setup.clock)
         peer = kind(experiment, prepared, client, setup, output, observers=told, is_resumed=kept is not None)
         if kept is None:
-            folder.begin(experiment, parts=parts)
+            folder.begin(experiment, parts=parts.kept())
         peer.resume(kept)
         try:
             port = peer.listen()

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 import fed
 from fed.clients.fingerprint import code_sha256, data_sha256, model_sha256, pair_sha256
+from fed.clients.scoring.losses import cross_entropy, huber
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.text_models import CharGRU
 from tests.simulations.users_parts import samples, unequal
 
 SOURCE = """
@@ -114,6 +117,35 @@ def test_values_that_code_holds_count(load: Callable[..., ModuleType]) -> None:
         nn.functional.l1_loss,
     ]
     assert len({*map(code_sha256, made)}) == len(made)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda own: cross_entropy,
+        lambda own: partial(huber, delta=2.0),
+        lambda own: {"accuracy": accuracy, "own": own.loss},
+        lambda own: own.holding(cross_entropy),
+        lambda own: own.Weighted(cross_entropy),
+    ],
+    ids=["loss", "with keys", "metrics", "within a closure", "within an object"],
+)
+def test_own_code_of_the_package_may_move(
+    made: Callable[[Any], Any], load: Callable[..., ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SOURCE + "\ndef holding(inner):\n    return lambda output, target: inner(output, target)\n"
+    before = code_sha256(made(load(source)))
+    for function in (cross_entropy, huber, accuracy):
+        monkeypatch.setattr(function, "__module__", "fed.clients.elsewhere")
+    assert code_sha256(made(load(source))) == before
+    assert code_sha256(made(load(source)), {"fed.clients.elsewhere": "fed.clients.there"}) != before
+
+
+def test_classes_of_the_package_within_models_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CharGRU(8, 4, 6, layers=1)
+    before = model_sha256(model)
+    monkeypatch.setattr(CharGRU, "__module__", "fed.clients.elsewhere")
+    assert model_sha256(model) == before
 
 
 def test_code_without_source_goes_by_its_bytecode() -> None:
