@@ -83,6 +83,8 @@ class Draw(NamedTuple):
         clients: client of each row.
         purpose: first part of the streams' names.
         own_streams: streams of the clients' own draws; None: those of the run.
+        repeats: number of earlier tasks of each row's client in the row's round, for draws that differ from task to
+            task; empty: none had one.
     """
 
     streams: Streams
@@ -90,6 +92,7 @@ class Draw(NamedTuple):
     clients: Sequence[int | str]
     purpose: str = "codec"
     own_streams: Streams | None = None
+    repeats: Sequence[int] = ()
 
     def common(self, row: int) -> np.random.Generator:
         """The stream that the coordinator and all clients of the row's round share."""
@@ -98,11 +101,17 @@ class Draw(NamedTuple):
     def own(self, row: int) -> np.random.Generator:
         """The stream of the row's client."""
         streams = self.own_streams or self.streams
-        return streams.generator(self.purpose, self.clients[row], self.rounds[row])
+        repeats = self.repeats[row] if self.repeats else 0
+        key = (self.rounds[row], repeats) if repeats else (self.rounds[row],)
+        return streams.generator(self.purpose, self.clients[row], *key)
 
     def of(self, row: int) -> "Draw":
         """The streams of one row alone."""
-        return self._replace(rounds=[self.rounds[row]], clients=[self.clients[row]])
+        return self._replace(
+            rounds=[self.rounds[row]],
+            clients=[self.clients[row]],
+            repeats=[self.repeats[row]] if self.repeats else (),
+        )
 
 
 class Encoded(NamedTuple):

@@ -78,6 +78,12 @@ _SOMETIMES: dict[str, dict[str, Sequence[Any]]] = {
 }
 """The same of values that it has now and then; keys of other families, choices and switches are found by themselves."""
 
+_TRIALS: dict[str, Sequence[str]] = {
+    "stage": [f"python:tests.trial_stages:{name}" for name in ("Halves", "Shakes", "Drifts")],
+    "executor": ["python:tests.simulations.executors.trial:Pickled"],
+}
+"""Family → kinds that it has none of by itself, or not enough."""
+
 _COMMON = {"data": "digits", "model": "logistic", "loss": "cross_entropy", "rounds": "synchronous"}
 """The kinds that go together most often; those of the others rarely fit each other."""
 
@@ -147,7 +153,7 @@ class RandomExperiments:
     def _value(self, annotation: Any, metadata: Sequence[Any], name: str) -> Any:
         """A value of this type, if one can be drawn."""
         if family := next((part for part in metadata if isinstance(part, Family)), None):
-            return self._component(family, self._one_of([*family.builtin]))
+            return self._component(family, self._one_of(_kinds(family)))
         origin, arguments = get_origin(annotation), get_args(annotation)
         if origin is Annotated:
             return self._value(arguments[0], arguments[1:], name)
@@ -192,8 +198,12 @@ class RandomExperiments:
 
 
 def _is_drawn(field: FieldInfo) -> bool:
-    has_kinds = any(family.builtin for family in families(field.annotation, field.metadata))
+    has_kinds = any(map(_kinds, families(field.annotation, field.metadata)))
     return has_kinds or _section(field.annotation) is not None
+
+
+def _kinds(family: Family[Any]) -> Sequence[str]:
+    return [*family.builtin, *_TRIALS.get(family.name, [])]
 
 
 def _refusal(keys: Mapping[str, Any]) -> str:

@@ -75,7 +75,7 @@ def outcome(keys: Mapping[str, Any], folder: Path, *, workers: bool) -> str:
     assert same_run(whole, again)
     if workers:
         given = experiment.simulation.model_dump()
-        parallel = fed.simulate(experiment.override({"simulation": {**given, "workers": 2}}))
+        parallel = fed.simulate(experiment.override({"simulation": {**given, "workers": 2, "executor": None}}))
         assert same_run(whole, parallel)
     return ""
 
