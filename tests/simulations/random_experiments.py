@@ -14,7 +14,7 @@ from fed.config.components import Component, Family
 from fed.config.validation import Section
 from fed.errors import FedError
 
-__all__ = ["RandomExperiments", "families", "write_files"]
+__all__ = ["TRIALS", "RandomExperiments", "families", "write_files"]
 
 _LEFT = object()  # a key that keeps its default
 
@@ -78,11 +78,10 @@ _SOMETIMES: dict[str, dict[str, Sequence[Any]]] = {
 }
 """The same of values that it has now and then; keys of other families, choices and switches are found by themselves."""
 
-_TRIALS: dict[str, Sequence[str]] = {
+TRIALS: dict[str, Sequence[str]] = {
     "stage": [f"python:tests.trial_stages:{name}" for name in ("Halves", "Shakes", "Drifts")],
-    "executor": ["python:tests.simulations.executors.trial:Pickled"],
 }
-"""Family → kinds that it has none of by itself, or not enough."""
+"""Family → kinds on trial, where it has none by itself."""
 
 _COMMON = {"data": "digits", "model": "logistic", "loss": "cross_entropy", "rounds": "synchronous"}
 """The kinds that go together most often; those of the others rarely fit each other."""
@@ -203,7 +202,7 @@ def _is_drawn(field: FieldInfo) -> bool:
 
 
 def _kinds(family: Family[Any]) -> Sequence[str]:
-    return [*family.builtin, *_TRIALS.get(family.name, [])]
+    return [*family.builtin, *TRIALS.get(family.name, [])]
 
 
 def _refusal(keys: Mapping[str, Any]) -> str:
