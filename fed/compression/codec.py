@@ -102,8 +102,9 @@ class Draw(NamedTuple):
         """The stream of the row's client."""
         streams = self.own_streams or self.streams
         repeats = self.repeats[row] if self.repeats else 0
-        key = (self.rounds[row], repeats) if repeats else (self.rounds[row],)
-        return streams.generator(self.purpose, self.clients[row], *key)
+        if repeats:
+            return streams.generator(self.purpose, self.clients[row], self.rounds[row], repeats)
+        return streams.generator(self.purpose, self.clients[row], self.rounds[row])
 
     def of(self, row: int) -> "Draw":
         """The streams of one row alone."""

@@ -226,8 +226,8 @@ class Named:
         (Trial(), r"observers must be a list of observers, got Trial: write \[observer\]"),
         ([Trial], "an observer must be an object with a method observe, got Trial"),
         ([None], "an observer must be an object with a method observe, got NoneType"),
-        ([Essential(print)], "an observer must be an object with a method observe, got print"),
-        ([Essential(Essential(Trial()))], "an observer must be an object with a method observe, got Essential"),
+        ([Essential(print)], "an observer must be an object with a method observe, got print"),  # type: ignore[arg-type]
+        ([Essential(Essential(Trial()))], "an observer must be an object with a method observe, got Essential"),  # type: ignore[arg-type]
         ([Whole()], r"kinds of observer Whole must be a tuple of events .* got <class"),
         ([Essential(Named())], r"kinds of observer Named must be a tuple of events .* got \('RoundEnded',\)"),
     ],
