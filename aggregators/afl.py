@@ -100,6 +100,8 @@ class AFL(Aggregator):
         # Means times their number are sums again: losses of clients must not be thinned by the others' zeros.
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
         mixture_N = self._mixture(state.mixture_N, reduced.population)
+        if not reduced.clients:  # nobody's losses are known: λ stays, and what stages add moves the model
+            return State(state.model_P + reduced.mean[0], mixture_N)
         counted = float(here_N.sum())
         share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full
         # the projection may have left none of the cohort a share

@@ -80,8 +80,8 @@ class EASGD(FedAvg):
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Add the sum of the pulls, their mean times their number."""
-        # a sum, as in the paper: the fewer clients answer, the less the centre moves
-        return State(state.model_P + reduced.clients * reduced.update_P)
+        # a sum, as in the paper: the fewer clients answer, the less the centre moves; of nobody it is what stages add
+        return State(state.model_P + max(reduced.clients, 1) * reduced.update_P)
 
     def elasticity_among(self, population: int) -> float:
         """Elasticity α for a population of this size."""

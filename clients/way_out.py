@@ -73,17 +73,20 @@ class UpdateStages:
         """True if there is a stage."""
         return bool(self.stages)
 
-    def __call__(self, update_KM: Tensor, rounds: Sequence[int], clients: Sequence[ClientId]) -> Tensor:
+    def __call__(
+        self, update_KM: Tensor, rounds: Sequence[int], clients: Sequence[ClientId], repeats: Sequence[int] = ()
+    ) -> Tensor:
         """Updates as the last stage leaves them.
 
         Args:
             update_KM: updates, in float64.
             rounds: the round of each row, from 1.
             clients: the client of each row.
+            repeats: number of earlier tasks of each row's client in that round; empty: none had one.
         """
         for place, stage in enumerate(self.stages):
             purpose = f"stage {place}"  # each stage draws from streams of its own
-            draw = Draw(self.streams, rounds, clients, purpose=purpose, own_streams=self.own_streams)
+            draw = Draw(self.streams, rounds, clients, purpose=purpose, own_streams=self.own_streams, repeats=repeats)
             update_KM = stage.change_updates(update_KM, draw)
         return update_KM
 
@@ -125,7 +128,8 @@ class WayOut:
             return completed(trained, (), weights, overflown=overflown)
         if trained.task.wants == "reported":
             return completed(trained, (rows.update_KM, trained.integers_KI), weights)
-        outgoing = self.leave(rows, trained.kept, trained.task.rounds, trained.task.clients)
+        task = trained.task
+        outgoing = self.leave(rows, trained.kept, task.rounds, clients=task.clients, repeats=task.repeats)
         return completed(
             trained,
             self._wanted(trained, outgoing, weights),
@@ -157,7 +161,14 @@ class WayOut:
         params_KV = trained.params_KV if is_update else None
         return Rows(update_KM, numbers, params_KV=params_KV, start=trained.start), client_state
 
-    def leave(self, rows: Rows, kept: CodecState, rounds: Sequence[int], clients: Sequence[ClientId]) -> Outgoing:
+    def leave(
+        self,
+        rows: Rows,
+        kept: CodecState,
+        rounds: Sequence[int],
+        clients: Sequence[ClientId],
+        repeats: Sequence[int] = (),
+    ) -> Outgoing:
         """Stages, then the residual and the encoding: messages as they leave clients, and as they are received.
 
         Args:
@@ -165,9 +176,11 @@ class WayOut:
             kept: states of the clients' codecs, [K, ·] each.
             rounds: the round of each row, from 1.
             clients: the client of each row.
+            repeats: number of earlier tasks of each row's client in that round; empty: none had one.
         """
         if self.stages:
-            rows = rows._replace(update_KM=self.stages(rows.update_KM, rounds, clients), params_KV=None)
+            update_KM = self.stages(rows.update_KM, rounds, clients=clients, repeats=repeats)
+            rows = rows._replace(update_KM=update_KM, params_KV=None)
             if overflown := self._overflown(rows.update_KM, "what stages make of its update"):
                 return Outgoing([], rows.update_KM, overflown=overflown)
         draw = Draw(self.stages.streams, rounds, clients, own_streams=self.stages.own_streams)

@@ -5,6 +5,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any
@@ -94,6 +95,7 @@ class Coordinator:
         )
         self._sent_sum = self._way_in.sent_sum
         self._downlink = Downlink(self.message, self.streams) if self.message.downlink_codecs else None
+        self._too_few: Counter[str] = Counter()  # reason → how often
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
     def model(self) -> tuple[Tensor, Tensor]:
@@ -260,7 +262,7 @@ class Coordinator:
             number: number of the round, from 1; no task of an earlier round is sent any more.
             share: share of all clients that the updates come from, where the mean over all is wanted, in which the
                 updates of the others are 0; None: the mean of the updates that came.
-            quorum: number of updates below which the model stays as it was.
+            quorum: number of updates below which none moves the model.
         """
         self.losses |= accumulator.loss_of
         suffice = bool(accumulator.replied) and self._suffice(len(accumulator.replied), quorum, number)
@@ -319,19 +321,23 @@ class Coordinator:
 
     def _suffice(self, replies: int, quorum: int, number: int) -> bool:
         if replies < quorum:
-            _log.warning(
-                "round %d: the model stays as it was: %d of a quorum of %d have replied, and nobody else can be asked",
-                number,
-                replies,
-                quorum,
-            )
+            self._say_too_few(number, f"{replies} of a quorum of {quorum} have replied, and nobody else can be asked")
             return False
         try:
             self.aggregator.check(replies)
         except InvalidExperiment as error:
-            _log.warning("round %d: the model stays as it was: %s", number, error)
+            self._say_too_few(number, str(error))
             return False
         return True
+
+    def _say_too_few(self, number: int, reason: str) -> None:
+        """Warn that updates are too few, each time that this has happened ten times as often as at the last warning."""
+        self._too_few[reason] += 1
+        times = self._too_few[reason]
+        if str(times).strip("0") != "1":
+            return
+        often = f", for the {times}th time" if times > 1 else ""
+        _log.warning("round %d: no update moves the model%s: %s", number, often, reason)
 
     def _apply(self, accumulator: UpdateAccumulator | None, number: int, share: float | None) -> None:
         """Move the model by the updates that count; None: by what the stages alone add."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, KeysView
 from typing import Self, TypeAlias, TypedDict
 
 from fed.errors import InvalidInput, RunFailed, ValueRange
+from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ParameterStore", "State", "Updater"]
@@ -59,6 +60,7 @@ class ParameterStore:
         updater: (key, stored, pushed) → the new value, of the same shape and type. It is called with copies, under the
             store's lock: it must not wait, nor push. A state of its own is not part of the store's. ``lambda key,
             stored, pushed: pushed`` assigns.
+        clock: time, by which calls wait.
 
     Raises:
         ValueRange: if the bound is not such a number.
@@ -84,11 +86,12 @@ class ParameterStore:
     readers may be served from caches; here all read the one store, and see all that has come.
     """
 
-    def __init__(self, *, bound: float = 0, updater: Updater = _add) -> None:
+    def __init__(self, *, bound: float = 0, updater: Updater = _add, clock: Clock = SYSTEM_CLOCK) -> None:
         if bound != math.inf and (type(bound) is not int or bound < 0):  # True is an int
             raise ValueRange(f"bound must be a whole number of clocks, at least 0, or math.inf, got {bound!r}")
         self._bound = bound
         self._updater = updater
+        self._time = clock
         self._values: dict[int | str, Tensor] = {}  # replaced, never changed: copied outside the lock
         self._clocks: dict[int | str, int] = {}
         self._workers_at: Counter[int] = Counter()
@@ -253,14 +256,18 @@ class ParameterStore:
         """
         if timeout_s is not None and not timeout_s >= 0:  # so written, NaN is refused
             raise InvalidInput(f"timeout_s must be at least 0, or None to wait as long as it takes, got {timeout_s}")
-        # a longer wait raises OverflowError
-        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        limit_s = math.inf if timeout_s is None else timeout_s
+        until_s = self._time.monotonic_s() + limit_s
         with self._changed:
-            if not self._changed.wait_for(lambda: self.may_proceed(worker), limit_s):
-                raise RunFailed(
-                    f"after {timeout_s:g} s worker {worker!r} still {self._described_wait(worker)}: "
-                    "let them tick or leave, or raise timeout_s or the bound"
-                )
+            while not self.may_proceed(worker):
+                left_s = until_s - self._time.monotonic_s()
+                if left_s <= 0:
+                    raise RunFailed(
+                        f"after {limit_s:g} s worker {worker!r} still {self._described_wait(worker)}: "
+                        "let them tick or leave, or raise timeout_s or the bound"
+                    )
+                # a longer wait raises OverflowError
+                self._time.wait_on(self._changed, min(left_s, threading.TIMEOUT_MAX))
 
     def state(self) -> State:
         """Whole state at one instant, for a checkpoint; waiting threads are not part of it."""
@@ -269,12 +276,13 @@ class ParameterStore:
             return State(bound=self._bound, slowest=self._slowest, values=values, clocks=dict(self._clocks))
 
     @classmethod
-    def restore(cls, state: State, *, updater: Updater = _add) -> Self:
+    def restore(cls, state: State, *, updater: Updater = _add, clock: Clock = SYSTEM_CLOCK) -> Self:
         """Store that resumes from a state.
 
         Args:
             state: state of the store, from :meth:`state`.
             updater: updater of that store, which its state does not hold.
+            clock: time, by which calls wait.
 
         Raises:
             InvalidInput: if it is no state of a store.
@@ -289,7 +297,7 @@ class ParameterStore:
                 f"the state's slowest must be the smallest of its clocks, got {state['slowest']} and "
                 f"{_few(state['clocks'].values())}: restore what state() returned"
             )
-        store = cls(bound=state["bound"], updater=updater)
+        store = cls(bound=state["bound"], updater=updater, clock=clock)
         for key, value in state["values"].items():
             store.set(key, value)
         store._clocks.update(state["clocks"])

@@ -95,8 +95,8 @@ class RunLog:
         is_unanswered = line["selected"] > 0 and not line["replied"]
         if is_unanswered and not self._is_unanswered:
             _log.warning(
-                "round %d: no answer counts, of %d clients that were asked (%d were late, %d failed): the model stays "
-                "as it was; the next such warning comes after an answer has counted",
+                "round %d: no answer counts, of %d clients that were asked (%d were late, %d failed), so no update "
+                "moves the model; the next such warning comes after an answer has counted",
                 number,
                 line["selected"],
                 line["late"],

@@ -7,8 +7,9 @@ Any other, a tracker, is called in a thread of its own.
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from fed.errors import InvalidInput
 from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.server.observer import (
     Essential,
@@ -39,6 +40,9 @@ class Observers:
     Args:
         observers: trackers, and essential ones; each is told of events in their order.
         clock: time, by which trackers are waited for at the end.
+
+    Raises:
+        InvalidInput: if one of them is no observer.
     """
 
     def __init__(self, observers: Iterable[Observer | Essential] = (), clock: Clock = SYSTEM_CLOCK) -> None:
@@ -46,10 +50,15 @@ class Observers:
         self._essential: list[Observer] = []
         self._trackers: list[_Tracker] = []
         self._listeners: dict[type[Event], tuple[list[Observer], list[_Tracker]]] = {}
+        if not isinstance(observers, Iterable):
+            kind = type(observers).__name__
+            raise InvalidInput(f"observers must be a list of observers, got {kind}: write [observer]")
         for observer in observers:
             if isinstance(observer, Essential):
+                _refuse_no_observer(observer.observer)
                 self._essential.append(observer.observer)
             else:
+                _refuse_no_observer(observer)
                 self._trackers.append(_Tracker(observer))
 
     def put_first(self, *essential: Observer) -> None:
@@ -134,8 +143,16 @@ class _Tracker:
             self._waiting.append(event)
             self._changed.notify()
         if self._thread is None:  # an observer that is told of nothing needs none
-            self._thread = threading.Thread(target=self._run, name=f"observer {self._name}", daemon=True)
-            self._thread.start()
+            self._begin()
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"observer {self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no thread left, which must not end the run
+            self._fail(error)
+            return
+        self._thread = thread
 
     def end(self) -> None:
         """Have the thread end once nothing waits."""
@@ -185,6 +202,21 @@ class _Tracker:
             self._waiting.clear()
         _log.warning(
             "observer %s has failed, and is told nothing more: %s: %s", self._name, type(error).__name__, error
+        )
+
+
+def _refuse_no_observer(observer: object) -> None:
+    """Refuse what cannot be told of events."""
+    name = getattr(observer, "__name__", type(observer).__name__)
+    if isinstance(observer, type) or not callable(getattr(observer, "observe", None)):
+        raise InvalidInput(f"an observer must be an object with a method observe, got {name}: see docs/observers.md")
+    kinds = getattr(observer, "kinds", ())
+    if not isinstance(kinds, Collection) or not all(
+        isinstance(kind, type) and issubclass(kind, Event) for kind in kinds
+    ):
+        raise InvalidInput(
+            f"kinds of observer {name} must be a tuple of events of fed.server.observer, such as (RoundEnded,), got "
+            f"{kinds!r}: correct it, or leave it out for all events"
         )
 
 

@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fed.config.experiment import Experiment
-from fed.errors import RunFailed
 from fed.processes.clock import Clock
 from fed.reports.population import Confusion
 from fed.server.federation import Federation, State
@@ -183,14 +182,14 @@ class TrainingLoop:
         totals = self._tally.totals
         if totals.rounds and not totals.replied:
             why = "is a deadline too short?" if totals.late else "all have failed"
-            _log.warning("no client has ever answered, so the model is the initial one: %s", why)
+            _log.warning("no client has ever answered, so the model has learned nothing: %s", why)
         return self._finish("finished", None)
 
     def _give_up(self, status: str, reason: str | None) -> None:
         """Write the results so far."""
         try:
             self._finish(status, reason)
-        except RunFailed as error:  # the error that counts is on its way
+        except Exception as error:  # the error that counts is on its way
             if str(error) != reason:
                 _log.warning("%s", error)
 
@@ -250,7 +249,7 @@ class TrainingLoop:
         if self.folder is not None:
             self.folder.keep(model, models)
             self.folder.finish(run.summary, self.population(self._confusion))
-        self.observers.tell(RunEnded(status, run.summary))
+        self.observers.tell(RunEnded(status, dict(run.summary)))  # a copy: the summary itself is the user's
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:

@@ -331,6 +331,8 @@ class WayIn:
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
+        self._round = 0
+        self._moves = 0  # of the model in this round, before this one
         self.stages = tuple(stage for stage in self.stages if stage.changes_mean)
         self.sent_sum = SentSum(self.message) if self.message.error_feedback.adds_up else None
 
@@ -362,14 +364,23 @@ class WayIn:
             state, update_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
         clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
-        for place, stage in enumerate(self.stages):
-            draw = Draw(self.streams, rounds=[number], clients=[0], purpose=f"stage {place} of the mean")
-            update_M = stage.change_mean(update_M, clients, draw)
+        update_M = self._changed(update_M, clients, number)
         parts = len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
         mean = (update_M,) if is_one else update_M.split_with_sizes(self.message.sizes)
         reduced = Reduced(mean[:parts], clients=clients, population=population, stream=partial(self._stream, number))
         return self.aggregator.apply(state, reduced), mean[-1]
+
+    def _changed(self, mean_M: Tensor, clients: int, number: int) -> Tensor:
+        """The mean as the last stage leaves it; each move of the model has draws of its own."""
+        self._moves = self._moves + 1 if number == self._round else 0
+        self._round = number
+        move = f", move {self._moves}" if self._moves else ""
+        for place, stage in enumerate(self.stages):
+            purpose = f"stage {place} of the mean{move}"
+            draw = Draw(self.streams, rounds=[number], clients=[0], purpose=purpose)
+            mean_M = stage.change_mean(mean_M, clients, draw)
+        return mean_M
 
     def _mean(self, state: Any, accumulator: UpdateAccumulator, number: int, share: float | None) -> tuple[Any, Tensor]:
         """The state that a rule which sees each update leaves, and the mean update [M]."""

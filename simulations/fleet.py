@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from fed.clients.data import ClientId
@@ -273,7 +274,9 @@ class SimulatedFleet:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
         if self.attackers is not None:
-            yield from self.attackers.attacked(singly, self.message, self._encoded)
+            repeats = {flight.task.id: flight.task.repeats for flight in counting}
+            encode = partial(self._encoded, repeats=repeats)
+            yield from self.attackers.attacked(singly, self.message, encode)
         else:
             yield from singly
 
@@ -285,7 +288,8 @@ class SimulatedFleet:
             pass  # one that diverged leaves nothing
         for flight in cancelled:
             if self.attackers is not None and flight.answer is not None:
-                outgoing = self._outgoing(flight.answer, flight.lost)  # the state that the task began with
+                # from the state that the task began with
+                outgoing = self._outgoing(flight.answer, flight.lost, flight.task.repeats)
                 flight.lost = client_state(None, (), _first_row(outgoing.lost))
             self.states.commit(flight.task.client, flight.lost)
 
@@ -414,14 +418,19 @@ class SimulatedFleet:
             self._busy.add(task.client)
             self._let_in(task.client)
 
-    def _encoded(self, answer: Answer) -> Answer:
-        """An answer as the coordinator receives it, where attackers have seen it first."""
+    def _encoded(self, answer: Answer, repeats: Mapping[int, int]) -> Answer:
+        """An answer as the coordinator receives it, where attackers have seen it first.
+
+        Args:
+            answer: report of a client, or of an attacker in its place.
+            repeats: id of a task → number of earlier tasks of its client in its round.
+        """
         if self.message.sends_models:
             return answer
         task = answer.tasks[0]
         client = answer.clients[0]
         _, before, after = self._unsettled.get(task, (client, {}, {}))
-        outgoing = self._outgoing(answer, before)
+        outgoing = self._outgoing(answer, before, repeats[task])
         if outgoing.counted:
             lost = client_state(None, (), _first_row(outgoing.lost))
             counted = client_state(None, (), _first_row(outgoing.counted))
@@ -431,12 +440,12 @@ class SimulatedFleet:
             return answer._replace(content=Lanes(outgoing.lanes_KL[0]), size_bytes=size_bytes)
         return answer.with_update(outgoing.update_KM[0])._replace(size_bytes=size_bytes)
 
-    def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
+    def _outgoing(self, answer: Answer, before: ClientState, repeats: int) -> Outgoing:
         """Rest of the way out for the message that a client, or an attacker in its place, reports."""
         kept = {name: part[None] for name, part in codec_state(before).items()}
         update = answer.update
         rows = Rows(update.update_M[None], ClientNumbers([update.weight], answer.samples, answer.train_losses))
-        return self.way_out.leave(rows, kept, [answer.round], answer.clients)
+        return self.way_out.leave(rows, kept, [answer.round], clients=answer.clients, repeats=[repeats])
 
     def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:
         """Bytes of clients' messages; ``coded`` has the bytes of the values where a codec encodes them, or is empty."""

@@ -120,6 +120,12 @@ class Train:
         """The round of each client, which names the random streams with which it encodes."""
         return [key[0] for key in self.keys] or [self.round] * len(self.clients)
 
+    @property
+    def repeats(self) -> Sequence[int]:
+        """Number of earlier tasks of each client in its round; empty: none had one."""
+        repeats = [sum(key[1:]) for key in self.keys]
+        return repeats if any(repeats) else ()
+
     def key_of(self, row: int) -> tuple[ClientId, ...]:
         """Key of a client's random streams."""
         return self.clients[row], *(self.keys[row] if self.keys else (self.round,))

@@ -84,6 +84,8 @@ class Draw(NamedTuple):
         clients: client of each row.
         purpose: first part of the streams' names.
         own_streams: streams of the clients' own draws; None: those of the run.
+        repeats: number of earlier tasks of each row's client in the row's round, for draws that differ from task to
+            task; empty: none had one.
     """
 
     streams: Streams
@@ -91,6 +93,7 @@ class Draw(NamedTuple):
     clients: Sequence[int | str]
     purpose: str = "codec"
     own_streams: Streams | None = None
+    repeats: Sequence[int] = ()
 
     def common(self, row: int) -> np.random.Generator:
         """The stream that the coordinator and all clients of the row's round share."""
@@ -100,11 +103,18 @@ class Draw(NamedTuple):
         """The stream of the row's client."""
         # Where clients keep secrets, the run's seed would tell the coordinator each client's draws.
         streams = self.own_streams or self.streams
+        repeats = self.repeats[row] if self.repeats else 0
+        if repeats:
+            return streams.generator(self.purpose, self.clients[row], self.rounds[row], repeats)
         return streams.generator(self.purpose, self.clients[row], self.rounds[row])
 
     def of(self, row: int) -> "Draw":
         """The streams of one row alone."""
-        return self._replace(rounds=[self.rounds[row]], clients=[self.clients[row]])
+        return self._replace(
+            rounds=[self.rounds[row]],
+            clients=[self.clients[row]],
+            repeats=[self.repeats[row]] if self.repeats else (),
+        )
 
 
 class Encoded(NamedTuple):

@@ -85,6 +85,8 @@ def check_stage(stage: Stage, numbers: int) -> None:
             "updates": (stage.change_updates(zeros_1M.clone(), draw), zeros_1M),
             "mean": (stage.change_mean(zeros_1M[0].clone(), 1, draw), zeros_1M[0]),
         }
+        if stage.acts_alone:
+            made["mean of nobody"] = stage.change_mean(zeros_1M[0].clone(), 0, draw), zeros_1M[0]
     except Exception as error:
         raise InvalidExperiment(
             f"stages' {name} must change {numbers} zeros, got {type(error).__name__}: {error}: correct {name}"

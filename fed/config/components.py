@@ -280,7 +280,13 @@ def _place_of(error: Exception) -> str:
 
 @cache
 def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(target).parameters
+    try:
+        return inspect.signature(target).parameters
+    except ValueError:
+        name = f"{target.__module__}.{getattr(target, '__qualname__', target)}"
+        raise ValueError(
+            f"{name} does not tell its parameters, which are the keys: name a class or a function written in Python"
+        ) from None
 
 
 def _named(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:

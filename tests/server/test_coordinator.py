@@ -187,11 +187,23 @@ def test_round_with_too_few_replies_leaves_the_model(caplog: pytest.LogCaptureFi
     assert torch.equal(moves.model()[0], torch.zeros(3))
     assert (stats.selected, stats.replied, stats.train_loss) == (2, 2, 0.5)
     assert (
-        "round 1: the model stays as it was: trimmed_mean needs n ≥ 2f + 1 messages in a round, got n=2" in caplog.text
+        "round 1: no update moves the model: trimmed_mean needs n ≥ 2f + 1 messages in a round, got n=2" in caplog.text
     )
     one_round(moves, 2, [0, 1, 2])
     assert torch.equal(moves.model()[0], torch.ones(3))
     assert fleet.verdicts == [{}, {2: 1.0, 3: 1.0, 4: 1.0}]
+
+
+def test_too_few_replies_are_said_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    moves = over(Scripted([lambda task: [reply(task, 1.0)]] * 3), FedTrimmedMean())
+    for number in range(1, 103):
+        one_round(moves, number, [0])
+    said = [line.split(": trimmed_mean")[0] for line in caplog.messages]
+    assert said == [
+        "round 1: no update moves the model",
+        "round 10: no update moves the model, for the 10th time",
+        "round 100: no update moves the model, for the 100th time",
+    ]
 
 
 def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:

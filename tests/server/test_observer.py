@@ -14,6 +14,7 @@ import pytest
 import fed
 from fed.clients.data import load
 from fed.config.experiment import Experiment
+from fed.errors import InvalidInput
 from fed.server.grpc.deploy import serve
 from fed.server.grpc.service import Patience
 from fed.server.observer import (
@@ -36,6 +37,7 @@ from fed.server.observer import (
     TaskSettled,
 )
 from fed.server.telling import Observers
+from fed.storage.run_reader import summary_of
 from fed.vectors.randomness import Streams
 from tests.observing import Trial
 from tests.server.grpc.threaded import nodes_of
@@ -198,6 +200,92 @@ def test_essential_observers_come_first_and_end_the_run(caplog: pytest.LogCaptur
     assert calls == ["first", "second", "last"]
     assert tracker.events == [RunEnded("finished", {})]
     assert "observer" not in caplog.text
+
+
+class Whole:
+    """An observer of one kind, which is no tuple."""
+
+    kinds = RoundEnded
+
+    def observe(self, event: Event) -> None:
+        pass
+
+
+class Named:
+    """An observer of an event's name."""
+
+    kinds = ("RoundEnded",)
+
+    def observe(self, event: Event) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("observers", "reason"),
+    [
+        (Trial(), r"observers must be a list of observers, got Trial: write \[observer\]"),
+        ([Trial], "an observer must be an object with a method observe, got Trial"),
+        ([None], "an observer must be an object with a method observe, got NoneType"),
+        ([Essential(print)], "an observer must be an object with a method observe, got print"),  # type: ignore[arg-type]
+        ([Essential(Essential(Trial()))], "an observer must be an object with a method observe, got Essential"),  # type: ignore[arg-type]
+        ([Whole()], r"kinds of observer Whole must be a tuple of events .* got <class"),
+        ([Essential(Named())], r"kinds of observer Named must be a tuple of events .* got \('RoundEnded',\)"),
+    ],
+    ids=["no list", "class", "none", "function", "essential", "kind", "name"],
+)
+def test_what_is_no_observer_is_refused_in_a_sentence(observers: Any, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        fed.simulate(experiment(), observers=observers)
+
+
+class Spoils:
+    """A tracker that empties all that it is given."""
+
+    def observe(self, event: Event) -> None:
+        for given in (getattr(event, name, None) for name in ("line", "scores", "summary")):
+            if given is not None:
+                given.clear()
+
+
+def test_a_tracker_that_changes_what_it_gets_changes_no_result(tmp_path: Path) -> None:
+    plain = fed.simulate(experiment(), output=tmp_path / "plain" / "run")
+    spoiled = fed.simulate(experiment(), output=tmp_path / "spoiled" / "run", observers=[Spoils()])
+    assert parts.outcome(spoiled) == parts.outcome(plain)
+
+
+class FullDisk:
+    """An audit log whose disk is full from the first round's end on."""
+
+    kinds: Kinds = (RoundEnded, RunEnded)
+
+    def observe(self, event: Event) -> None:
+        raise OSError(f"no room for {type(event).__name__}")
+
+
+def test_the_first_error_of_an_essential_observer_is_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(OSError, match="no room for RoundEnded"):
+        fed.simulate(experiment(), output=tmp_path / "run", observers=[Essential(FullDisk())])
+    assert "no room for RunEnded" in caplog.text
+    summary = summary_of(tmp_path / "run")
+    assert summary is not None
+    assert summary["status"] == "failed"
+
+
+def test_a_system_without_threads_costs_the_observer_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told = Observers([Trial()])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        told.tell(RoundBegan(1))
+        told.tell(RoundBegan(2))
+    told.close()
+    assert caplog.messages == [
+        "observer Trial has failed, and is told nothing more: RuntimeError: can't start new thread"
+    ]
 
 
 def test_expectations_are_told_to_those_that_name_them() -> None:

@@ -4,6 +4,7 @@ A push of one's own power of two names itself: every value tells which pushes it
 """
 
 import math
+import threading
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from fed.errors import FedError, InvalidInput, RunFailed, ValueRange
 from fed.server.parameter_store import ParameterStore, State
+from tests.clocks import HandClock
 
 workers = st.sampled_from(["ann", "bob", 3, 4])
 BOUNDS = [0, 1, 2, math.inf]
@@ -290,6 +292,20 @@ def test_who_waits_in_vain_is_told_for_whom() -> None:
     store.tick("last")
     with pytest.raises(RunFailed, match=r"at clock 2 for 'slow' \(clock 0\), because"):
         store.wait("quick", timeout_s=0)
+
+
+def test_waits_end_by_the_given_clock() -> None:
+    """An hour of it takes no hour."""
+    clock = HandClock()
+    store = ParameterStore(bound=0, clock=clock)
+    for worker in ("quick", "slow"):
+        store.register(worker)
+    store.tick("quick")
+    mover = threading.Timer(0.05, clock.move, [3600.0])
+    mover.start()
+    with pytest.raises(RunFailed, match="after 3600 s worker 'quick' still waits"):
+        store.wait("quick", timeout_s=3600.0)
+    mover.join()
 
 
 def test_of_many_the_first_are_named() -> None:

@@ -137,7 +137,7 @@ def add_in_halves(key: int | str, stored: Tensor, pushed: Tensor) -> Tensor:
 @pytest.mark.parametrize("updater", [None, add_in_halves])
 @pytest.mark.parametrize("attempt", range(3))
 def test_pushes_and_gets_are_linearizable_by_key(attempt: int, updater: Callable[..., Tensor] | None) -> None:
-    store = ParameterStore(bound=math.inf, **({"updater": updater} if updater else {}))
+    store = ParameterStore(bound=math.inf, **({"updater": updater} if updater else {}))  # type: ignore[arg-type]
     histories = {"v": History(), "w": History()}
     stamps = itertools.count()
     for key in histories:

@@ -14,7 +14,7 @@ from fed.config.components import Component, Family
 from fed.config.validation import Section
 from fed.errors import FedError
 
-__all__ = ["RandomExperiments", "families", "write_files"]
+__all__ = ["TRIALS", "RandomExperiments", "families", "write_files"]
 
 _LEFT = object()  # a key that keeps its default
 
@@ -77,6 +77,11 @@ _SOMETIMES: dict[str, dict[str, Sequence[Any]]] = {
     "schedule": {"warm_up": [1], "every": [1]},
 }
 """The same of values that it has now and then; keys of other families, choices and switches are found by themselves."""
+
+TRIALS: dict[str, Sequence[str]] = {
+    "stage": [f"python:tests.trial_stages:{name}" for name in ("Halves", "Shakes", "Drifts")],
+}
+"""Family → kinds on trial, where it has none by itself."""
 
 _COMMON = {"data": "digits", "model": "logistic", "loss": "cross_entropy", "rounds": "synchronous"}
 """The kinds that go together most often; those of the others rarely fit each other."""
@@ -147,7 +152,7 @@ class RandomExperiments:
     def _value(self, annotation: Any, metadata: Sequence[Any], name: str) -> Any:
         """A value of this type, if one can be drawn."""
         if family := next((part for part in metadata if isinstance(part, Family)), None):
-            return self._component(family, self._one_of([*family.builtin]))
+            return self._component(family, self._one_of(_kinds(family)))
         origin, arguments = get_origin(annotation), get_args(annotation)
         if origin is Annotated:
             return self._value(arguments[0], arguments[1:], name)
@@ -192,8 +197,12 @@ class RandomExperiments:
 
 
 def _is_drawn(field: FieldInfo) -> bool:
-    has_kinds = any(family.builtin for family in families(field.annotation, field.metadata))
+    has_kinds = any(map(_kinds, families(field.annotation, field.metadata)))
     return has_kinds or _section(field.annotation) is not None
+
+
+def _kinds(family: Family[Any]) -> Sequence[str]:
+    return [*family.builtin, *TRIALS.get(family.name, [])]
 
 
 def _refusal(keys: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from fed.errors import FedError
 from fed.server.observer import Essential
 from tests.simulations import users_parts as parts
 from tests.simulations.durable_runs import left_in
-from tests.simulations.random_experiments import RandomExperiments, write_files
+from tests.simulations.random_experiments import TRIALS, RandomExperiments, write_files
 
 _RAW = re.compile(r"Traceback|got \w*(Error|Exception)\b|<[\w.]+ object at|(?<!range in )\bself\b|Error\(\)")
 """Parts of messages that no user should read."""
@@ -75,8 +75,9 @@ def outcome(keys: Mapping[str, Any], folder: Path, *, workers: bool) -> str:
     assert same_run(whole, again)
     if workers:
         given = experiment.simulation.model_dump()
-        parallel = fed.simulate(experiment.override({"simulation": {**given, "workers": 2}}))
-        assert same_run(whole, parallel)
+        for executor in (None, "python:tests.simulations.executors.trial:Pickled"):
+            elsewhere = {**given, "workers": 2, "executor": executor}
+            assert same_run(whole, fed.simulate(experiment.override({"simulation": elsewhere})))
     return ""
 
 
@@ -178,7 +179,7 @@ def test_all_kinds_of_the_registry_are_drawn(tmp_path: Path) -> None:
     known = [made for made in vars(registry).values() if isinstance(made, Family)]
     drawn = RandomExperiments(0, write_files(tmp_path))
     kinds = {kind for _ in range(1500) for kind in kinds_in(drawn.sections())}
-    assert kinds == {kind for family in known for kind in family.builtin}
+    assert kinds == {kind for family in known for kind in (*family.builtin, *TRIALS.get(family.name, ()))}
 
 
 def test_a_new_kind_is_drawn_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

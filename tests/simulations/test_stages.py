@@ -119,6 +119,59 @@ def test_workers_have_the_bits_of_one_process(algorithm: str, batching: str, sta
     assert parts.outcome(one) == parts.outcome(two)
 
 
+DRAWN: list[tuple[object, float]] = []
+"""Client, or the mean, of each draw of :class:`Noted`, and its first number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noted(Stage):
+    """Changes nothing, and notes what it could draw."""
+
+    def change_updates(self, update_KM: Tensor, draw: Draw) -> Tensor:
+        DRAWN.extend((client, draw.own(row).normal()) for row, client in enumerate(draw.clients))
+        return update_KM
+
+    def change_mean(self, mean_M: Tensor, clients: int, draw: Draw) -> Tensor:
+        DRAWN.append(("mean", draw.own(0).normal()))
+        DRAWN.append(("mean", draw.common(0).normal()))
+        return mean_M
+
+
+@pytest.mark.parametrize("adversaries", [None, {"kind": "faithful", "fraction": 0.4}], ids=["honest", "attacked"])
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        {"kind": "buffered", "count": 2, "concurrency": 3, "buffer": 3},
+        {"kind": "bounded_staleness", "count": 3, "bound": 1},
+    ],
+    ids=["buffered", "bounded staleness"],
+)
+def test_no_two_messages_or_means_share_their_noise(rounds: dict[str, Any], adversaries: dict[str, Any] | None) -> None:
+    """Clients may train twice in a round, and the model may move more than once: equal noise could be taken away."""
+    devices = {"kind": "lognormal", "sigma": 2.0}  # a quick client is asked again while others train
+    stages = [f"python:{__name__}:Noted"]
+    given = experiment(rounds=rounds, adversaries=adversaries, stages=stages, devices=devices)
+    DRAWN.clear()
+    Simulation(given)
+    checked = len(DRAWN)  # draws of the stage's check
+    run = simulate(given)
+    drawn = DRAWN[2 * checked :]
+    assert len(drawn) >= sum(line["replied"] for line in run.metrics) + 2 * len(run.metrics)
+    assert len({number for _, number in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "afl", "easgd", "feddyn", "scaffold"])
+def test_a_stage_moves_the_model_where_nobody_replies(algorithm: str) -> None:
+    devices = {"kind": "uniform", "failure": 0.999}
+    runs = [
+        simulate(experiment(algorithm=algorithm, devices=devices, stages=stages, rounds={"count": 1}))
+        for stages in (None, ["drifts"])
+    ]
+    still, moved = (torch.cat([part.flatten() for part in run.model.state_dict().values()]) for run in runs)
+    assert runs[1].metrics[0]["replied"] == 0
+    assert 0.9 < (moved - still).std() < 1.1, "by its noise, of variance 1"
+
+
 @pytest.mark.parametrize("uplink", [[], [{"kind": "topk", "fraction": 0.1}]], ids=["plain", "coded"])
 def test_attackers_messages_take_the_rest_of_the_way(uplink: list[Any]) -> None:
     """Those that report what they have trained have the bits of honest clients."""
@@ -213,6 +266,16 @@ class Summed(Stage):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Divides(Stage):
+    """A part of each client's, of whom there are none."""
+
+    acts_alone: ClassVar[bool] = True
+
+    def change_mean(self, mean_M: Tensor, clients: int, draw: Draw) -> Tensor:
+        return mean_M + 1 / clients
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fails(Stage):
     """An error."""
 
@@ -225,11 +288,12 @@ class Fails(Stage):
     [
         (Narrow, r"stages' Narrow must give the updates as float64 \[1, 610\], got float32 \[1, 610\]: correct Narrow"),
         (Summed, r"stages' Summed must give the mean as float64 \[610\], got float64 \[\]: correct Summed"),
+        (Divides, r"stages' Divides must change 610 zeros, got ZeroDivisionError: division by zero: correct Divides"),
         (Fails, r"stages' Fails must change 610 zeros, got IndexError: no such row: correct Fails"),
     ],
 )
 def test_a_stage_that_breaks_its_contract_is_named(stage: type[Stage], reason: str) -> None:
-    for algorithm in ("fedavg", "dpsgd") if stage is not Summed else ("fedavg",):
+    for algorithm in ("fedavg", "dpsgd") if not stage.changes_mean else ("fedavg",):
         with pytest.raises(InvalidExperiment, match=reason):
             Simulation(experiment(algorithm=algorithm, stages=[f"python:{__name__}:{stage.__name__}"]))
 

@@ -12,8 +12,9 @@ of it.
   (Lifeguard, Dadgar, Phillips & Currey 2018).
 - Members that are gone are tried again now and then, and so are introducers, so that the sides of a partition merge.
 - A member refutes what others say of it by a larger beat or a later start. Starts in the upper half of their range are
-  believed of the member itself alone, and others pass on no more than the heartbeats of such a life; so it tells all
-  members itself, some at each beat. No hearsay, however large its numbers, leaves a member without an answer.
+  believed of the member itself alone, and others pass on no more than the heartbeats of such a life, as far as they do
+  not lead its own word by days; so it tells all members itself, some at each beat. No hearsay, however large its
+  numbers, leaves a member without an answer.
 
 Trust: malformed names and addresses, and counts beyond bounds, are refused. A hostile member, which has a certificate
 of the run, can keep a dead member's count rising, or say that a living one has left, which that one refutes within some
@@ -42,6 +43,7 @@ _T = TypeVar("_T")
 _MOST_START = 2**62
 _MOST_START_BY_HEARSAY = _MOST_START // 2  # in nanoseconds since 1970: the year 2043
 _MOST_BEAT = 2**53
+_MOST_LEAD = 2**20  # beats by which hearsay may lead the member's own word, where that alone is believed: two days
 _MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
 _TOLD_AT_A_BEAT = 16  # members told at a beat, where a start is believed of this peer itself alone
 _RETURNS = 0.5  # the probability that a beat tries a member that is gone
@@ -315,7 +317,7 @@ class MembershipList:
         if member.name == self.own.name:
             return self._refute(member)
         known = self._records.get(member.name)
-        if not is_direct and _is_beyond_hearsay(member, known.member if known else None):
+        if not is_direct and _is_beyond_hearsay(member, known):
             return False
         if known is None:
             is_stopped = member.left and not member.has_ended
@@ -350,7 +352,10 @@ class MembershipList:
         if said.age <= self.own.age or self.own.left:
             return False
         self.contested += 1
-        self._say(self.own._replace(start=said.start, beat=said.beat))
+        own_beat = self.own.beat if self.own.start == said.start else 0
+        # After the latest start no other follows: the largest beat there, which nobody believes, would be the last.
+        is_last = said.start == _MOST_START and said.beat > max(_MOST_BEAT // 2, own_beat + _MOST_LEAD)
+        self._say(self.own._replace(start=said.start, beat=own_beat if is_last else said.beat))
         return True
 
     def _say(self, own: Member) -> None:
@@ -399,10 +404,13 @@ def _next_beat(own: Member) -> Member:
     return own._replace(start=own.start + 1, beat=0) if own.start < _MOST_START else own
 
 
-def _is_beyond_hearsay(said: Member, known: Member | None) -> bool:
+def _is_beyond_hearsay(said: Member, known: _Record | None) -> bool:
     """True if this record is believed only when the member itself has sent it."""
-    is_heartbeat = known is not None and said == known._replace(beat=said.beat)
-    return said.start > _MOST_START_BY_HEARSAY and not is_heartbeat
+    if said.start <= _MOST_START_BY_HEARSAY:
+        return False
+    if known is None or said != known.member._replace(beat=said.beat):
+        return True
+    return said.beat > known.said[1] + _MOST_LEAD
 
 
 def refusal_of_table(table: Sequence[Member]) -> str | None:

@@ -206,6 +206,11 @@ def test_a_kind_that_names_nothing_callable_is_refused(family: Family[Any], kind
     assert line.endswith(f"(value: {kind!r})")
 
 
+def test_a_kind_that_tells_no_parameters_is_refused(family: Family[Any]) -> None:
+    (line,) = lines(family, {"kind": "python:builtins:int"})
+    assert line.startswith("size: builtins.int does not tell its parameters, which are the keys: name a class")
+
+
 def test_a_section_is_frozen_and_passes_as_it_is(family: Family[Any]) -> None:
     section = family.make("scaled")
     with pytest.raises(ValidationError, match="frozen"):

@@ -364,7 +364,7 @@ def test_rounds_in_which_nobody_counts_are_said_and_counted(
     assert [line["failed"] for line in run.metrics] == [0, 2, 2, 0, 0, 2]
     assert run.summary["unanswered_rounds"] == 3
     told = [line for line in _refusals(caplog) if "no answer counts" in line]
-    words = "no answer counts, of 2 clients that were asked (0 were late, 2 failed): the model stays as it was"
+    words = "no answer counts, of 2 clients that were asked (0 were late, 2 failed), so no update moves the model"
     assert [line.partition(";")[0] for line in told] == [f"round 2: {words}", f"round 6: {words}"]
 
 

@@ -441,12 +441,26 @@ def test_largest_numbers_leave_a_member_the_last_word() -> None:
     members = members_of()
     members.merge([Member("8", "", 2**62, 5)], 0.0, "8")
     members.merge([Member("8", "", 2**62, 2**53)], 0.0, "9")
-    assert members.present(0.0)[1].beat == 2**53
+    assert members.present(0.0)[1].beat == 5, "or its next heartbeats would be no sign of life"
+    members.merge([Member("8", "", 2**62, 7)], 0.0, "9")
+    assert members.present(0.0)[1].beat == 7
     assert not members.merge([Member("8", "", 2**62, 2**53, left=True)], 0.0, "9")
     assert not members.merge([Member("8", "evil.example:1", 2**62, 2**53)], 0.0, "9")
     assert members.merge([Member("8", "", 2**62, 6, is_ready=True, has_ended=True)], 0.0, "8")
     assert names_of(members.ended()) == {"8"}
     assert not members.merge([Member("8", "", 2**62, 4)], 0.0, "8")  # delayed
+
+
+def test_a_member_counts_on_after_the_largest_lie() -> None:
+    """A beat that could not rise would be a sign of life to those alone that it tells itself."""
+    members = members_of()
+    for beat in (5, 2**53, 2**53 - 1, 2**53):
+        members.merge([Member("7", "", 2**62, beat, left=True)], 0.0, "9")
+        before = members.own
+        members.beat(0.0)
+        assert members.own.age > before.age
+        assert members.own.start == 2**62
+        assert members.own.beat < 2**52
 
 
 @pytest.mark.parametrize(
