@@ -199,8 +199,10 @@ class UpdateAccumulator:
             self.diverged.append(answer)
             if not self._drops_diverged:
                 return TaskEnd.IGNORED
+        # what does not count has travelled, too
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
+        # a failure that comes twice, or after a cancellation, counts once
         if answer.problem:
             if open_tasks.pop(answer.tasks[0], None) is None:
                 return TaskEnd.IGNORED
@@ -219,6 +221,7 @@ class UpdateAccumulator:
             self.staleness += [0] * len(tasks)
             self.replied += answer.clients
             return TaskEnd.ANSWERED
+        # the loss of a late client is known all the same, and samplings by loss use it
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
         staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
@@ -229,6 +232,7 @@ class UpdateAccumulator:
         self.samples_of |= zip(answer.clients, answer.samples, strict=True)
         self.counted |= dict.fromkeys(answer.tasks, factor)
         if answer.integers_I.numel():
+            # counters, such as numbers of batches: the furthest stands for all
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
@@ -264,6 +268,7 @@ class UpdateAccumulator:
             failed=len(self.failed),
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
+            # under secure aggregation the sum alone has a loss
             train_loss=hidden.train_loss if hidden else mean_loss(self.losses),
             staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
@@ -280,6 +285,7 @@ class UpdateAccumulator:
             return
         if isinstance(content, TrainedModel):
             if self._is_linear and self._present_V is None:
+                # the difference is taken inside the sum, without another vector of the model's size
                 self._mean.add(content.params_V, content.weight, factor, less_P=content.start_V)
                 return
             content = content.update()
@@ -290,4 +296,5 @@ class UpdateAccumulator:
         if self._is_linear:
             self._mean.add(update_M, content.weight, factor)
         else:
+            # the discount is on the update, for rules such as the median ignore weights
             self._single[task.id] = update_M.double() * factor, content.weight

@@ -303,6 +303,7 @@ class Coordinator:
         self._population = state["population"]
         self.losses = state["losses"]
         self._asked = state["asked"]
+        # the model that was to be sent is of before the resume
         self._sent = None
         if self._sent_sum is not None:
             self._sent_sum.restore(state["sent_sum"])

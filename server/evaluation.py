@@ -231,6 +231,7 @@ def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Score
         found: score of each client.
         metrics: metrics that were computed, by name.
     """
+    # the keys are there all the same, so that every line of the metrics has the same columns
     if not found:
         names = [NamedMetric(name).of_clients(figure) for name in metrics for figure in CLIENT_FIGURES]
         return Scores({**_test_line(None, metrics), **dict.fromkeys(names)})
@@ -266,6 +267,7 @@ def parts_of(recipe: Recipe, samples: int | None = None) -> list[tuple[int, int]
         samples: number of samples that are scored; all of the test set unless given.
     """
     samples = _test_samples(recipe) if samples is None else samples
+    # metrics such as AUROC need all samples at once
     part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
     return [(first, min(first + part, samples)) for first in range(0, samples, part)]
 

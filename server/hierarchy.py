@@ -172,6 +172,7 @@ def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_b
     for answer in answers:
         total.add(answer.update.mean_update_M, answer.update.weight)
     integers = [answer.integers_I for answer in answers]
+    # only here, so that reading an experiment loads as little as it can
     from fed.wire.messages import Answer, PartialSum
 
     return Answer(

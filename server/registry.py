@@ -88,6 +88,7 @@ class NodeCounts:
             outcome: "answered", "late", "failed" or "refused".
             reason: reason of a failure or a refusal; empty for other outcomes.
         """
+        # one count for all of them: addresses are without end
         client = "" if isinstance(sender, Unnamed) else sender
         with self._lock:
             self._since[client, outcome] += 1

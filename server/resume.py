@@ -15,6 +15,7 @@ from fed.vectors.layout import Layout
 
 __all__ = ["check_given_parts", "kept_parts", "newest_checkpoint", "run_fingerprint"]
 
+# none of these changes a bit of the results
 _MAY_DIFFER = {"name", "checkpoints", "simulation.workers", "simulation.executor"}
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ def newest_checkpoint(
         _check_alike(experiment, written_by["experiment"], where=where, may_differ={*_MAY_DIFFER, "simulation"})
         _check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
     _check_parts(parts["sha256"], folder)
+    # again, now with its batching: without a checkpoint nothing else has compared it
     _check_alike(experiment, begun.dump(), where=file)
     return kept
 

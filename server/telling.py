@@ -59,6 +59,7 @@ class Observers:
             essential: observers, in the order in which they are called.
         """
         self._essential[:0] = essential
+        # what was found for each kind is out of date
         self._listeners = {}
 
     def want(self, kind: type[Event]) -> bool:

@@ -103,6 +103,7 @@ class TrainingLoop:
         self._policy = self.experiment.rounds.make()
         self._tally = Tally(keeps_lines=self._is_in_memory)
         files = [] if self.folder is None else [RunFiles(self.folder)]
+        # before the user's, who find the files whole when they hear of a round
         self.observers.put_first(self._tally, *files, RunLog())
         self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
@@ -255,5 +256,6 @@ class TrainingLoop:
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
         summary = {"status": status, **self._tally.totals.summary(self.experiment, self.metrics), **self.facts()}
+        # until now: the totals end with the last round's line, before its model was written
         summary["wall_s"] = self._wall_s
         return {**summary, **({"reason": reason} if reason else {})}

@@ -58,6 +58,7 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
         InvalidPayload: if it must not touch the model.
     """
     check_tensors([(type_name(tensor.dtype), tensor.numel()) for tensor in tensors], message.uplink)
+    # before any tensor is looked at: numbers cost nothing to check
     if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
         raise InvalidPayload(reason)
     expected = header.samples if message.weighs_samples else 1

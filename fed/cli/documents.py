@@ -12,6 +12,7 @@ from fed.errors import InvalidInput, located
 
 __all__ = ["changes", "flower_app", "in_force", "read", "read_comparison", "read_experiment", "schema", "show"]
 
+# keys that no experiment has
 _OF_COMPARISONS = ("base", "compare", "grid", "random")
 
 

@@ -77,6 +77,7 @@ def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
         own |= {"variant": [name] * rows}
         own |= {key: [number] * rows for key, number in zip(("seed", "fold"), seed_and_fold, strict=False)}
         for key in {**columns, **own}:
+            # runs may have other metrics than those before them: their rows above are empty
             columns.setdefault(key, [None] * before).extend(own.get(key, [None] * rows))
     return columns
 
@@ -119,6 +120,7 @@ def _flat(value: Any) -> Any:
 
 
 def _alike(values: list[Any]) -> list[Any]:
+    # a column of Parquet has one type
     if any(isinstance(value, str) for value in values):
         return [None if value is None else str(value) for value in values]
     return values

@@ -39,6 +39,7 @@ def _init(folder: _Folder, hosts: _Hosts = None, days: _Days = 3650) -> None:
     """
     from fed.identity.authority import Authority
 
+    # Typer gives an empty list where the option is left out
     authority = Authority.create(folder, hosts=hosts or None, days=days)
     typer.echo(f"{folder}: an authority, valid until {authority.facts.expires:%Y-%m-%d}: keep it to yourself")
     typer.echo(_about_server(authority))

@@ -73,6 +73,7 @@ class _Keys(Mapping[str, ec.EllipticCurvePublicKey]):
         self._made: dict[str, ec.EllipticCurvePublicKey] = {}
 
     def __getitem__(self, name: str) -> ec.EllipticCurvePublicKey:
+        # a point takes long to check, and a session has few of many clients
         if name not in self._made:
             point = bytes.fromhex(self._points[name])
             self._made[name] = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)

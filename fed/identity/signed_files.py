@@ -31,6 +31,7 @@ def read_signed(kind: str, content: bytes, authority_pem: bytes, most_bytes: int
         signature = bytes.fromhex(second.decode())
     except ValueError:
         signature = b""
+    # the size first: a hash over a hostile file of gigabytes would take long
     if len(content) > most_bytes or not is_signed(public_key_of(authority_pem), digest(kind, first), signature):
         raise InvalidCredentials(
             f"the {kind} must be signed by this node's authority, got others: copy {kind}.json anew from the "

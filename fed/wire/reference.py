@@ -20,6 +20,7 @@ from fed.wire.messages import Difference
 
 __all__ = ["Reference"]
 
+# enough that no two versions share a name by chance
 _NAME_BYTES = 16
 
 
@@ -59,6 +60,7 @@ class Reference(NamedTuple):
             messages=tuple(sent.messages),
         )
         kept = dict(sent.counted)
+        # rounded as the clients round it, who must hold the same bits
         return Reference(difference.after, kept.pop("sent").to(self.numbers_KP.dtype)), difference, kept
 
     def moved(self, difference: Difference, encoder: Encoder, streams: Streams) -> "Reference":
@@ -85,6 +87,7 @@ class Reference(NamedTuple):
 def _digest(name: str, tensors: Sequence[Tensor]) -> str:
     digest = hashlib.blake2b(name.encode(), digest_size=_NAME_BYTES)
     for tensor in tensors:
+        # lengths too: else two lists of tensors could give the same bytes
         digest.update(len(tensor).to_bytes(8, "little"))
         digest.update(bytes_of(tensor))
     return digest.hexdigest()

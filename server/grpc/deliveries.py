@@ -103,6 +103,7 @@ class Deliveries:
             if not part.HasField("chunk"):
                 raise InvalidPayload("after the answer's header there must be chunks")
             incoming.add(part.chunk)
+            # a large answer may take longer than a lease on a slow line
             self._leases.renew(lease)
         try:
             incoming.check()

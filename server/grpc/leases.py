@@ -120,6 +120,7 @@ class Leases:
 
     def find(self, task: pb.TaskId) -> Lease | None:
         """Find a task's lease, of any client."""
+        # an earlier start of the server gave the same numbers to other tasks
         return self._open.get(task.number) if task.start == self._start else None
 
     def own(self, client: int | str, task: pb.TaskId) -> Lease | None:
@@ -194,5 +195,6 @@ class Leases:
             reason: reason of the failure, one sentence for the user.
             lacks_model: True if the node does not have the model that the task's differences are added to.
         """
+        # an outcome is told once: the lease may have ended meanwhile
         if self.withdraw(lease.number) is not None:
             self._arrived(TaskOutcome(lease.number, problem=reason, lacks_model=lacks_model))

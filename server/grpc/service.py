@@ -186,6 +186,7 @@ class NodeService:
 
     async def watch(self) -> None:
         """Fail tasks whose holders send no heartbeat."""
+        # a task fails at most a twentieth of its lease too late
         every_s = self.patience.lease_s / 20
         while True:
             began_s = self.clock.monotonic_s()
@@ -238,6 +239,7 @@ class NodeService:
         for problem in problems:
             if isinstance(problem, TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
+                    # a node that was revoked will not come back for its tasks
                     for lease in self._leases.of(client):
                         self._leases.fail(lease, problem.reason)
                 raise problem
@@ -323,6 +325,7 @@ class NodeService:
     def _scored(self, client: int | str, scores: pb.Scores) -> str | None:
         if self._examined.get(client) != scores.id:
             return f"it was not asked for scores {scores.id}"
+        # asked once, answered once: later scores of it are refused
         del self._examined[client]
         problem = refusal_of_scores(scores)
         said = pb.Scores(id=scores.id, problem=problem or one_line(scores.problem))  # refused numbers go no further
@@ -334,13 +337,16 @@ class NodeService:
         if node is None:
             unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s, self.clock)
             node = self.nodes[client] = Node(client, joining.samples, unasked)
+        # each joining costs a plan and lines of the log
         if not node.unasked.spend():
             raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
         if node.outbox is not None:
             # a dead connection may not have been noticed yet
             node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason="another connection came in your name")))
             self._drop_examination(client)
+        # it may have been started again with other data
         node.samples = joining.samples
+        # a new one: what a dead connection was owed is told again below, or does not matter any more
         node.outbox = asyncio.Queue()
         if self.plan is not None:
             node.outbox.put_nowait(pb.ToNode(plan=self.plan))

@@ -123,6 +123,7 @@ class NodeSessions:
         """Take a client's message; one of another session, or that was taken before, makes no difference."""
         name = str(client)
         coordinator = self._coordinator
+        # also of messages that do not count: they have travelled
         self._result.bytes_up += _size_bytes(message)
         if coordinator is None or name not in self._tasks or message.attempt != self.attempt:
             return
@@ -143,6 +144,7 @@ class NodeSessions:
                 self._drop(name, f"it has ended the session: {one_line(message.aborted)}")
         except InvalidPayload as error:
             self._drop(name, str(error))
+        # refused ones too: a client has one try with each kind of message
         self._taken.add((name, kind))
         self._unanswered.pop(name, None)
         self._advance()
@@ -180,6 +182,7 @@ class NodeSessions:
             except SessionFailed as error:
                 result.problem = str(error)
                 result.survivors = ()
+            # shares that were revealed for one sum must never be revealed for another
             if not self._begin_again(sorted(self._sent - self._revealed)):
                 break
             self._collect_again()
@@ -266,7 +269,8 @@ class NodeSessions:
 
     def _missing(self) -> list[str]:
         """Clients that have not sent their message of this phase."""
-        return [name for name in self._tasks if name not in self._of_round().replied]
+        assert self._coordinator is not None
+        return [name for name in self._tasks if name not in self._coordinator.replied]
 
     def _drop(self, name: str, reason: str) -> None:
         """Take a client out of the session; its task fails unless its masked message is in the sum."""
@@ -275,6 +279,7 @@ class NodeSessions:
             if (task := self._tasks.pop(name, None)) is not None:
                 self.fleet.give_up(task.id, reason)
         else:
+            # its message is in the sum already, which the others' shares unmask
             _log.info("client %r: %s", name, reason)
 
     def _tell(self, name: str, message: pb.ToSession) -> None:
@@ -284,10 +289,6 @@ class NodeSessions:
         message.attempt = self.attempt
         self._unanswered[name] = message
         self.fleet.tell(self._tasks[name].client, message)
-
-    def _of_round(self) -> SessionCoordinator:
-        assert self._coordinator is not None
-        return self._coordinator
 
 
 def _size_bytes(message: pb.ToSession | pb.FromSession) -> int:

@@ -230,6 +230,7 @@ class Exchanges:
             )
         made = codec.encoder.encode(v_NP, self.codec_state, codec.draw(self._members, self._number))
         self.codec_state = made.counted
+        # as receivers decode it: all who keep a copy must keep the same one
         own_NP = made.decoded_KM.double() if sum_NP is None else sum_NP + made.decoded_KM
         message = EncodedRows(
             messages=made.messages,

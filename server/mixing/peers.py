@@ -153,6 +153,7 @@ class Peers:
         """Begin from another peer's :meth:`copy`."""
         *parts, buffers_NR, integers_NI = copied
         state = type(self._state)(*(new.view_as(old) for new, old in zip(parts, self._state, strict=True)))
+        # a rule may have to put right what holds for the one that gave the copy alone
         self._state = self.rule.joined(state)
         self._vectors_NV = self._joined(self._state, buffers_NR.unsqueeze(0))
         self._integers_NI = integers_NI.unsqueeze(0)

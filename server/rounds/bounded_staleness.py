@@ -81,6 +81,7 @@ class BoundedStaleness(WithoutCohorts):
                     problem = "waits for the slowest client, which will never be there again"
                     raise RunFailed(f"round {number} {problem}: {STAY_LONGER}")
                 continue
+            # one instant at a time, so that no client runs ahead unseen
             coordinator.collect(accumulator, enough=1)
             rounds_stats.append(coordinator.step(accumulator, number, share=share_of(accumulator)))
             for client in accumulator.loss_of:

@@ -89,6 +89,7 @@ class Coordinated:
         stats = self.policy.round(self.coordinator, number, self._policy_state)
         if self.moved_bytes is None:
             return stats
+        # real messages have headers, and are sent again: what was measured replaces what was reckoned
         up, down = self.moved_bytes()
         return stats._replace(bytes_up=up, bytes_down=down)
 

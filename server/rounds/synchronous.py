@@ -273,6 +273,7 @@ class Synchronous(Rounds):
         self._ask(coordinator, accumulator, number, chosen, until)
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:
+            # fewer may have been there than the cohort has
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
             slow = len(coordinator.open) if len(accumulator.replied) < enough else 0

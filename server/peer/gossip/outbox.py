@@ -93,6 +93,7 @@ class Outbox:
             payload = written(path, tensors)
             said: dict[str, Any] = {"key": key, "view": view, "owed": sorted(receivers), "before": before}
             said |= {"payload": MessageToDict(payload)}
+            # the description last: without it a message counts as not written
             path.with_suffix(".json").write_text(json.dumps(said))
         message = OutboxMessage(key, view, payload, path, owed=set(receivers), before=before)
         self._messages[path] = message

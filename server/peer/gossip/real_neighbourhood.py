@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from fed.server.mixing.neighbourhood import Attendance, EncodedRows
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.gossip.copies import Copies
-from fed.server.peer.gossip.gossip_service import GossipService, Outcome
+from fed.server.peer.gossip.exchange import Outcome
+from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
+from fed.server.peer.members.member import Member
 from fed.server.peer.members.member_service import Standing
-from fed.server.peer.members.membership import Member
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.members.waiting import Waiting, nobody_came
 from fed.server.telling import Observers
@@ -162,6 +163,7 @@ class RealNeighbourhood:
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
         self.neighbours = frozenset()
+        # without checkpoints a killed peer joins anew, and asks for no earlier message
         durable = self._written if self._keeps_checkpoints else number - 1
         self._exchange = 0
         self._has_mixed = False
@@ -203,6 +205,7 @@ class RealNeighbourhood:
             self.service.send_and_await(
                 key,
                 tensors,
+                # of another generation's state a sum would be wrong, so the view names it, too
                 view=f"{self._standing.view}.{self.service.generations.own}",
                 senders=frozenset(self._weights_from),
                 receivers=frozenset(self._weights_to),

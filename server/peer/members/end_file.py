@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fed.errors import InvalidPayload
-from fed.server.peer.members.membership import Member, refusal_of_table
+from fed.server.peer.members.member import Member, refusal_of_table
 from fed.storage.atomic_files import write_atomically
 
 __all__ = ["EndFile"]

@@ -18,12 +18,12 @@ from fed.identity.certificates import PEER_HOST, peer_host
 from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
-from fed.protocol.limits import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
+from fed.protocol.limits import NODE_NAME, PROTOCOL
 from fed.server.peer.members.link import Link, Listener, Refused, StreamPatience
 from fed.wire.calls import TurnedAway, converse, parsed, within
 from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
+from fed.wire.listening import STREAM_OPTIONS, Listening
 from fed.wire.messages import one_line
-from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import Incoming
 from fed.wire.rate_limits import Allowance, Refusals, Unnamed
 
@@ -36,17 +36,8 @@ _MESSAGES_AT_ONCE = 2000
 _MESSAGES_PER_S = 500
 _MOST_LINKS = 10_000
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 10_000),
-    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    # bytes that have arrived wait in memory until they are read, so the window must not grow
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 18),
-)
 _DIAL_OPTIONS = (
-    *_OPTIONS,
+    *STREAM_OPTIONS,
     # a channel of its own for each attempt, so that no backoff of gRPC's delays the next one
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -86,9 +77,7 @@ class Links:
         self._open: dict[str, list[Link]] = {}
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
-        self._server: grpc.aio.Server | None = None
-        self._newcomers = Newcomers(clock)
-        self._watching: asyncio.Task[None] | None = None
+        self._listening = Listening(clock)
 
     async def listen(self, address: str) -> int:
         """Listen for other peers; returns the port.
@@ -96,23 +85,11 @@ class Links:
         Raises:
             InvalidInput: if nothing can listen there.
         """
-        server = self._server = grpc.aio.server(options=_OPTIONS)
-        handlers: Any = {"Meet": grpc.stream_stream_rpc_method_handler(self._meet)}
-        service, _, _ = _METHOD[1:].partition("/")
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        try:
-            if self._credentials is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, self._credentials.for_listening(self._newcomers.arrived))
-        except RuntimeError as error:
-            raise InvalidInput(
-                f"this peer cannot listen on {address}: is another program there, and is the address this machine's?"
-            ) from error
-        await server.start()
-        if self._credentials is not None:
-            self._watching = asyncio.create_task(self._newcomers.watch(int(port)))
-        return int(port)
+        service, _, method = _METHOD[1:].partition("/")
+        handlers: Any = {method: grpc.stream_stream_rpc_method_handler(self._meet)}
+        handler = grpc.method_handlers_generic_handler(service, handlers)
+        credentials_for = None if self._credentials is None else self._credentials.for_listening
+        return await self._listening.begin(address, handler, credentials_for, who="this peer")
 
     def link(self, name: str) -> Link | None:
         """The newest stream with a peer."""
@@ -135,6 +112,7 @@ class Links:
             return
         if self._clock.monotonic_s() < self._pauses.get(key, (0.0, 0.0))[0]:
             return
+        # to dial one that is not admitted would only make noise in both logs
         if name is not None and self._credentials is not None and self._credentials.refusals([name]):
             return
         self._dialling[key] = asyncio.create_task(self._dial(address, name, key))
@@ -156,15 +134,12 @@ class Links:
                 link.end(reason)
         dialled = list(self._dialling.values())
         if dialled:
+            # farewells are on their way
             await asyncio.wait(dialled, timeout=grace_s)
         for task in dialled:
             task.cancel()
         await asyncio.gather(*dialled, return_exceptions=True)
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])  # the door's sockets would keep the port taken
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        await self._listening.end(grace_s)
 
     async def _dial(self, address: str, name: str | None, key: str) -> None:
         began_s = self._clock.monotonic_s()
@@ -209,7 +184,7 @@ class Links:
                 if certified is None:
                     raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a peer must show its certificate")
                 name = certified[0]
-                self._newcomers.identify(context.peer())
+                self._listening.newcomers.identify(context.peer())
             await self._converse(context.read, context.write, name, certified=certified)
         except TurnedAway as turned:
             self._refusals.note(name or Unnamed(context.peer()), turned.reason)
@@ -267,6 +242,7 @@ class Links:
             send: function that sends a message, as bytes.
             refusal: function that gives the reason why the other side is no longer admitted; None while it is.
         """
+        # several: both sides may dial at the same time, and neither knows which stream the other keeps
         self._open.setdefault(link.name, []).append(link)
         self._listener.opened(link)
         try:
@@ -292,6 +268,7 @@ class Links:
         try:
             while (message := await _next(read, self._patience.silence_s)) is not None:
                 kind = message.WhichOneof("what")
+                # chunks are bounded by the size in their file's header
                 if kind != "chunk" and not allowance.spend():
                     raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it sends more messages than a peer may")
                 if kind == "farewell":
@@ -305,6 +282,7 @@ class Links:
                         left_bytes -= len(message.chunk.data)
                         file = incoming
                         incoming = None  # a chunk that fails ends its file: later chunks must not be added
+                        # what is left of a refused file goes by without another refusal
                         if file is None and left_bytes < 0:
                             raise Refused("it sent a chunk of no file")
                         incoming = self._taken(link, header, file, message.chunk)

@@ -115,6 +115,7 @@ class Agreement(Proposer):
         if self._round.learned is not None:
             self._move_on()
         elif self.own not in self.record.members or self.is_waiting:
+            # it cannot reach a majority now
             self._round.proposal = None
             self._ask()
         elif self._round.proposal is not None:
@@ -201,6 +202,7 @@ class Agreement(Proposer):
 
     def _flush(self) -> list[Output]:
         while self._to_own:
+            # what it says to itself is handled like what others say
             self._handle(self.own, self._to_own.pop(0))
         outputs = self._outputs
         self._outputs = []
@@ -233,6 +235,7 @@ class Agreement(Proposer):
     def _learn(self, value: Value, holders: list[str]) -> None:
         self._round.learned = value
         self._round.holders = (*holders, *self.record.members)
+        # the proposer alone tells the others: each of them saying so would be messages by the square
         if self._round.proposal is not None and self._round.proposal.value == value:
             vote = Vote(self._round.proposal.ballot, value)
             for name in dict.fromkeys((*self.record.members, *value.members)):

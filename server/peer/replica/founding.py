@@ -78,6 +78,7 @@ class Founding:
             listening: the names of peers that listen; these propose before those that only dial.
         """
         names = tuple(sorted(present, key=client_order))
+        # agreement to other founders is none to these
         if names != self._present:
             self._present = names
             self._since_s = now_s
@@ -85,6 +86,7 @@ class Founding:
         if self.members is not None or self.is_late or now_s - self._sent_s < self._timing.resend_s:
             return []
         begun_s = {name: self._begun_s.setdefault(name, now_s) for name, number in rounds.items() if number}
+        # a claim that is not backed by a group must not hold the others up for ever
         if begun := [name for name, its_s in begun_s.items() if now_s - its_s < self._timing.believed_s]:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
@@ -117,6 +119,7 @@ class Founding:
         if message.is_founded:
             if self.own not in names or message.round > 1:
                 self.is_late = True
+            # the group that it agreed to, even if it sees others by now
             elif names in (self._agreed_to, self._present):
                 self.members = names
         elif message.is_agreed:

@@ -81,6 +81,7 @@ class Proposer(Voter, ABC):
                 self._give_up(self._timing.resend_s)
         elif message.kind is Kind.BROKEN and sender in proposal.ring:
             if proposal.value is None:
+                # else the next ring would break at the same place
                 self._round.excluded.update(message.names)
                 self._give_up(self._timing.resend_s)
         elif message.kind is Kind.ACCEPTED and proposal.value is not None:

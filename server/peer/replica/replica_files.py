@@ -101,6 +101,7 @@ class ReplicaFiles:
         with os_errors_as(RunFailed, f"{self._folder} cannot be written to", _ROOM):
             _sync(path)
             place = self._path(payload.sha256)
+            # the description first: a sum without it is removed at a restart
             write_atomically(place.with_suffix(".json"), json.dumps(MessageToDict(payload)).encode())
             path.replace(place)
             sync_folder(self._folder)

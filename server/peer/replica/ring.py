@@ -200,6 +200,7 @@ class Ring:
         self._members = tuple(members)
         count = len(self._members)
         numbers = own.lanes.shape[1]
+        # chunks of nearly equal length; some are empty where members outnumber the numbers
         self._bounds = [numbers * chunk // count for chunk in range(count + 1)]
         self._chunks = [own.part(begin, end) for begin, end in pairwise(self._bounds)]
         self.messages = 2 * (count - 1)

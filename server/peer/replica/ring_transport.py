@@ -172,6 +172,7 @@ class RingTransport:
             return f"a ring of {len(record.members)} has no step {part.step}"
         held = [tensors for one, tensors in self._parts.items() if one.sender == part.sender]
         held_bytes = sum(tensor.nbytes for tensors in held for tensor in tensors)
+        # parts of the next ring may come before this one has ended
         most_bytes = 2 * self._most_bytes(len(record.members))
         if len(held) > 4 * len(record.members) or held_bytes + size_bytes > most_bytes:
             return "it has sent more than two rings have"
@@ -207,6 +208,7 @@ class RingTransport:
             awaited = _Part(ring.round, ring.ballot, step=step, sender=part.predecessor)
             received = await self._received(awaited, part.successor)
             try:
+                # beside the loop, which has heartbeats to send
                 await asyncio.to_thread(part.take, received)
             except InvalidPayload as error:
                 self._service.refusals.note(part.predecessor, str(error))

@@ -124,6 +124,7 @@ class Voter:
         """Follow a proposer's request, unless a later ballot has been promised."""
         ballot = message.ballot
         promised = self.record.promised
+        # a ballot is its proposer's alone: no other may speak for it
         if ballot.proposer != proposer or not 0 < ballot.attempt <= _MOST_ATTEMPTS:
             return
         if ballot < promised:
@@ -173,6 +174,7 @@ class Voter:
         value = proposed.vote.value
         if ballot < self.record.promised:
             return
+        # a vote says that the sum is held: without it a majority could decide on a sum that is lost
         if value.sum_sha256 not in self._held:
             self._outputs.append(Fetch(value.sum_sha256, proposed.names))
             return

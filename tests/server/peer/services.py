@@ -20,7 +20,8 @@ from fed.protocol.limits import PROTOCOL
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.members.link import StreamPatience
-from fed.server.peer.members.membership import Member, Timing
+from fed.server.peer.members.member import Member
+from fed.server.peer.members.membership import Timing
 from fed.wire.payloads import TensorSpec, joined
 from fed.wire.rate_limits import Refusals
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
-from fed.server.peer.members.membership import Member
+from fed.server.peer.members.member import Member
 from fed.topology import Topology
 from fed.vectors.randomness import Streams
 from tests.server.peer.processes import processes

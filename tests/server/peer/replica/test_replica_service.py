@@ -16,7 +16,8 @@ from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.server.observer import Essential, NodeCame, NodeWent
 from fed.server.peer.members.link import Refused, StreamPatience
-from fed.server.peer.members.membership import Member, Timing
+from fed.server.peer.members.member import Member
+from fed.server.peer.members.membership import Timing
 from fed.server.peer.replica.ballots import Ballot, BallotTiming, Record, RunRing, Value
 from fed.server.peer.replica.replica import ReplicatedFleet
 from fed.server.peer.replica.replica_files import ReplicaFiles
