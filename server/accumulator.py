@@ -179,6 +179,7 @@ class UpdateAccumulator:
         self.loss_of: dict[int | str, float] = {}
         self.samples_of: dict[int | str, int] = {}
         self.hidden: SumOfClients | None = None
+        # exact: the order of arrival must not change a bit of the model
         self._mean = WeightedMean(size)
         self._is_linear = is_linear
         self._present_V = present_V

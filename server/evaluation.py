@@ -110,6 +110,7 @@ class ScoringByCoordinator:
     def _submit(self, states: Sequence[State], recipe: Recipe, places: tuple[int, ...] = ()) -> None:
         """Have models scored, on the whole test set or on some places of it."""
         parts = parts_of(recipe, len(places) or self._samples)
+        # a stack of all models would take as much memory again
         groups = _split(states, MODELS_AT_ONCE)
         # one after another: an item holds a copy of its models
         tickets = [

@@ -332,6 +332,7 @@ class RealFleet(ABC):
             InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
+        # the sum holds shares by what was said at first: more now would count what it does not hold
         joined = self._members.get(task.client, header.samples)
         if self._adds_up and header.samples > joined:
             raise InvalidPayload(f"client {task.client!r} joined with {joined} samples, got {header.samples}")
@@ -340,6 +341,7 @@ class RealFleet(ABC):
                 f"client {task.client!r} has lost what it had sent (its folder was removed, or is damaged), which the "
                 "coordinator's sum still holds: restore its folder, or begin the run anew"
             )
+        # without a sum only this client's own state is lost, and the run goes on
         if header.began_anew:
             _log.warning(
                 "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and resumes "

@@ -159,6 +159,7 @@ class ClientStateVersions:
         """Note that a client's update counted; for good where there are no checkpoints to go back to."""
         self.after[client] = task
         self.lost_after.pop(client, None)
+        # no checkpoint will ever ask for an older state
         if not self.goes_back:
             self.durable_after[client] = task
 

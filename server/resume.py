@@ -101,6 +101,7 @@ def newest_checkpoint(
 def _check_may_begin_again(every: int | None, rounds: int, folder: RunFolder) -> None:
     """Refuse a run whose checkpoint is missing; one that ended before its first checkpoint may begin again."""
     summarised = (summary_of(folder.path) or {}).get("rounds")
+    # metrics may have been removed, and the summary still tells how far the run was
     rounds = max(rounds, summarised) if isinstance(summarised, int) else rounds
     # A line of metrics is written before the checkpoint of its round.
     if rounds > (every or 0):

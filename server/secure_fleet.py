@@ -118,6 +118,7 @@ class SecureFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send a round's tasks; all of them fail if they are too few for a session."""
         tasks = [*tasks]
+        # a sampling may draw nobody, and a session of nobody would fail
         if not tasks:
             return
         try:

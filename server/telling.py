@@ -143,6 +143,7 @@ class _Tracker:
         with self._changed:
             self._is_ending = True
             self._changed.notify()
+            # nothing will set it: there is no thread
             if self._thread is None:
                 self.ended.set()
 

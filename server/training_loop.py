@@ -64,9 +64,9 @@ class TrainingLoop:
             round comes after it.
         has_scores: True if there are samples to score models on.
         scores_meanwhile: True if the scoring continues during the next round.
-        keeps_models: True if the clients' own models are here, and belong to the run's results.
-        keeps_metrics: True if all metrics stay in memory. Otherwise a run with a folder has them there alone, so that
-            its memory does not grow with the rounds.
+        is_simulated: True if the clients' own models are here and belong to the run's results, and all metrics stay in
+            memory. Otherwise a run with a folder has them there alone, so that its memory does not grow with the
+            rounds.
         load_module: function from a model's state to a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
         facts: function that returns what the summary says beside the measurements; it is called at the end.
@@ -86,8 +86,7 @@ class TrainingLoop:
     begin_scoring: Callable[[bool], Scoring]
     has_scores: bool
     scores_meanwhile: bool
-    keeps_models: bool = False
-    keeps_metrics: bool = True
+    is_simulated: bool
     load_module: "Callable[[State], nn.Module]"
     metrics: Mapping[str, str]
     facts: Callable[[], Mapping[str, Any]]
@@ -129,7 +128,7 @@ class TrainingLoop:
 
     @property
     def _is_in_memory(self) -> bool:
-        return self.keeps_metrics or self.folder is None
+        return self.is_simulated or self.folder is None
 
     def _measured_lines(self) -> Iterator[dict[str, Any]]:
         """The metrics in the folder."""
@@ -237,7 +236,7 @@ class TrainingLoop:
 
     def _finish(self, status: str, reason: str | None) -> Run:
         model = self.load_module(self._states[0])
-        own = self._states[1] if self.keeps_models else {}
+        own = self._states[1] if self.is_simulated else {}
         models = {client: self.load_module(state) for client, state in own.items()}
         found: dict[str, Any] = {
             "experiment": self.experiment,

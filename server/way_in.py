@@ -65,6 +65,7 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     if message.error_feedback.adds_up and header.weight != expected:
         raise InvalidPayload(f"under error_feedback ef21 the weight must be {expected}, got {header.weight:g}")
     *payload, integers_I = tensors
+    # before anything is decoded: codecs rely on finite numbers
     for values in payload:
         _refuse_unusable(values)
     if message.fixed is not None:  # masked: there is nothing to be decoded, or to be known of one client

@@ -86,6 +86,7 @@ def _devices() -> tuple[list[tuple[str, str]], list[str]]:
     """Devices to train on; and what keeps a GPU from being one."""
     try:
         import torch
+    # torch is among the packages that are told to be missing
     except ImportError:
         return [], []
     found = [("cpu", f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")]

@@ -81,6 +81,7 @@ def read(path: Path, settings: Sequence[str] | None) -> "fed.Experiment | fed.Co
 
     values = changes(settings or ())
     keys = yaml.load(path)
+    # before it is checked, so that mistakes are told of the document that was meant
     document = fed.Comparison if any(key in keys for key in _OF_COMPARISONS) else fed.Experiment
     with located(f"{path} with --set" if settings else path):
         return document(**with_overrides(keys, values))

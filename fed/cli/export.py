@@ -86,6 +86,7 @@ def _csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write RFC 4180, but for ends of lines: nothing where there is no value, and JSON for what is nested."""
     from fed.storage.atomic_files import replaced
 
+    # whole or not at all: another program may read the file meanwhile
     with replaced(path) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")

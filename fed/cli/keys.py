@@ -74,6 +74,7 @@ def _revoke(folder: _Folder, name: _Node) -> None:
     authority = _load(folder)
     entry = authority.revoke(name)
     typer.echo(f"{name}: revoked on {entry.revoked:%Y-%m-%d}")
+    # the authority's key may be kept on another machine
     if authority.identifies(name):
         typer.echo(f"the signed identities still name it: run fed keys sign {folder} where the authority's key is")
 

@@ -142,6 +142,7 @@ def _check_addresses(given: Mapping[str, Sequence[str]], credentials: Path | Non
         raise InvalidInput(
             "a peer must listen or join others, got neither: give --listen HOST:PORT or --join HOST:PORT"
         )
+    # those that are dialled too: this peer would show them what it learns
     for option, addresses in given.items():
         for address in addresses:
             hold_to_certificates(address, credentials=credentials, insecure=insecure, option=option)

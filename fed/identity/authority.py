@@ -227,6 +227,7 @@ class Authority:
             InvalidCredentials: if a host is none, the lifetime out of range, the authority has expired, or its folder
                 cannot be read and written.
         """
+        # nodes go on dialling what they were told
         hosts = self.server_facts.hosts if hosts is None else valid_hosts(hosts)
         with self._locked():
             self._issue("server", role=Role.SERVER, name="fed server", days=days, hosts=hosts)
@@ -338,6 +339,7 @@ class Authority:
     def _write(self, place: str, files: Mapping[str, bytes]) -> None:
         """Write files into a folder, all or, if there is no room, none of them."""
         _make_private(self.folder / place)
+        # all files take their places when the block ends: a key without its certificate is of no use
         with ExitStack() as stack:
             for name, content in files.items():
                 file = stack.enter_context(replaced(self.folder / place / name, mode=0o600))

@@ -105,6 +105,7 @@ class RevocationFile:
     def __init__(self, path: Path, authority_pem: bytes) -> None:
         self.path = path
         self._authority_pem = authority_pem
+        # the service's loop and TLS ask for it in threads of their own
         self._lock = threading.Lock()
         self._state = file_state(path)
         self._latest = self._read() if path.exists() else Revocations()

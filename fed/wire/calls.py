@@ -167,6 +167,7 @@ class Reception:
             call.authenticate()
             if call.name is None:  # without certificates a caller could use up the limit of another's name
                 return await serve(call)
+            # each open call holds memory for what has arrived of it
             if self._open[call.name] >= _CALLS_AT_ONCE:
                 reason = f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)

@@ -27,7 +27,13 @@ class LoopThread:
         self._thread.start()
 
     def call(self, function: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
-        """Call a function in the loop's thread; returns its result."""
+        """Call a function in the loop's thread; returns its result.
+
+        Args:
+            function: function that must not wait, for it holds up all calls of others.
+            arguments: its arguments.
+            named: its arguments by name.
+        """
 
         async def called() -> _Result:
             return function(*arguments, **named)

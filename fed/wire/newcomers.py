@@ -54,6 +54,7 @@ class Newcomers:
         """Count a connection, and shut the door after too many."""
         with self._lock:
             self.begun += 1
+            # the door is made by watch(), in the loop: connections may come before
             if not self._allowance.spend() and self._door is not None:
                 self._door.shut()
 

@@ -209,6 +209,7 @@ class FlowerFleet(RealFleet):
                 asked.append((sent, self._content(task), ttl_s))
                 progress.sends += 1
                 progress.since_s = None
+            # a task that cannot be done in time is not sent: it would keep its node from the next one
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
             elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self.absent_s:

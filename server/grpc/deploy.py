@@ -87,13 +87,7 @@ def serve(
     return run
 
 
-def dismiss_nodes(
-    output: Path,
-    *,
-    listen: str,
-    credentials: "ServerCredentials | None" = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> None:
+def dismiss_nodes(output: Path, *, listen: str, credentials: "ServerCredentials | None" = None) -> None:
     """Tell nodes that dial that a finished run is over, until all of its nodes have heard it, or for 24 s.
 
     For a run whose server was killed before it had told them: they dial again and again, with 22.5 s between two
@@ -103,7 +97,6 @@ def dismiss_nodes(
         output: folder of the run.
         listen: address, HOST:PORT.
         credentials: credentials of the server; None: no encryption, on loopback only.
-        clock: time, by which it waits.
 
     Raises:
         InvalidInput: if nothing can listen there.
@@ -121,8 +114,8 @@ def dismiss_nodes(
         return _OVER
 
     with folder.held():
-        fleet = NodeFleet(listen, folder.spool, credentials=credentials, accepts=refuse, clock=clock)
+        fleet = NodeFleet(listen, folder.spool, credentials=credentials, accepts=refuse, clock=SYSTEM_CLOCK)
         try:
-            clock.wait(_DIALLED_WITHIN_S, are_told)
+            SYSTEM_CLOCK.wait(_DIALLED_WITHIN_S, are_told)
         finally:
             fleet.close(_OVER, is_final=True)

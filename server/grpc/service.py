@@ -149,6 +149,7 @@ class NodeService:
 
     def examine(self, client: int | str, examination: pb.Examination) -> bool:
         """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
+        # a node that is slow is not given a second model to score
         if client in self._examined or not self._tell(client, pb.ToNode(examination=examination)):
             return False
         self._examined[client] = examination.id
@@ -251,6 +252,7 @@ class NodeService:
             try:
                 message = await self.clock.within(self.patience.heartbeat_s, outbox.get())
             except TimeoutError:
+                # nothing else was told for so long, and the node must not take the server for dead
                 message = pb.ToNode(heartbeat=pb.Heartbeat())
             if message.HasField("session") or message.assignment.model_sha256:  # which begins a session
                 node.owed = min(node.owed + 1, _MOST_OWED)

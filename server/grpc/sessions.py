@@ -82,6 +82,7 @@ class NodeSessions:
             assignments: assignment of each client.
             model: global model that the assignments bring.
         """
+        # once for each version: a hash over a large model takes long
         if self._digested[0] != model.version:
             self._digested = model.version, model_digest(model.tensors)
         for assignment in assignments.values():
@@ -237,6 +238,7 @@ class NodeSessions:
             if not answer.problem:
                 self._result.bytes_up += answer.size_bytes
                 self.take(answer)
+        # who has not answered the second attempt is not waited for in the next round
         self.fleet.cancel(tasks)
 
     def _expect(self, tasks: Sequence[Task]) -> None:

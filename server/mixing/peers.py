@@ -168,6 +168,7 @@ class Peers:
         """
         attendance = self.neighbourhood.begin(number)
         count = len(attendance.rows_S)
+        # no peer is there: models stay, and the round counts nobody
         train_loss = self._step(number, attendance) if count else None
         self.neighbourhood.end()
         if len(self.neighbourhood.members) == 1:

@@ -141,6 +141,7 @@ class GossipPeer(RealPeer[GossipService]):
             return self._topology(members)
         except InvalidExperiment as error:
             _log.warning("%d peers mix over a ring until others come or go: %s", len(members), error)
+        # a ring can be made of any number of peers
         ring = TOPOLOGIES.make("ring")
         make = partial(_made_reachable, members, ring.make)
         return Topology(make, kind=ring.target, peers=len(members), streams=self.prepared.streams, lazy=True)

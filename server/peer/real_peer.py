@@ -24,7 +24,6 @@ from fed.server.assembly import assembled
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
 from fed.server.federation import Federation
 from fed.server.peer.members.end_file import EndFile
-from fed.server.peer.members.link import StreamPatience
 from fed.server.peer.members.member import Member
 from fed.server.peer.members.member_service import MemberService
 from fed.server.peer.members.membership import Timing
@@ -289,7 +288,7 @@ class RealPeer(ABC, Generic[_Service]):
             # who is silent for a whole deadline has missed a round anyway
             "timing": Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
             # a dead stream is found before the deadline, in time to dial again
-            "patience": StreamPatience(silence_s=max(2.5, min(10.0, self.deadline_s / 2))),
+            "silence_s": max(2.5, min(10.0, self.deadline_s / 2)),
             "refusals": Refusals(self.setup.clock),
             "clock": self.setup.clock,
             "rounds": self.policy.count,

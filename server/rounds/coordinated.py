@@ -110,6 +110,7 @@ class Coordinated:
         """Resume from a state that :meth:`state` gave."""
         self.coordinator.restore(state["coordinator"])
         self.coordinator.fleet.restore(state["fleet"])
+        # policies without a state of their own write none
         if state["policy"] is not None:
             self._policy_state = type(self._policy_state).restore(state["policy"])
 

@@ -132,6 +132,7 @@ class RoundRobin(Sampling):
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Next clients in the order."""
+        # a stream without the round, so that the order stays the same
         order = draw.streams.generator("order of clients").permutation(draw.population)
         return order[(np.arange(draw.size) + (draw.number - 1) * draw.size) % draw.population]
 

@@ -289,6 +289,7 @@ class GossipService(MemberService):
 
     def _take_verdict(self, name: str, verdict: pb.Verdict) -> None:
         key = ExchangeKey(verdict.round, verdict.exchange)
+        # it will not ask for them again: the file need not stay for it
         if not verdict.taken:
             _log.debug("peer %r has not taken the vectors of round %d: %s", name, key.round, one_line(verdict.reason))
             self._release(key, name)

@@ -145,5 +145,6 @@ class Outbox:
                 self._messages[message.path] = message
         wanted = {message.path for message in self._messages.values()}
         for path in self._folder.iterdir():
+            # rounds after the last checkpoint are run again, and write their messages anew
             if path.with_suffix(".out") not in wanted:
                 path.unlink()

@@ -168,6 +168,7 @@ class RealNeighbourhood:
         self._exchange = 0
         self._has_mixed = False
         standing = self.thread.call(self.service.begin, number, durable)
+        # rounds that it skips anyway need nobody
         if self._waits_alone and number >= self.skips_to:
             standing = self._await_others(number, standing)
         self._seen = len(standing.present)

@@ -5,36 +5,18 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fed.protocol import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, chunks
 
-__all__ = ["Link", "Listener", "Refused", "StreamPatience"]
+__all__ = ["Link", "Listener", "Refused"]
 
 _MOST_WAITING = 4096  # messages, or files, that the other side has not taken
 
 
 class Refused(Exception):
     """A message that is not taken; the stream goes on."""
-
-
-@dataclass(frozen=True)
-class StreamPatience:
-    """Time limits of streams between peers.
-
-    Args:
-        silence_s: seconds without a message after which a stream counts as lost, > 0.
-        stall_s: seconds that the other side may need to take a message, > 0.
-        pause_s: seconds before the same peer is dialled again, > 0; doubled each time, up to ``most_pause_s``.
-        most_pause_s: seconds of the longest pause, ≥ ``pause_s``.
-    """
-
-    silence_s: float = 20.0
-    stall_s: float = 30.0
-    pause_s: float = 0.1
-    most_pause_s: float = 2.0
 
 
 class Link:

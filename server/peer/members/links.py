@@ -19,7 +19,7 @@ from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import NODE_NAME, PROTOCOL
-from fed.server.peer.members.link import Link, Listener, Refused, StreamPatience
+from fed.server.peer.members.link import Link, Listener, Refused
 from fed.wire.calls import TurnedAway, converse, parsed, within
 from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
 from fed.wire.listening import STREAM_OPTIONS, Listening
@@ -35,6 +35,10 @@ _METHOD = "/fed.v1.Neighbours/Meet"
 _MESSAGES_AT_ONCE = 2000
 _MESSAGES_PER_S = 500
 _MOST_LINKS = 10_000
+_STALL_S = 30.0  # seconds that the other side may need to take a message, longer than silence: it may be a slow line
+_PAUSE_S = 0.1  # seconds before the same peer is dialled again, doubled each time
+_MOST_PAUSE_S = 2.0  # so short that a peer that is back misses no more than a round
+_GRACE_S = 1.0  # seconds in which farewells and calls may end
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
 _DIAL_OPTIONS = (
     *STREAM_OPTIONS,
@@ -54,7 +58,7 @@ class Links:
         greeting: first message to others, with this peer's name, start and address.
         listener: receiver of the others' messages and files.
         credentials: certificate and key of this peer; None: no encryption, and names are believed, on loopback alone.
-        patience: time limits of the streams.
+        silence_s: seconds without a message after which a stream counts as lost, > 0.
         refusals: count and log of refused messages and peers.
         clock: clock of all waits.
     """
@@ -64,7 +68,7 @@ class Links:
         greeting: pb.Greeting,
         listener: Listener,
         credentials: PeerCredentials | None,
-        patience: StreamPatience,
+        silence_s: float,
         refusals: Refusals,
         clock: Clock,
     ) -> None:
@@ -72,7 +76,7 @@ class Links:
         self.greeting = greeting
         self._listener = listener
         self._credentials = credentials
-        self._patience = patience
+        self._silence_s = silence_s
         self._refusals = refusals
         self._open: dict[str, list[Link]] = {}
         self._dialling: dict[str, asyncio.Task[None]] = {}
@@ -127,7 +131,7 @@ class Links:
         for link in self._open.get(name, ()):
             link.end(reason)
 
-    async def close(self, reason: str, grace_s: float = 1.0) -> None:
+    async def close(self, reason: str) -> None:
         """End all streams."""
         for links in self._open.values():
             for link in links:
@@ -135,11 +139,11 @@ class Links:
         dialled = list(self._dialling.values())
         if dialled:
             # farewells are on their way
-            await asyncio.wait(dialled, timeout=grace_s)
+            await asyncio.wait(dialled, timeout=_GRACE_S)
         for task in dialled:
             task.cancel()
         await asyncio.gather(*dialled, return_exceptions=True)
-        await self._listening.end(grace_s)
+        await self._listening.end(_GRACE_S)
 
     async def _dial(self, address: str, name: str | None, key: str) -> None:
         began_s = self._clock.monotonic_s()
@@ -151,12 +155,11 @@ class Links:
             self._refusals.note(name or Unnamed(address), str(error))
         finally:
             del self._dialling[key]
-            patience = self._patience
             now_s = self._clock.monotonic_s()
             # a stream that lasted was a success: pauses begin short again
-            lasted = now_s - began_s > patience.silence_s
-            pause_s = patience.pause_s if lasted else self._pauses.get(key, (0.0, patience.pause_s))[1]
-            then_s = min(2 * pause_s, patience.most_pause_s)
+            lasted = now_s - began_s > self._silence_s
+            pause_s = _PAUSE_S if lasted else self._pauses.get(key, (0.0, _PAUSE_S))[1]
+            then_s = min(2 * pause_s, _MOST_PAUSE_S)
             # at random, so that peers do not dial each other in step
             again_s = now_s + pause_s * (0.5 + random.random())
             self._pauses[key] = (again_s, then_s)
@@ -210,12 +213,12 @@ class Links:
         is_introduction = bool(address) and name is None
 
         async def send(data: bytes) -> None:
-            await within(self._patience.stall_s, write(data))
+            await within(_STALL_S, write(data))
 
         own = pb.Greeting(is_introduction=is_introduction)
         own.MergeFrom(self.greeting)
         await send(pb.PeerMessage(greeting=own).SerializeToString())
-        first = await _next(read, self._patience.silence_s)
+        first = await _next(read, self._silence_s)
         if first is None or not first.HasField("greeting"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
         greeting = first.greeting
@@ -266,7 +269,7 @@ class Links:
         left_bytes = 0
         incoming: Incoming | None = None
         try:
-            while (message := await _next(read, self._patience.silence_s)) is not None:
+            while (message := await _next(read, self._silence_s)) is not None:
                 kind = message.WhichOneof("what")
                 # chunks are bounded by the size in their file's header
                 if kind != "chunk" and not allowance.spend():
@@ -339,6 +342,7 @@ class Links:
             return f"it must greet as {name!r}, got {greeting.name!r}"
         if greeting.name == self.greeting.name:
             return "it has our own name: give each peer its own"
+        # names are free without certificates, and each stream holds memory
         if len(self._open) >= _MOST_LINKS:
             return f"this peer has streams with {_MOST_LINKS} others, and begins no more"
         return self._listener.refusal_of(greeting)

@@ -21,7 +21,7 @@ from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import PROTOCOL
 from fed.server.peer.members.copy_giver import CopyGiver
-from fed.server.peer.members.link import Link, Listener, Refused, StreamPatience
+from fed.server.peer.members.link import Link, Listener, Refused
 from fed.server.peer.members.links import Links
 from fed.server.peer.members.member import Member
 from fed.server.peer.members.membership import MembershipList, Timing
@@ -70,7 +70,7 @@ class MemberService(Listener):
         folder: directory for messages, used by this peer alone.
         credentials: certificate and key of this peer; None: no encryption, on loopback alone.
         timing: time limits of heartbeats and suspicion.
-        patience: time limits of streams.
+        silence_s: seconds without a message after which a stream counts as lost, > 0.
         refusals: count and log of refused messages and peers.
         clock: clock of all waits.
         rounds: the number of rounds of the run, ≥ 1.
@@ -85,7 +85,7 @@ class MemberService(Listener):
     folder: Path
     credentials: PeerCredentials | None
     timing: Timing
-    patience: StreamPatience
+    silence_s: float
     refusals: Refusals
     clock: Clock
     rounds: int
@@ -103,7 +103,7 @@ class MemberService(Listener):
             greeting,
             listener=self,
             credentials=self.credentials,
-            patience=self.patience,
+            silence_s=self.silence_s,
             refusals=self.refusals,
             clock=self.clock,
         )
@@ -237,6 +237,7 @@ class MemberService(Listener):
 
     def refusal_of(self, greeting: pb.Greeting) -> str | None:
         """The reason for which a peer cannot take part, or None."""
+        # an introduction brings no vectors: it only tells where others listen
         if not greeting.is_introduction and greeting.experiment != self.experiment:
             return "it runs another experiment, or one on other samples: give all peers the same file"
         return None

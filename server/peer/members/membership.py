@@ -37,6 +37,8 @@ _T = TypeVar("_T")
 _MOST_START_BY_HEARSAY = MOST_START // 2  # in nanoseconds since 1970: the year 2043
 _MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
 _TOLD_AT_A_BEAT = 16  # members told at a beat, where a start is believed of this peer itself alone
+_FORGET_AFTER_S = 86_400.0  # seconds of silence, so long that a machine may be away for a day
+_FAN_OUT = 2  # members that a beat sends the table to: news reach all in about as many beats as their number has bits
 _RETURNS = 0.5  # the probability that a beat tries a member that is gone
 
 
@@ -63,8 +65,6 @@ class Timing:
         beat_s: seconds between two heartbeats, > 0.
         suspect_after_s: seconds without a sign of life after which a member is suspected, at least ``beat_s``.
         gone_after_s: seconds without a sign of life after which a member is gone, at least ``suspect_after_s``.
-        forget_after_s: seconds without a sign of life after which a member is forgotten, at least ``gone_after_s``.
-        fan_out: number of members that a beat sends the table to, ≥ 1.
 
     Raises:
         ValueRange: if they contradict each other.
@@ -73,15 +73,12 @@ class Timing:
     beat_s: float = 0.2
     suspect_after_s: float = 2.5
     gone_after_s: float = 5.0
-    forget_after_s: float = 86_400.0
-    fan_out: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.beat_s <= self.suspect_after_s <= self.gone_after_s <= self.forget_after_s or self.fan_out < 1:
+        if not 0 < self.beat_s <= self.suspect_after_s <= self.gone_after_s <= _FORGET_AFTER_S:
             raise ValueRange(
-                "membership needs 0 < beat_s <= suspect_after_s <= gone_after_s <= forget_after_s and fan_out >= 1, "
-                f"got {self.beat_s:g}, {self.suspect_after_s:g}, {self.gone_after_s:g}, {self.forget_after_s:g} and "
-                f"{self.fan_out}: lengthen the later one"
+                f"membership needs 0 < beat_s <= suspect_after_s <= gone_after_s <= {_FORGET_AFTER_S:g}, got "
+                f"{self.beat_s:g}, {self.suspect_after_s:g} and {self.gone_after_s:g}: lengthen the later one"
             )
 
 
@@ -337,7 +334,7 @@ class MembershipList:
         return [address for address, name in self._introducers.items() if address not in met and name not in there]
 
     def _some(self, of: list[_T]) -> list[_T]:
-        return self._draws.sample(of, min(self._timing.fan_out, len(of)))
+        return self._draws.sample(of, min(_FAN_OUT, len(of)))
 
     def _forget(self) -> None:
         timing = self._timing
@@ -345,7 +342,7 @@ class MembershipList:
         for name, one in list(self._records.items()):
             is_hearsay = one.alive_s == -math.inf
             # hearsay is cheap to invent, and must not crowd out members that were heard
-            limit_s = timing.gone_after_s if is_hearsay or is_full else timing.forget_after_s
+            limit_s = timing.gone_after_s if is_hearsay or is_full else _FORGET_AFTER_S
             if self._awake_s - max(one.since_s, one.alive_s) > limit_s:
                 del self._records[name]
 

@@ -251,6 +251,7 @@ class ReplicaService(MemberService):
                     return None
                 return Incoming(self.new_file(), header.ring_part.payload, self._sum_specs())
             case "sum":
+                # another holder may have been faster, or the round is over
                 if header.sum.payload.sha256 not in self._wanted:
                     return None
                 return Incoming(self.new_file(), header.sum.payload, self._sum_specs())
@@ -268,6 +269,7 @@ class ReplicaService(MemberService):
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
         """Take a file that is whole."""
         if header.HasField("copy"):
+            # one that came late may be of an earlier round than this replica is in by now
             if self._wants_copy and header.copy.round >= self._least_copy():
                 self._copy = Snapshot(*self._disk.take_copy(incoming.path, header.copy.round))
         elif header.HasField("sum"):
@@ -358,6 +360,7 @@ class ReplicaService(MemberService):
             self._waiting.renew()
             self._logged_s = -math.inf
             return
+        # nobody is left who could come: to wait until the time limit would be in vain
         if self.have_ended({*record.members} - {self.own.name}):
             raise nobody_came(needs, None)
         if self._waiting.is_exhausted(now_s):
