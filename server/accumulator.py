@@ -212,6 +212,7 @@ class UpdateAccumulator:
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
+        # an answer for a task of another client must not move the model in its name
         if not senders or senders != [(client, answer.round) for client in answer.clients]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
             return TaskEnd.IGNORED

@@ -188,6 +188,7 @@ class Coordinator:
                 for none but them.
         """
         for answer in self.fleet.collect(until, enough):
+            # a client that has failed may never have got the model of its task
             if self._downlink is not None and not answer.problem:
                 self._downlink.note(answer, self.open)
             end = accumulator.take(answer, self.open, version=self.version, weigh=weigh)
@@ -261,6 +262,7 @@ class Coordinator:
                 updates of the others are 0; None: the mean of the updates that came.
             quorum: number of updates below which the model stays as it was.
         """
+        # for samplings by loss, whether these updates suffice or not
         self.losses |= accumulator.loss_of
         suffice = bool(accumulator.replied) and self._suffice(len(accumulator.replied), quorum, number)
         counted = accumulator.counted if suffice else {}

@@ -316,6 +316,7 @@ def _over_clients(scores: Sequence[Score], metrics: Metrics) -> dict[str, float 
     for place, name in enumerate(metrics):
         values = _defined(scores, place)
         is_finite = bool(values) and all(map(math.isfinite, values))  # pstdev fails for infinity
+        # NaN: measured, but of no value; None: not measured
         undefined = math.nan if scores else None
         line[f"client_{name}_mean"] = statistics.fmean(values) if values else undefined
         line[f"client_{name}_std"] = statistics.pstdev(values) if is_finite else undefined

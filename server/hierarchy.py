@@ -105,6 +105,7 @@ class HierarchicalFleet:
         # edges receive at the same time: the largest message is the last to arrive
         down_s = self._hierarchy.transfer_s(max(received_bytes.values()))
         self._passed_s += down_s
+        # both ways through the edge, for a client's deadline is that of the whole
         ways_s = down_s + self._hierarchy.transfer_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 

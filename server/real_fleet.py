@@ -261,6 +261,7 @@ class RealFleet(ABC):
             steps=task.steps,
             broadcast_count=len(task.model.broadcast),
             population=len(members),
+            # a place stays the same only where no other client can come before it
             place=members.index(task.client) if self._members.is_closed else None,
             payload=payload,
             **self._kept_state(task.client),

@@ -42,6 +42,7 @@ class Members(dict[int | str, int]):
         """Enter a client with its number of samples."""
         if self.take(client):
             self[client] = samples
+        # once: a node dials again and again
         elif client not in self._came_late:
             self._came_late.add(client)
             _log.info(
@@ -91,6 +92,7 @@ class NodeCounts:
         # one count for all of them: addresses are without end
         client = "" if isinstance(sender, Unnamed) else sender
         with self._lock:
+            # apart from those before: a resume reads the others after some calls have come
             self._since[client, outcome] += 1
             if reason:
                 self._last_reasons[client] = reason

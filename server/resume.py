@@ -153,6 +153,7 @@ def _check_alike(
 def _check_parts(now: Mapping[str, str], folder: RunFolder) -> None:
     """Refuse to go on with other data or code than the run began with."""
     begun = folder.parts("sha256")
+    # runs of earlier versions have no hashes, and must be resumed all the same
     if not begun:
         _log.warning("%s does not say which data and code it began with, so that these are not checked", folder.path)
     for name in begun:
@@ -169,6 +170,7 @@ def _flat(values: Any, path: str = "") -> dict[str, Any]:
     if isinstance(values, Mapping) and values:
         found = [_flat(inner, f"{path}.{key}" if path else str(key)) for key, inner in values.items()]
         return {key: value for part in found for key, value in part.items()}
+    # YAML and checkpoints give lists where the experiment has tuples
     return {path: list(values) if isinstance(values, tuple) else values}
 
 

@@ -142,6 +142,7 @@ class SecureFleet:
                 yield answer
                 continue
             self.sessions.take(answer)
+            # without their lanes: the masked messages of a cohort would fill the memory
             self._answers.append(
                 Answer(
                     tasks=answer.tasks,

@@ -191,6 +191,7 @@ class TrainingLoop:
         try:
             self._finish(status, reason)
         except RunFailed as error:  # the error that counts is on its way
+            # said already, where the same full disk has ended the run
             if str(error) != reason:
                 _log.warning("%s", error)
 
@@ -198,6 +199,7 @@ class TrainingLoop:
         """Train, then record the round before, which was scored meanwhile; without workers, record this one too."""
         self.observers.tell(RoundBegan(number))
         stats = self.federation.round(number)
+        # before the last round's scores are waited for, whose time is not this round's
         line = {"round": number, "virtual_s": self.federation.clock, "wall_s": self._wall_s}
         line |= self.federation.measures()
         self._record_pending()

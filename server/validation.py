@@ -20,6 +20,7 @@ _MOST_LETTERS = 60  # of a name, in a refusal
 
 def reason_of(failed: Failed) -> str:
     """Reason that a node gives for a failure. Divergence that a node reports fails its task, not the run."""
+    # a node's text becomes a line of the log, and must not look like several
     reason = one_line(failed.reason) or "it says no reason"
     return f"its training diverged: {reason}" if failed.diverged else reason
 

@@ -38,6 +38,7 @@ def runs(
     for column in shown.columns[4:6]:
         column.justify = "right"
     console().print(shown)
+    # below the table, whose columns a long reason would squeeze
     for run in found:
         if run.reason:
             typer.echo(f"{run.folder}: {' '.join(run.reason.split())}")

@@ -172,6 +172,7 @@ def _serve_end(own: "NodeData", setup: "PeerSetup", options: RunOptions) -> None
 
 
 def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:
+    # the host as it was given, and the port that the system may have chosen
     if listen is not None:
         shown.say(f"listening on {listen.rpartition(':')[0]}:{port}")
 

@@ -57,6 +57,7 @@ class Lines:
             text: text to write beside it.
         """
         tenths = int(10 * done / total + 1e-6)  # a sum of floats may end just short of a tenth
+        # a log that is kept must not have a line for each of thousands of rounds
         if tenths > self._tenths:
             self._tenths = tenths
             self.say(text)

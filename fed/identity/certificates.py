@@ -186,6 +186,7 @@ def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
     """True if an authority signed a certificate."""
     try:
         _certificate(certificate_pem).verify_directly_issued_by(_certificate(authority_pem))
+    # TypeError: its key is of another kind than an authority's
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True

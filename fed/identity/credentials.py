@@ -108,6 +108,7 @@ class ServerCredentials(_Credentials):
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
                 or the folder is a node's.
         """
+        # the authority's folder will do where server and authority share a machine
         folder = folder / "server" if (folder / "server").is_dir() else folder
         own = _load(folder, Role.SERVER, clock)
         roster = Roster(folder / "roster.json", clock=clock)

@@ -104,5 +104,6 @@ def signed_identities(
     for name, certificate_pem in certificates_pem.items():
         key = public_key_of(certificate_pem)
         found[name] = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
+    # an authority issues to such names alone: another one is a mistake of this program
     assert all(map(NODE_NAME.fullmatch, found))
     return signed(_KIND, {"version": version, "clients": dict(sorted(found.items()))}, authority_key_pem)

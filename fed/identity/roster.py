@@ -133,6 +133,7 @@ def keep(path: Path, entries: Mapping[str, Entry]) -> None:
     Raises:
         OSError: if it cannot be written; the former file stays.
     """
+    # sorted and indented, for people read it and compare it
     text = json.dumps(dict(sorted(entries.items())), indent=2, default=_plain)
     write_atomically(path, f"{text}\n".encode(), mode=0o600)
 

@@ -52,5 +52,6 @@ def signed(kind: str, said: Mapping[str, Any], authority_key_pem: bytes) -> byte
     Raises:
         InvalidCredentials: if the key cannot be used.
     """
+    # one line: what is signed are these bytes, which are never written again in another form
     line = json.dumps(said).encode()
     return line + b"\n" + sign(private_key_of(authority_key_pem), digest(kind, line)).hex().encode()

@@ -164,6 +164,7 @@ def check_tensors(said: Sequence[tuple[str, int]], spec: Sequence[TensorSpec]) -
     """
     if len(said) != len(spec) or not all(part.fits(*one) for part, one in zip(spec, said, strict=True)):
         asked = [(type_name(part.dtype), part.numbers) for part in spec]
+        # the first of each, for there may be a thousand
         raise InvalidPayload(f"the tensors must be {asked[:4]}, got {[*said[:4]]}")
 
 

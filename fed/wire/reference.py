@@ -74,6 +74,7 @@ class Reference(NamedTuple):
         Raises:
             InvalidPayload: if the difference does not lead to the version that it names, or cannot be decoded.
         """
+        # before it is decoded: a wrong base would give numbers that look right
         if _digest(self.name, difference.messages) != difference.after:
             raise InvalidPayload("the difference does not lead to the version of the model that was announced")
         decoded_KP = encoder.decode(difference.messages, self._draw(difference.number, streams))

@@ -125,6 +125,7 @@ class Transfers:
                     f"the server claims to have {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an "
                     "answer"
                 )
+            # a server that takes nothing is not asked again without a pause
             failures = failures + 1 if receipt.received_bytes <= offset else 0
             offset = receipt.received_bytes
             if failures:

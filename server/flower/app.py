@@ -141,6 +141,7 @@ class _RoundLog:
 def _log_to_flower() -> None:
     """Log to the process's standard error, which ``flwr run --stream`` shows."""
     ours = logging.getLogger("fed")
+    # called again in one process, a second handler would say each line twice
     if not ours.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

@@ -103,6 +103,7 @@ class Deployment:
         """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
         said = joining.signature
         for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype or "int64")):
+            # a stand-in for the node's samples is made of it, before any of them is seen
             if dtype not in _DTYPES:
                 return f"{what} must be of one of {', '.join(_DTYPES)}, got {dtype[:20]!r}"
         if joining.hides_numbers != (self.experiment.secure_aggregation is not None):

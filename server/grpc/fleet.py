@@ -194,6 +194,7 @@ class NodeFleet(RealFleet):
         else:
             self._note_presence(arrival)
             if self.sessions is not None:
+                # a node that is back lacks what was said while it was away
                 self.sessions.resend()
 
     def _next_answer(self) -> Answer:
@@ -217,6 +218,7 @@ class NodeFleet(RealFleet):
         needed = {task.content for task in self._open.values()}
         before = {payload.sha256 for payload in self._payloads.values()}
         self._payloads = {known: payload for known, payload in self._payloads.items() if known in needed}
+        # by hash, for two contents may be one file
         for digest in before - {payload.sha256 for payload in self._payloads.values()}:
             (self._spool / f"{digest}.out").unlink(missing_ok=True)
         writing = self._spool / "writing"

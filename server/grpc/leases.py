@@ -162,6 +162,7 @@ class Leases:
             path: path of the answer's file.
         """
         del self._open[lease.number]
+        # with its hash, for another answer to this task is not the one that counted
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
             del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest

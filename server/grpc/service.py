@@ -216,6 +216,7 @@ class NodeService:
 
     async def _attend(self, call: Call) -> None:
         message = await call.first(pb.FromNode, self.patience.stall_s)
+        # nothing is believed before it is known who speaks
         if not message.HasField("joining"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
         joining = message.joining
@@ -255,6 +256,7 @@ class NodeService:
                 # nothing else was told for so long, and the node must not take the server for dead
                 message = pb.ToNode(heartbeat=pb.Heartbeat())
             if message.HasField("session") or message.assignment.model_sha256:  # which begins a session
+                # bounded, so that a node that never answers saves up nothing
                 node.owed = min(node.owed + 1, _MOST_OWED)
             await call.tell(message, self.patience.silence_s)
             if message.HasField("farewell"):
@@ -354,6 +356,7 @@ class NodeService:
             node.outbox.put_nowait(pb.ToNode(plan=self.plan))
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
+            # what it holds has outlived the connection that was lost
             self._renew(client, task)
             if self._leases.find(task) is None:  # it has ended while the node was away
                 node.outbox.put_nowait(pb.ToNode(withdrawal=pb.Withdrawal(task=task)))

@@ -90,6 +90,7 @@ class NodeSessions:
             assignment.model_sha256 = self._digested[1]
         if not assignments.keys() & {task.client for task in self._tasks.values()} or self._coordinator is not None:
             return  # a task that is sent again, with the whole model
+        # newest at each session: a node that was revoked meanwhile is in none
         signed = self.identities()
         self.fleet.renew(signed.content)
         identities = signed.known()

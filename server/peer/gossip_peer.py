@@ -54,6 +54,7 @@ class GossipPeer(RealPeer[GossipService]):
             **self.service_arguments(is_ready=parts.is_resumed, gone_after_s=self.deadline_s),
             specs=exchange_specs(rule, layout, codec),
             copied=(),
+            # a peer that resumes runs all rounds since its checkpoint once more
             ahead=_AHEAD + (every or 0),
             snapshot=lambda: self._peers.copied,
             check=partial(_check, codec),

@@ -166,7 +166,7 @@ class RealPeer(ABC, Generic[_Service]):
         Raises:
             InvalidInput: if nothing can listen there.
         """
-        return self.thread.listen(self.setup.listen, self.setup.advertise)
+        return self.thread.wait_for(self.service.start(self.setup.listen, self.setup.advertise))
 
     @abstractmethod
     def meet(self) -> int:
@@ -220,6 +220,7 @@ class RealPeer(ABC, Generic[_Service]):
         # before the wait, too, in which this process may be killed
         self._keep_names(earlier)
         missing = self._await_end(earlier)
+        # who has come meanwhile need not be waited for the next time
         if missing:
             self._keep_names(earlier)
         self.thread.close("the run is over")

@@ -39,6 +39,7 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
         self.executor = InProcess(partial(Work, recipe), devices_of(1))
         numbers = sum(message.summed_sizes)
+        # well within a deadline, so that a round outlives its proposer
         takeover_s = min(1.0, self.deadline_s / 2)
         ballots = BallotTiming(
             resend_s=0.3 * takeover_s,

@@ -95,6 +95,7 @@ class BoundedStaleness(WithoutCohorts):
         """Clients without a task that need not wait, by clock."""
         members = coordinator.fleet.registered()
         if store.workers != set(members):
+            # a slow one that has left would hold the others back
             for client in store.workers - set(members):
                 store.leave(client)
             for client in set(members) - store.workers:

@@ -200,4 +200,5 @@ class PowerOfChoice(Sampling):
         nodes = draw.fleet.available()
         drawn = draw.by_samples(count)
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
+        # stable, so that of equal losses the first drawn is taken on every machine
         return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.size]]

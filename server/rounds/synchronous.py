@@ -31,6 +31,7 @@ STAY_LONGER = (
     "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
 )
 """Remedy, in errors, where no client will ever be there again."""
+# devices are there at night: within a day each has had its chance
 _DAY_S = 86400.0
 _LONGEST_S = 7 * _DAY_S
 

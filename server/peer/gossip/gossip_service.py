@@ -222,6 +222,7 @@ class GossipService(MemberService):
             incoming: the file, of the size and tensors that the header announced.
         """
         tensors = read(incoming.path, incoming.payload)
+        # before they count: one NaN would reach all peers within some rounds
         is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
         if header.HasField("copy"):
             if not is_finite:
@@ -255,6 +256,7 @@ class GossipService(MemberService):
 
     def closed(self, link: Link) -> None:
         """Forget the vectors that were still to come over a stream."""
+        # the other side sends them again over its next stream
         self._coming = {(key, name) for key, name in self._coming if name != link.name}
         if self.links.link(link.name) is None:
             self._ahead.end(link.name)

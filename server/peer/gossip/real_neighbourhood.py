@@ -339,6 +339,7 @@ class RealNeighbourhood:
     def _tell_presence(self, standing: Standing) -> None:
         """Tell observers of the others that have come and gone since the last round."""
         there = frozenset(member.client for member in standing.present) - {self.service.members.own.client}
+        # as text, for numbers and names have no order in common
         for client in sorted(there - self._there, key=str):
             self._observers.tell(NodeCame(client))
         for client in sorted(self._there - there, key=str):

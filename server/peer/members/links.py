@@ -223,6 +223,7 @@ class Links:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
         greeting = first.greeting
         if (greeting.name, greeting.start) == (own.name, own.start):
+            # a list of introducers may be the same at all peers, and hold this one's address, too
             self._listener.met_itself(address)
             return
         refusal = partial(self._refusal_now, greeting.name, certified)
@@ -356,6 +357,7 @@ class Links:
                 Unnamed(address), f"it is not the peer that was dialled, or of another authority: {words}"
             )
         else:
+            # peers come and go: a line for each attempt would fill the log
             _log.debug("%s cannot be reached: %s", address, words)
 
 

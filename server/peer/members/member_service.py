@@ -262,6 +262,7 @@ class MemberService(Listener):
         self._hear(link)
         if message.HasField("members"):
             table = message.members.members
+            # who is not admitted is not passed on, whichever member names it
             admitted = {*self.admitted([one.name for one in table])}
             records = [Member.of(one) for one in table if one.name in admitted]
             self.members.merge(records, self.clock.monotonic_s(), link.name)

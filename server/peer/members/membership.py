@@ -160,6 +160,7 @@ class MembershipList:
         if reason := refusal_of_table(table):
             raise InvalidPayload(reason)
         time_s = self._time_s(now_s)
+        # a list, for any() alone would stop at the first change and leave the rest untaken
         changes = [self._take(member, time_s, is_direct=member.name == sender) for member in table]
         return any(changes)
 
@@ -272,6 +273,7 @@ class MembershipList:
         if not is_direct and _is_beyond_hearsay(member, known.member if known else None):
             return False
         if known is None:
+            # one that stopped is of no use to a peer that never knew it
             is_stopped = member.left and not member.has_ended
             if is_stopped or len(self._records) >= MOST_MEMBERS - 1:
                 return False

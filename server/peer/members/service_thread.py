@@ -21,14 +21,6 @@ class ServiceThread(LoopThread, Generic[_Service]):
         super().__init__("peers")
         self.service = service
 
-    def listen(self, address: str | None, advertise: str | None) -> int | None:
-        """Begin to speak with others; returns the port.
-
-        Raises:
-            InvalidInput: if nothing can listen there.
-        """
-        return self.wait_for(self.service.start(address, advertise))
-
     def close(self, reason: str) -> None:
         """Leave the others; messages stay on disk, for a peer that comes back.
 

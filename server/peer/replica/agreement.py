@@ -141,6 +141,7 @@ class Agreement(Proposer):
             now_s: seconds on the monotonic clock.
         """
         self._now_s = now_s
+        # it may have ended after another ballot has decided the round
         if ring.round == self.record.round:
             self._held.add(sum_sha256)
             self._round.summed = Message(Kind.SUMMED, ring.round, ring.ballot, sum_sha256=sum_sha256)
@@ -183,6 +184,7 @@ class Agreement(Proposer):
             now_s: seconds on the monotonic clock.
         """
         self._now_s = now_s
+        # a copy that came late would take this member back
         if round_number >= self.record.round:
             self._decide(round_number, value)
         return self._flush()
@@ -216,6 +218,7 @@ class Agreement(Proposer):
         elif message.round > record.round:
             self._send(sender, Message(Kind.ASK, record.round))
         elif message.round < record.round:
+            # a late decision needs no answer: its sender knows it
             if message.kind is not Kind.DECIDED:
                 self._tell(sender, message.round)
         elif message.kind is Kind.DECIDED:

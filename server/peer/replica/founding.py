@@ -104,6 +104,7 @@ class Founding:
         if self.members is not None:
             return [] if message.is_founded else [(sender, self._founded(own_round))]
         if message.is_founded:
+            # a group without it, or past its first round: it joins with a copy
             if self.own not in names or message.round > 1:
                 self.is_late = True
             # the group that it agreed to, even if it sees others by now

@@ -52,6 +52,7 @@ class ReplicaFiles:
                 is_whole = False
             if is_whole:
                 self._payloads[path.stem] = payload
+        # what is left are parts of rings and copies that were on their way when it was killed
         kept = {*self._payloads, Path(_RECORD).stem}
         for path in self._folder.iterdir():
             if path.is_file() and path.stem not in kept:

@@ -315,6 +315,7 @@ class ReplicaService(MemberService):
             except FedError as error:
                 self.fail(error)
             except Exception as error:
+                # whatever it is: the run's thread waits for this loop, and must hear of it
                 self.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
             await self.clock.pause(_TICK_S)
 

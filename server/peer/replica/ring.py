@@ -258,6 +258,7 @@ def _rows(packed: Tensor, numbers: int) -> Tensor:
 
 
 def _contribution(name: Any, samples: Any, weight: Any, train_loss: Any) -> Contribution:
+    # JSON of another member: each value may be of any type
     if not isinstance(name, str) or not NODE_NAME.fullmatch(name) or not isinstance(weight, str):
         raise InvalidPayload("a sum must name each member, with a weight")
     if not _WEIGHT.fullmatch(weight) or not isinstance(train_loss, float | int):

@@ -112,6 +112,7 @@ class RingTransport:
         """
         self.end()
         parts = self._parts.items()
+        # faster members may have sent parts of this ring before it was heard of here
         self._parts = {part: one for part, one in parts if part.round == ring.round and part.ballot >= ring.ballot}
         self._running = asyncio.create_task(self._run(ring, own))
 
@@ -193,6 +194,7 @@ class RingTransport:
         except FedError as error:
             self._listener.fail(error)
         except Exception as error:
+            # whatever it is: nobody would see an error of a task of the loop
             self._listener.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
 
     async def _total(self, ring: RunRing, own: RoundSum) -> RoundSum:

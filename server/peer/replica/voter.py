@@ -132,6 +132,7 @@ class Voter:
             return
         self._round.quiet_since_s = self._now_s
         if message.kind is Kind.PREPARE:
+            # a repeated request is answered, and needs nothing more on disk
             if ballot > promised:
                 self._promise_no_less(ballot)
             self._promise()
