@@ -1,4 +1,7 @@
-"""One exchange of vectors with neighbours: what is open, what has arrived, and what has come of it."""
+"""One exchange of vectors with neighbours: what is open, what has arrived, and what has come of it.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
