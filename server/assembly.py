@@ -78,9 +78,9 @@ def assembled(
         federation,
         begin_scoring=begin_scoring,
         has_scores=is_scored_by_clients or prepared.recipe.test is not None,
+        # in this process they would only delay the next round
         scores_meanwhile=executor.is_parallel,
-        keeps_models=is_simulated,
-        keeps_metrics=is_simulated,
+        is_simulated=is_simulated,
         load_module=load_module or loaded,
         metrics=directions(prepared.metrics),
         facts=facts,

@@ -190,6 +190,7 @@ class Coordinator:
                 for none but them.
         """
         for answer in self.fleet.collect(until, enough):
+            # a client that has failed may never have got the model of its task
             if self._downlink is not None and not isinstance(answer.content, Failure):
                 self._downlink.note(answer, self.open)
             end = accumulator.take(answer, self.open, version=self.version, weigh=weigh)
@@ -264,6 +265,7 @@ class Coordinator:
                 updates of the others are 0; None: the mean of the updates that came.
             quorum: number of updates below which none moves the model.
         """
+        # for samplings by loss, whether these updates suffice or not
         self.losses |= accumulator.loss_of
         suffice = bool(accumulator.replied) and self._suffice(len(accumulator.replied), quorum, number)
         counted = accumulator.counted if suffice else {}
@@ -306,6 +308,7 @@ class Coordinator:
         self._population = state["population"]
         self.losses = state["losses"]
         self._asked = state["asked"]
+        # the model that was to be sent is of before the resume
         self._sent = None
         if self._sent_sum is not None:
             self._sent_sum.restore(state["sent_sum"])

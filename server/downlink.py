@@ -51,6 +51,7 @@ class Downlink:
             self._reference, difference, self._state = self._reference.towards(
                 numbers_KP, model.version, encoder, self._state, self._streams
             )
+            # older versions get the whole model: memory stays bounded however long a client is away
             self._differences = (*self._differences, difference)[-MOST_DIFFERENCES:]
         self._version = model.version
         self._find_missing()

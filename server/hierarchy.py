@@ -105,6 +105,7 @@ class HierarchicalFleet:
         # edges receive at the same time: the largest message is the last to arrive
         down_s = self._hierarchy.transfer_s(max(received_bytes.values()))
         self._passed_s += down_s
+        # both ways through the edge, for a client's deadline is that of the whole
         ways_s = down_s + self._hierarchy.transfer_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 
@@ -172,6 +173,7 @@ def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_b
     for answer in answers:
         total.add(answer.update.update_M, answer.update.weight)
     integers = [answer.integers_I for answer in answers]
+    # only here, so that reading an experiment loads as little as it can
     from fed.wire.messages import Answer, PartialSum
 
     return Answer(

@@ -115,6 +115,7 @@ class ParameterStore:
             InvalidInput: if the key is neither a number nor a text, or the value not a dense tensor of finite numbers.
         """
         _refuse_no_key(key)
+        # before the lock is taken: a copy of a large tensor would hold up all workers
         value = _copy(f"the value of key {key!r}", tensor)
         with self._changed:
             self._values[key] = value
@@ -333,6 +334,7 @@ class ParameterStore:
 
 
 def _refuse_no_key(key: object) -> None:
+    # MXNet takes lists of keys, too: the remedy is for those who come from there
     if not isinstance(key, int | str):
         raise InvalidInput(f"a key must be a whole number or a text, got {key!r}: give one key and one tensor a call")
 

@@ -105,7 +105,7 @@ class RealFleet(ABC):
             if may_say.spend() or there != said:
                 said = there
                 _log.info("%d of %d nodes are there", there, count)
-            self._pass_time(math.inf)
+            self.pass_time(math.inf)
             self._seen = self._changes
 
     def registered(self) -> Sequence[int | str]:
@@ -148,7 +148,7 @@ class RealFleet(ABC):
                 if may_say.spend():
                     waiting = sorted({str(task.client) for task in self._open.values()})
                     _log.info("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
-                self._pass_time(until)
+                self.pass_time(until)
             if self._has_answer():
                 answer = self._next_answer()
                 task = self._open.pop(answer.tasks[0])
@@ -193,7 +193,7 @@ class RealFleet(ABC):
                 return False
             if may_say.spend():
                 _log.info("waiting for nodes; %d are there", len(self._attending()))
-            self._pass_time(until)
+            self.pass_time(until)
         return False
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> dict[int | str, pb.Scores]:
@@ -208,13 +208,14 @@ class RealFleet(ABC):
         Returns:
             Scores by client, of those that have answered.
         """
+        # a number of its own: scores that come late must not count for the next model
         self._examination += 1
         self._unscored = set()
         self._scores = {}
         until = self.clock + limit_s
         self._examine(model, limit_s)
         while self._unscored and self.clock < until:
-            self._pass_time(until)
+            self.pass_time(until)
         if self._unscored:
             _log.warning(
                 "%d clients have not scored the model within %g s, and are asked again only once they have: %s",
@@ -237,6 +238,7 @@ class RealFleet(ABC):
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
         self._began_s = self.time.monotonic_s() - state["clock"]  # the clock goes on from where it stopped
+        # nodes may have dialled before the checkpoint was read
         self._members.clear()
         self._members.update(state["members"])
         self._kept.restore(state["kept"])
@@ -259,6 +261,7 @@ class RealFleet(ABC):
             steps=task.steps,
             broadcast_count=len(task.model.broadcast),
             population=len(members),
+            # a place stays the same only where no other client can come before it
             place=members.index(task.client) if self._members.is_closed else None,
             payload=payload,
             **self._kept_state(task.client),
@@ -287,6 +290,7 @@ class RealFleet(ABC):
         if task is None or task.differences is None:
             return None
         _log.info("client %r has lost the model of its last task, and is sent the whole model", task.client)
+        # also in the open task, so that a node that comes back gets the whole model again
         self._open[number] = task = task._replace(differences=None)
         self._sent_again_bytes += task.size_bytes()
         return task
@@ -329,6 +333,7 @@ class RealFleet(ABC):
             InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
+        # the sum holds shares by what was said at first: more now would count what it does not hold
         joined = self._members.get(task.client, header.samples)
         if self._adds_up and header.samples > joined:
             raise InvalidPayload(f"client {task.client!r} joined with {joined} samples, got {header.samples}")
@@ -337,6 +342,7 @@ class RealFleet(ABC):
                 f"client {task.client!r} has lost what it had sent (its folder was removed, or is damaged), which the "
                 "coordinator's sum still holds: restore its folder, or begin the run anew"
             )
+        # without a sum only this client's own state is lost, and the run goes on
         if header.began_anew:
             _log.warning(
                 "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and resumes "
@@ -380,7 +386,7 @@ class RealFleet(ABC):
         """The first answer to an open task that has arrived."""
 
     @abstractmethod
-    def _pass_time(self, until: float) -> None:
+    def pass_time(self, until: float) -> None:
         """Take what has arrived, or wait for it until a clock, with breaks in which Ctrl-C is heard."""
 
 

@@ -84,6 +84,7 @@ class RunLog:
     def observe(self, event: Event) -> None:
         """Say what is worth a line."""
         if isinstance(event, TaskFailed):
+            # a client that fails is everyday, numbers that are not finite are not
             level = logging.WARNING if event.has_diverged else logging.INFO
             _log.log(level, "round %d: client %r failed: %s", event.round, event.client, event.reason)
         elif isinstance(event, RoundEnded):
@@ -107,6 +108,7 @@ class RunLog:
     def _warn_of_clipping(self, number: int, line: Mapping[str, Any]) -> None:
         """Warn when a share is clipped that is twice what was warned of, and at the first weight that is capped."""
         share = line.get("clipped_share") or 0.0
+        # twice as much: else each round would warn of a little more
         if share > max(_MOST_CLIPPED, 2 * self._warned_share):
             self._warned_share = share
             _log.warning(

@@ -13,7 +13,6 @@ from fed.errors import InvalidExperiment, InvalidPayload, RunFailed
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.fleet import Fleet
-from fed.storage.checkpoints import Tree
 from fed.wire.messages import Answer, RevealedSum, TakenBySession, Task
 
 __all__ = ["SecureFleet", "SessionResult", "Sessions"]
@@ -82,6 +81,9 @@ class SecureFleet:
         self.population = self.fleet.population
         self.settle = self.fleet.settle
         self.wait = self.fleet.wait
+        # between rounds no session is open: the clients' fleet has all that a resumed run needs
+        self.state = self.fleet.state
+        self.restore = self.fleet.restore
         self._least = self.settings.least_asked(self.fixed.most_clients)
         facts = self.settings.facts(self.fixed)
         _log.info(
@@ -118,9 +120,11 @@ class SecureFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send a round's tasks; all of them fail if they are too few for a session."""
         tasks = [*tasks]
+        # a sampling may draw nobody, and a session of nobody would fail
         if not tasks:
             return
         try:
+            # before any key is made: a session of too few would fail at its end
             self.settings.degree(len(tasks), is_begun=True)
         except InvalidExperiment as error:
             _log.warning("round %d is not begun: %s", tasks[0].round, error)
@@ -140,6 +144,7 @@ class SecureFleet:
                 yield answer
                 continue
             self.sessions.take(answer)
+            # without their lanes: the masked messages of a cohort would fill the memory
             self._answers.append(
                 Answer(
                     tasks=answer.tasks,
@@ -160,15 +165,8 @@ class SecureFleet:
         """End the round: the answers that have come make the sum, all other tasks are cancelled."""
         answered = {task for answer in self._answers for task in answer.tasks}
         self.fleet.cancel([task for task in tasks if task not in answered])
+        # cancel() is the coordinator's word that the round is over, and collect() comes after it
         self._is_closing = True
-
-    def state(self) -> Tree:
-        """State of the clients' fleet: between rounds no session is open."""
-        return self.fleet.state()
-
-    def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
-        self.fleet.restore(state)
 
     def _closed(self) -> Iterator[Answer]:
         """The sum, as one answer; or a failure of each task."""
@@ -191,6 +189,7 @@ class SecureFleet:
         failed = [Answer.failure(self._tasks[task], problem) for task in sorted({*answered} - {*survivors})]
         if hidden is None:
             _log.warning("round %d has no sum, and no update was revealed: %s", number, problem)
+            # the session's bytes have travelled, and are counted once
             failed[0] = failed[0]._replace(size_bytes=size_bytes, more_bytes_down=result.bytes_down)
         else:
             counted = [self._tasks[task] for task in sorted(survivors)]

@@ -63,9 +63,9 @@ class TrainingLoop:
             round comes after it.
         has_scores: True if there are samples to score models on.
         scores_meanwhile: True if the scoring continues during the next round.
-        keeps_models: True if the clients' own models are here, and belong to the run's results.
-        keeps_metrics: True if all metrics stay in memory. Otherwise a run with a folder has them there alone, so that
-            its memory does not grow with the rounds.
+        is_simulated: True if the clients' own models are here and belong to the run's results, and all metrics stay in
+            memory. Otherwise a run with a folder has them there alone, so that its memory does not grow with the
+            rounds.
         load_module: function from a model's state to a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
         facts: function that returns what the summary says beside the measurements; it is called at the end.
@@ -85,8 +85,7 @@ class TrainingLoop:
     begin_scoring: Callable[[bool], Scoring]
     has_scores: bool
     scores_meanwhile: bool
-    keeps_models: bool = False
-    keeps_metrics: bool = True
+    is_simulated: bool
     load_module: "Callable[[State], nn.Module]"
     metrics: Mapping[str, str]
     facts: Callable[[], Mapping[str, Any]]
@@ -102,6 +101,7 @@ class TrainingLoop:
         self._policy = self.experiment.rounds.make()
         self._tally = Tally(keeps_lines=self._is_in_memory)
         files = [] if self.folder is None else [RunFiles(self.folder)]
+        # before the user's, who find the files whole when they hear of a round
         self.observers.put_first(self._tally, *files, RunLog())
         self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
@@ -127,7 +127,7 @@ class TrainingLoop:
 
     @property
     def _is_in_memory(self) -> bool:
-        return self.keeps_metrics or self.folder is None
+        return self.is_simulated or self.folder is None
 
     def _measured_lines(self) -> Iterator[dict[str, Any]]:
         """The metrics in the folder."""
@@ -190,6 +190,7 @@ class TrainingLoop:
         try:
             self._finish(status, reason)
         except Exception as error:  # the error that counts is on its way
+            # said already, where the same full disk has ended the run
             if str(error) != reason:
                 _log.warning("%s", error)
 
@@ -197,6 +198,7 @@ class TrainingLoop:
         """Train, then record the round before, which was scored meanwhile; without workers, record this one too."""
         self.observers.tell(RoundBegan(number))
         stats = self.federation.round(number)
+        # before the last round's scores are waited for, whose time is not this round's
         line = {"round": number, "virtual_s": self.federation.clock, "wall_s": self._wall_s}
         line |= self.federation.measures()
         self._record_pending()
@@ -235,7 +237,7 @@ class TrainingLoop:
 
     def _finish(self, status: str, reason: str | None) -> Run:
         model = self.load_module(self._states[0])
-        own = self._states[1] if self.keeps_models else {}
+        own = self._states[1] if self.is_simulated else {}
         models = {client: self.load_module(state) for client, state in own.items()}
         found: dict[str, Any] = {
             "experiment": self.experiment,
@@ -254,5 +256,6 @@ class TrainingLoop:
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
         summary = {"status": status, **self._tally.totals.summary(self.experiment, self.metrics), **self.facts()}
+        # until now: the totals end with the last round's line, before its model was written
         summary["wall_s"] = self._wall_s
         return {**summary, **({"reason": reason} if reason else {})}

@@ -20,6 +20,7 @@ _MOST_LETTERS = 60  # of a name, in a refusal
 
 def reason_of(failed: Failed) -> str:
     """Reason that a node gives for a failure. Divergence that a node reports fails its task, not the run."""
+    # a node's text becomes a line of the log, and must not look like several
     reason = one_line(failed.reason) or "it says no reason"
     return f"its training diverged: {reason}" if failed.diverged else reason
 
@@ -36,22 +37,19 @@ def refusal_of_joining(joining: Joining) -> str | None:
         return "a node must have samples to train on, got none"
     if joining.samples > MOST_SAMPLES:
         return f"a node must have at most 2^53 samples, got {joining.samples}"
-    shape = joining.signature.input_shape
-    classes = joining.signature.classes
-    if len(shape) > _MOST_DIMENSIONS or not 0 < math.prod(shape) <= _MOST_INPUT_NUMBERS:
-        return (
-            f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
-            f"{tuple(shape[:8])}"
-        )
-    of_targets = joining.signature.target_shape
-    if len(of_targets) > _MOST_DIMENSIONS or not 0 < math.prod(of_targets) <= _MOST_INPUT_NUMBERS:
-        return (
-            f"a sample's targets must be 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, "
-            f"got {tuple(of_targets[:8])}"
-        )
+    signature = joining.signature
+    shapes = (("a sample must have", signature.input_shape), ("a sample's targets must be", signature.target_shape))
+    for what, shape in shapes:
+        # the dimensions first: a product over millions of them would take long
+        if len(shape) > _MOST_DIMENSIONS or not 0 < math.prod(shape) <= _MOST_INPUT_NUMBERS:
+            return (
+                f"{what} 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
+                f"{tuple(shape[:8])}"
+            )
+    classes = signature.classes
     if classes > MOST_CLASSES:
         return f"there may be {MOST_CLASSES} classes at most, got {classes}"
-    if (size_bytes := joining.signature.ByteSize()) > _MOST_SIGNATURE_BYTES:  # other engines have no limit of their own
+    if (size_bytes := signature.ByteSize()) > _MOST_SIGNATURE_BYTES:  # other engines have no limit of their own
         return f"a signature must have at most {_MOST_SIGNATURE_BYTES} bytes, got {size_bytes}"
     return None
 
@@ -73,6 +71,7 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
     for kind, theirs, ours in (("column", said.columns, asked.columns), ("class", said.labels, asked.labels)):
         if reason := _first_difference(kind, theirs, ours):
             return reason
+    # of very many names a node tells the first and a hash of all
     if said.names_sha256 and asked.names_sha256 and said.names_sha256 != asked.names_sha256:
         return f"columns or classes after the first {len(asked.columns)} differ from the model's: compare the headers"
     expected = _targets(asked)

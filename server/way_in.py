@@ -95,12 +95,14 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
         InvalidPayload: if it must not touch the model.
     """
     check_tensors([(type_name(tensor.dtype), tensor.numel()) for tensor in tensors], message.uplink)
+    # before any tensor is looked at: numbers cost nothing to check
     if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
         raise InvalidPayload(reason)
     expected = header.samples if message.weighs_samples else 1
     if message.error_feedback.adds_up and header.weight != expected:
         raise InvalidPayload(f"under error_feedback ef21 the weight must be {expected}, got {header.weight:g}")
     *payload, integers_I = tensors
+    # before anything is decoded: codecs rely on finite numbers
     for tensor in payload:
         _refuse_unusable(tensor)
     if message.fixed is not None:  # masked: there is nothing to be decoded, or to be known of one client
@@ -191,6 +193,7 @@ class UpdateAccumulator:
         self.loss_of: dict[int | str, float] = {}
         self.samples_of: dict[int | str, int] = {}
         self.hidden: SumOfClients | None = None
+        # exact: the order of arrival must not change a bit of the model
         self._mean = WeightedMean(size)
         self._is_linear = is_linear
         self._present_V = present_V
@@ -214,6 +217,7 @@ class UpdateAccumulator:
             self.diverged.append(answer)
             if not self._drops_diverged:
                 return TaskEnd.IGNORED
+        # what does not count has travelled, too
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
         if isinstance(content, Failure):
@@ -224,6 +228,7 @@ class UpdateAccumulator:
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
+        # an answer for a task of another client must not move the model in its name
         if not senders or senders != [(client, answer.round) for client in answer.clients]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
             return TaskEnd.IGNORED
@@ -234,6 +239,7 @@ class UpdateAccumulator:
             self.staleness += [0] * len(tasks)
             self.replied += answer.clients
             return TaskEnd.ANSWERED
+        # the loss of a late client is known all the same, and samplings by loss use it
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
         staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
@@ -244,6 +250,7 @@ class UpdateAccumulator:
         self.samples_of |= zip(answer.clients, answer.samples, strict=True)
         self.counted |= dict.fromkeys(answer.tasks, factor)
         if answer.integers_I.numel():
+            # counters, such as numbers of batches: the furthest stands for all
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
@@ -295,6 +302,7 @@ class UpdateAccumulator:
             return
         if isinstance(content, TrainedModel):
             if self._is_linear and self._present_V is None:
+                # the difference is taken inside the sum, without another vector of the model's size
                 self._mean.add(content.params_V, content.weight, factor, less_P=content.start_V)
                 return
             content = content.update()
@@ -305,6 +313,7 @@ class UpdateAccumulator:
         if self._is_linear:
             self._mean.add(update_M, content.weight, factor)
         else:
+            # the discount is on the update, for rules such as the median ignore weights
             self._single[task.id] = update_M.double() * factor, content.weight
 
 

@@ -100,6 +100,7 @@ def _clause(method: Any) -> str:
 
 def _fields(state: Any) -> str:
     """The names of a named tuple's values, those of its parts among them, without their shape suffixes."""
+    # the suffixes are for readers of code, and mean nothing on a terminal
     names: list[str] = []
     for name, part in ({} if state is None else state._asdict()).items():
         if isinstance(part, tuple):

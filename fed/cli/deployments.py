@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fed.cli.options import RunOptions
 from fed.cli.progress import Lines, display, say_all
 from fed.cli.runs import folder
 from fed.errors import InvalidInput
@@ -39,6 +40,7 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > _LAST_PORT:
         raise InvalidInput(f"{option} must be HOST:PORT, the port at most {_LAST_PORT}, got {address!r}")
+    # to obey one of the two would surprise who meant the other
     if credentials is not None and insecure:
         raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
     if credentials is None and not insecure:
@@ -62,6 +64,7 @@ def name_of(who: str, name: str | None, credentials: Path | None, certified: str
     Raises:
         InvalidInput: if option and certificate differ, or there is neither.
     """
+    # the other side would refuse it too, but later and less plainly
     if certified is not None and name not in {None, certified}:
         raise InvalidInput(
             f"--name must be {certified}, as the certificate in {credentials} says, got {name}: leave --name out"
@@ -72,22 +75,19 @@ def name_of(who: str, name: str | None, credentials: Path | None, certified: str
 
 
 @contextlib.contextmanager
-def running(
-    command: str, name: str, output: Path | None, overwrite: bool, resume: Path | None
-) -> Iterator[tuple[Lines, Path]]:
+def running(command: str, name: str, options: RunOptions) -> Iterator[tuple[Lines, Path]]:
     """Place where a run says what it does, and its folder, until it ends or is broken off.
 
     Args:
         command: command that runs it.
         name: name of the experiment.
-        output: folder that the user named, or None.
-        overwrite: True if a run in the folder may be replaced.
-        resume: folder of a run to resume, or None.
+        options: options of the command.
     """
     shown = display()
+    # a server or a peer runs for days without anyone at the terminal: its log is all there is to read
     say_all(shown)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
-    with folder(name, resume or output, overwrite) as directory, shown.running():
+    with folder(name, options.resume or options.output, options.overwrite) as directory, shown.running():
         try:
             yield shown, directory
         except KeyboardInterrupt:

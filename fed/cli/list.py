@@ -38,6 +38,7 @@ def runs(
     for column in shown.columns[4:6]:
         column.justify = "right"
     console().print(shown)
+    # below the table, whose columns a long reason would squeeze
     for run in found:
         if run.reason:
             typer.echo(f"{run.folder}: {' '.join(run.reason.split())}")
@@ -56,6 +57,7 @@ def _row(run: "KeptRun", folder: Path) -> tuple[str, ...]:
     from fed.storage.run_reader import RunState
 
     is_read = run.state is not RunState.UNREADABLE
+    # a damaged experiment.yaml does not say how many were planned
     planned = f" of {run.rounds_planned}" if run.rounds_planned is not None else ""
     return (
         str(run.folder.relative_to(folder)) if run.folder != folder else str(folder),

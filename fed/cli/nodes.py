@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
-from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
+from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import RoundLines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
@@ -19,7 +19,8 @@ from fed.processes.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
-    from fed.clients.node.sessions import Limits, SecureNode
+    from fed.clients.node.sessions import SecureNode
+    from fed.clients.node.training_process import TrainingProcess
     from fed.identity.credentials import NodeCredentials
     from fed.protocol.protocol_pb2 import Signature
 
@@ -62,15 +63,10 @@ def server(
         report: True to draw the run at its end.
         json: True to print the summary as JSON.
     """
-    experiment = to_run(
-        "server",
-        file=file,
-        settings=settings,
-        output=output,
-        overwrite=overwrite,
-        resume=resume,
-        as_json=json,
+    options = RunOptions(
+        file=file, settings=settings, output=output, overwrite=overwrite, resume=resume, report=report, json=json
     )
+    experiment = to_run("server", options)
     if experiment is None:
         if resume is not None:
             _dismiss_nodes(resume, listen=listen, credentials=credentials, insecure=insecure)
@@ -81,11 +77,11 @@ def server(
 
     hold_to_certificates(listen, credentials=credentials, insecure=insecure, option="--listen")
     cohort = getattr(experiment.rounds.make(), "cohort", None)
+    # some members of a resumed run may not come back, and its rounds wait by themselves
     least = cohort if isinstance(cohort, int) and resume is None else 1
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     host = listen.rpartition(":")[0]
-    place = running("server", name=experiment.name, output=output, overwrite=overwrite, resume=resume)
-    with place as (shown, directory):
+    with running("server", experiment.name, options) as (shown, directory):
         run = serve(
             experiment,
             listen=listen,
@@ -94,10 +90,11 @@ def server(
             min_nodes=min_nodes or least,
             overwrite=overwrite,
             resume=resume is not None,
+            # the port may be one that the system chose
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
             observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
-    tell(directory, run.summary, as_json=json, draws=report)
+    tell(directory, run.summary, options)
     return 0
 
 
@@ -197,16 +194,17 @@ def client(
         new_record: True to begin a record of revealed rounds where there is none.
         dry_run: True to check the data, and not to connect.
     """
-    from fed.clients.node.edge_node import EdgeNode
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
-    from fed.storage.atomic_files import held
     from fed.wire.messages import client_id_of
 
     if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
-    if not secure and ((minimum_cohort, corrupt, threshold) != (None, None, None) or new_record or allow_state):
+    limits = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
+    given_limits = {key: value for key, value in limits.items() if value is not None}
+    if not secure and (given_limits or new_record or allow_state):
+        # to ignore them would leave the owner with less protection than was asked for
         raise InvalidInput(
             "--minimum-cohort, --corrupt, --threshold, --allow-state and --new-record go with --secure, which is not "
             "given: add it"
@@ -222,18 +220,48 @@ def client(
         _say_what_would_leave(training, name, secure=secure)
         return 0
     assert server is not None
+    sessions = None
+    if secure:
+        sessions = partial(_sessions, loaded, place, given_limits, allows_state=allow_state, begins_record=new_record)
+    return _attend(server, loaded, name, training, place, allow=allow or (), sessions=sessions)
+
+
+def _attend(
+    server: str,
+    credentials: "NodeCredentials | None",
+    name: str,
+    training: "TrainingProcess",
+    folder: Path,
+    *,
+    allow: Sequence[str],
+    sessions: "Callable[[], SecureNode] | None",
+) -> int:
+    """Do a server's tasks until it says farewell, or a signal comes.
+
+    Args:
+        server: address of the server, HOST:PORT.
+        credentials: key and certificate of the node; None: no encryption.
+        name: name of the node.
+        training: process that trains.
+        folder: folder of the node's state.
+        allow: modules whose ``python:`` kinds the server may name.
+        sessions: function that makes the node's sessions under secure aggregation; None: it takes part without it.
+    """
+    from fed.clients.node.edge_node import EdgeNode
+    from fed.storage.atomic_files import held
+    from fed.wire.messages import client_id_of
+
     shown = display()
     say_all(shown)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
+        # an event, not an exception: the node ends its stream and its training process in order
         signal.signal(number, lambda *_: stopped.set())
-    channel = loaded.for_grpc() if loaded else None
-    with held(place, "give another --state"):
-        place.chmod(0o700)  # it may be there from an earlier version
-        limits = _limits(minimum_cohort, corrupt, threshold, allows_state=allow_state)
-        sessions = _sessions(loaded, place, limits, begins_record=new_record) if secure else None
-        files = place / "files"
-        node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow or (), secure=sessions)
+    channel = credentials.for_grpc() if credentials else None
+    with held(folder, "give another --state"):
+        folder.chmod(0o700)  # it may be there from an earlier version
+        secure = sessions() if sessions else None  # only now: its record is in the folder that is held
+        node = EdgeNode(server, channel, name, client_id_of(name), training, folder / "files", allow, secure=secure)
         try:
             farewell = node.run(stopped=stopped)
         finally:
@@ -243,26 +271,20 @@ def client(
     return 0
 
 
-def _limits(
-    minimum_cohort: int | None, corrupt: float | None, threshold: int | None, *, allows_state: bool
-) -> "Limits":
-    """Limits of the node's owner; the usual ones where none are given."""
-    from fed.clients.node.sessions import Limits
-
-    options: dict[str, Any] = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
-    given = {key: value for key, value in options.items() if value is not None}
-    return Limits(**given, allows_state=allows_state)
-
-
 def _sessions(
-    credentials: "NodeCredentials | None", folder: Path, limits: "Limits", *, begins_record: bool
+    credentials: "NodeCredentials | None",
+    folder: Path,
+    limits: Mapping[str, Any],
+    *,
+    allows_state: bool,
+    begins_record: bool,
 ) -> "SecureNode":
-    """The node's sessions under secure aggregation."""
-    from fed.clients.node.sessions import SecureNode
+    """The node's sessions under secure aggregation, with its owner's limits where some are given."""
+    from fed.clients.node.sessions import Limits, SecureNode
 
     if credentials is None:
         raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
-    return SecureNode(credentials, folder, limits, begins_record=begins_record)
+    return SecureNode(credentials, folder, Limits(**limits, allows_state=allows_state), begins_record=begins_record)
 
 
 def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:

@@ -1,7 +1,6 @@
 """``fed peer``: an experiment without a coordinator, at one of the real peers that mix with each other."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
-from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
+from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import Lines, RoundLines, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
@@ -82,39 +81,38 @@ def peer(
         report: True to draw the run at its end.
         json: True to print the summary as JSON.
     """
-    experiment = to_run(
-        "peer",
-        file=file,
-        settings=settings,
-        output=output,
-        overwrite=overwrite,
-        resume=resume,
-        as_json=json,
+    options = RunOptions(
+        file=file, settings=settings, output=output, overwrite=overwrite, resume=resume, report=report, json=json
     )
-    serves_end = experiment is None and resume is not None and _end_is_kept(resume)
-    if experiment is None and not serves_end:
-        return 0
+    experiment = to_run("peer", options)
     pool_freed_memory()  # before threads start, which it concerns
     from fed.config.node_data import NodeData
-    from fed.server.peer.deploy import take_part
+    from fed.identity.credentials import PeerCredentials
+    from fed.server.peer.deploy import PeerSetup, end_is_kept, take_part
+
+    if experiment is None and (resume is None or not end_is_kept(resume)):
+        return 0
 
     own = NodeData.load(data)
-    setup = _setup(
+    addresses = {"--join": join or []}
+    addresses["--listen"] = [] if listen is None else [listen]
+    addresses["--advertise"] = [] if advertise is None else [advertise]
+    _check_addresses(addresses, credentials=credentials, insecure=insecure)
+    loaded = PeerCredentials.load(credentials) if credentials is not None else None
+    setup = PeerSetup(
+        name=name_of("peer", name=name, credentials=credentials, certified=loaded.name if loaded else None),
         listen=listen,
-        advertise=advertise,
         join=join or [],
-        credentials=credentials,
-        insecure=insecure,
-        name=name,
+        credentials=loaded,
+        advertise=advertise,
         min_peers=min_peers,
+        patience_s=patience,
+        serves_end_s=serve_end,
     )
-    setup = replace(setup, patience_s=patience, serves_end_s=serve_end)
     if experiment is None:
-        assert resume is not None
-        _serve_end(resume, own, setup)
+        _serve_end(own, setup, options)
         return 0
-    place = running("peer", name=experiment.name, output=output, overwrite=overwrite, resume=resume)
-    with place as (shown, directory):
+    with running("peer", experiment.name, options) as (shown, directory):
         run = take_part(
             experiment,
             own,
@@ -125,68 +123,56 @@ def peer(
             on_listen=partial(_say_port, shown, listen),
             observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
-    tell(directory, run.summary, as_json=json, draws=report)
+    tell(directory, run.summary, options)
     return 0
 
 
-def _setup(
-    listen: str | None,
-    advertise: str | None,
-    join: list[str],
-    credentials: Path | None,
-    insecure: bool,
-    name: str | None,
-    min_peers: int,
-) -> "PeerSetup":
-    """Setup of this peer among others, from its options.
+def _check_addresses(given: Mapping[str, Sequence[str]], credentials: Path | None, insecure: bool) -> None:
+    """Check the addresses of this peer and of those that it joins.
+
+    Args:
+        given: option → the addresses that it gave.
+        credentials: folder of the peer's keys.
+        insecure: True to go without certificates.
 
     Raises:
-        InvalidInput: if the options do not go together.
+        InvalidInput: if one cannot be used, or they do not go together.
     """
-    from fed.identity.credentials import PeerCredentials
-    from fed.server.peer.deploy import PeerSetup
-
-    if listen is None and not join:
+    if not given["--listen"] and not given["--join"]:
         raise InvalidInput(
             "a peer must listen or join others, got neither: give --listen HOST:PORT or --join HOST:PORT"
         )
-    addresses = [("--join", address) for address in join] + [("--listen", listen), ("--advertise", advertise)]
-    for option, address in addresses:
-        if address is not None:
+    # those that are dialled too: this peer would show them what it learns
+    for option, addresses in given.items():
+        for address in addresses:
             hold_to_certificates(address, credentials=credentials, insecure=insecure, option=option)
-    if listen and not advertise and listen.rpartition(":")[0].strip("[]") in _EVERYWHERE:
-        raise InvalidInput(f"--listen {listen} is an address that others cannot dial: give --advertise HOST:PORT, too")
-    loaded = PeerCredentials.load(credentials) if credentials is not None else None
-    name = name_of("peer", name=name, credentials=credentials, certified=loaded.name if loaded else None)
-    return PeerSetup(name=name, listen=listen, join=join, credentials=loaded, advertise=advertise, min_peers=min_peers)
+    for address in given["--listen"]:
+        if not given["--advertise"] and address.rpartition(":")[0].strip("[]") in _EVERYWHERE:
+            raise InvalidInput(
+                f"--listen {address} is an address that others cannot dial: give --advertise HOST:PORT, too"
+            )
 
 
-def _end_is_kept(folder: Path) -> bool:
-    """Tell whether members had not come to the end of a finished run when its peer left."""
-    from fed.server.peer.deploy import end_is_kept
-
-    return end_is_kept(folder)
-
-
-def _serve_end(folder: Path, own: "NodeData", setup: "PeerSetup") -> None:
+def _serve_end(own: "NodeData", setup: "PeerSetup", options: RunOptions) -> None:
     """Serve the end of a finished run to members that had not come to it.
 
     Args:
-        folder: folder of the run.
         own: data that this peer trained on.
         setup: addresses, credentials and waits of this peer.
+        options: options of the command, with the folder of that run.
     """
     from fed.server.peer.deploy import serve_end
     from fed.storage.run_folder import RunFolder
 
-    experiment = RunFolder.existing(folder).experiment()
-    place = running("peer", name=experiment.name, output=None, overwrite=False, resume=folder)
-    with place as (shown, _):
+    assert options.resume is not None
+    experiment = RunFolder.existing(options.resume).experiment()
+    with running("peer", experiment.name, options) as (shown, folder):
         shown.say(f"the run is over, and others may not know it yet: serving its end for {setup.serves_end_s:g} s")
         serve_end(experiment, own, setup, output=folder, on_listen=partial(_say_port, shown, setup.listen))
 
 
 def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:
+    # the host as it was given, and the port that the system may have chosen
     if listen is not None:
         shown.say(f"listening on {listen.rpartition(':')[0]}:{port}")
 

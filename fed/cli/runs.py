@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -13,7 +14,7 @@ import typer
 
 import fed
 from fed.cli.documents import read_comparison, read_experiment
-from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
+from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
 from fed.cli.tables import console
 from fed.errors import InvalidInput, located, os_errors_as
@@ -54,15 +55,10 @@ def simulate(
         report: True to draw the run at its end.
         json: True to print the summary as JSON.
     """
-    experiment = to_run(
-        "simulate",
-        file=file,
-        settings=settings,
-        output=output,
-        overwrite=overwrite,
-        resume=resume,
-        as_json=json,
+    options = RunOptions(
+        file=file, settings=settings, output=output, overwrite=overwrite, resume=resume, report=report, json=json
     )
+    experiment = to_run("simulate", options)
     if experiment is None:
         return 0
     shown = display()
@@ -74,7 +70,7 @@ def simulate(
             run = fed.simulate(
                 experiment, output=directory, overwrite=overwrite, resume=resume is not None, observers=[watch]
             )
-        tell(directory, run.summary, as_json=json, draws=report)
+        tell(directory, run.summary, options)
     return 0
 
 
@@ -87,31 +83,20 @@ def report(
     typer.echo(write_run_report(folder))
 
 
-def to_run(
-    command: str,
-    file: Path | None,
-    settings: list[str] | None,
-    output: Path | None,
-    overwrite: bool,
-    resume: Path | None,
-    as_json: bool,
-) -> "fed.Experiment | None":
+def to_run(command: str, options: RunOptions) -> "fed.Experiment | None":
     """Experiment to run or to resume; None where the run to resume has finished, whose outcome is then printed.
 
     Args:
         command: command that asks, for the error.
-        file: file of the experiment, or None.
-        settings: values in place of the file's.
-        output: folder of the run, or None.
-        overwrite: True to replace a run that is there.
-        resume: folder of a run to resume, or None; nothing else may be given then.
-        as_json: True to print the summary as JSON.
+        options: options of that command.
     """
+    resume = options.resume
     if resume is None:
-        if file is None:
+        if options.file is None:
             raise InvalidInput(f"fed {command} needs an experiment, got none: give a file, or --resume DIR")
-        return read_experiment(file, settings)
-    if file is not None or settings or output is not None or overwrite:
+        return read_experiment(options.file, options.settings)
+    # the run goes on with the experiment in its folder: other values would not be those of its checkpoints
+    if options.file is not None or options.settings or options.output is not None or options.overwrite:
         raise InvalidInput("--resume takes the experiment from the run's folder: give that folder and no other options")
     from fed.storage.run_folder import RunFolder, state_of
     from fed.storage.run_reader import RunState, summary_of
@@ -119,24 +104,23 @@ def to_run(
     kept = RunFolder.existing(resume)
     if state_of(resume) is not RunState.FINISHED:
         return kept.experiment()
-    tell(resume, summary_of(resume) or {}, as_json=as_json)
+    tell(resume, summary_of(resume) or {}, replace(options, report=False))
     return None
 
 
-def tell(directory: Path, summary: Mapping[str, Any], as_json: bool, draws: bool = False) -> None:
-    """Print the outcome of a run and its folder.
+def tell(directory: Path, summary: Mapping[str, Any], options: RunOptions) -> None:
+    """Print the outcome of a run and its folder, and draw its report where the options say so.
 
     Args:
         directory: folder of the run.
         summary: summary of the run.
-        as_json: True to print the summary as JSON.
-        draws: True to draw its report.
+        options: options of the command that ran it.
     """
-    if draws:
+    if options.report:
         from fed.reports.html import write_run_report
 
         write_run_report(directory)
-    if as_json:
+    if options.json:
         _print_file(directory / "summary.json")
         _note(f"kept in {directory}")
     else:
@@ -171,6 +155,7 @@ def compare(
     from fed.reports.tables import columns, difference_columns, table
 
     comparison = read_comparison(file, settings)
+    # of this process: in a container they are fewer than the machine's
     jobs = jobs or usable_cores()
     shown = display()
     with _all_to_standard_error(json):
@@ -241,6 +226,7 @@ def _watched(watch: _Progress, shown: Lines, directory: Path, as_json: bool) -> 
         with _all_to_standard_error(as_json), shown.running():
             yield
     except (KeyboardInterrupt, Exception) as error:
+        # an error before the first round says all: nothing is kept of such a run
         if watch.has_begun or isinstance(error, KeyboardInterrupt):
             _say_what_is_kept(directory, watch, as_json)
         raise
@@ -282,6 +268,7 @@ def _say_what_is_kept(directory: Path, watch: _Progress, as_json: bool) -> None:
     _note(f"stopped after {watch.done()}; what was done is kept in {directory}")
     if has_checkpoints:
         _note(f"go on with: fed simulate --resume {shlex.quote(str(directory))}")
+    # with --json a program reads standard output, and gets what there is
     for name in ("summary.json", "comparison.json"):
         if as_json and (directory / name).is_file():
             _print_file(directory / name)

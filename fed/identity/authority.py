@@ -14,13 +14,10 @@ An authority certifies and a roster admits; what they issued is loaded and used 
 """
 
 import fcntl
-import ipaddress
 import json
 import os
-import re
 import secrets
 import shutil
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -40,17 +37,15 @@ from fed.identity.certificates import (
     read_pair,
     read_pem,
 )
+from fed.identity.hosts import valid_hosts
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities, signed_identities
 from fed.identity.revocations import REVOCATIONS_FILE, RevocationFile, Revocations, signed_revocations
 from fed.identity.roster import Entry, Roster, keep
 from fed.protocol.limits import NODE_NAME
 from fed.storage.atomic_files import replaced, write_atomically
 
-__all__ = ["Authority", "default_hosts"]
+__all__ = ["Authority"]
 
-_HOST = re.compile(
-    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
-)
 _MOST_DAYS = 36_500
 
 
@@ -98,7 +93,7 @@ class Authority:
             InvalidCredentials: if a host is none, a lifetime out of range, or the folder cannot be written.
         """
         authority = cls(folder, clock)
-        hosts = _valid_hosts(hosts)
+        hosts = valid_hosts(hosts)
         started = clock()
         expires = _expiry(started, days)
         with _written_into(folder), _new_folder(folder):
@@ -122,6 +117,7 @@ class Authority:
         authority = cls(folder, clock)
         if not (folder / "authority").is_dir():
             raise InvalidCredentials(f"{folder} must be an authority's folder, got none: make one with fed keys init")
+        # read now: damage must not be found only when a node calls
         _ = authority.roster
         return authority
 
@@ -210,6 +206,7 @@ class Authority:
                 role = Role.PEER if is_peer else Role.NODE
                 entries = {**entries, name: self._issue(place, role=role, name=name, days=days)}
                 self._sign(entries)
+                # the roster last, for it is what makes the certificate count
                 keep(self._roster_file, entries)
                 undo.pop_all()
         return self.folder / place
@@ -230,7 +227,8 @@ class Authority:
             InvalidCredentials: if a host is none, the lifetime out of range, the authority has expired, or its folder
                 cannot be read and written.
         """
-        hosts = self.server_facts.hosts if hosts is None else _valid_hosts(hosts)
+        # nodes go on dialling what they were told
+        hosts = self.server_facts.hosts if hosts is None else valid_hosts(hosts)
         with self._locked():
             self._issue("server", role=Role.SERVER, name="fed server", days=days, hosts=hosts)
         return self.folder / "server"
@@ -252,6 +250,7 @@ class Authority:
                 )
             if entries[name].revoked is None:
                 entries[name] = replace(entries[name], revoked=self.clock())
+                # the roster first: it refuses the node at once, whatever becomes of the signatures
                 keep(self._roster_file, entries)
                 with suppress(InvalidCredentials):  # the authority's key may be kept elsewhere
                     self._sign(entries)
@@ -317,6 +316,7 @@ class Authority:
         admitted = [name for name, entry in entries.items() if entry.revoked is None]
         folders = {name: self.folder / "nodes" / name for name in admitted}
         here = {name: read_pem(folder / "certificate.pem") for name, folder in folders.items() if folder.is_dir()}
+        # folders that were moved to their nodes are not here any more, and their keys stay known
         points = {name: before.points[name] for name in admitted if before and name in before.points}
         content = signed_identities(
             before.version + 1 if before else 1,
@@ -331,6 +331,7 @@ class Authority:
         revocations = signed_revocations(
             self.revocations(), certificates=certificates, names=names, authority_key_pem=own.key_pem
         )
+        # a node speaks with its server alone, which has the list
         peers = [name for name, certificate_pem in here.items() if facts_of(certificate_pem).role is Role.PEER]
         for folder in (self.folder / "server", *(folders[name] for name in here)):
             write_atomically(folder / IDENTITIES_FILE, content, mode=0o600)
@@ -340,6 +341,7 @@ class Authority:
     def _write(self, place: str, files: Mapping[str, bytes]) -> None:
         """Write files into a folder, all or, if there is no room, none of them."""
         _make_private(self.folder / place)
+        # all files take their places when the block ends: a key without its certificate is of no use
         with ExitStack() as stack:
             for name, content in files.items():
                 file = stack.enter_context(replaced(self.folder / place / name, mode=0o600))
@@ -356,32 +358,6 @@ class Authority:
                 yield
             finally:
                 os.close(place)
-
-
-def default_hosts() -> tuple[str, ...]:
-    """Hosts under which a server is reached: its own machine's, and its host name."""
-    own = socket.gethostname()
-    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", *([own] if _is_host(own) else ()))))
-
-
-def _valid_hosts(hosts: Sequence[str] | None) -> tuple[str, ...]:
-    if hosts is None:
-        return default_hosts()
-    for host in hosts:
-        if not _is_host(host):
-            raise InvalidCredentials(f"a host must be a name or an IP address, without a port, got {host!r}")
-    if not hosts:
-        raise InvalidCredentials("hosts must name at least one, got none: give those by which nodes reach the server")
-    return tuple(dict.fromkeys(hosts))
-
-
-def _is_host(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        last = host.rpartition(".")[2]
-        return bool(_HOST.fullmatch(host)) and not last.isdigit()  # else an address that is none
-    return "%" not in host  # a zone such as fe80::1%eth0 means nothing to another machine
 
 
 def _expiry(started: datetime, days: int) -> datetime:

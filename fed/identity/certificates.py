@@ -124,9 +124,10 @@ def issue(
     Raises:
         InvalidCredentials: if ``by`` is not a certificate and its key.
     """
+    # P-256, the curve that every TLS library has
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    issuer_key = key if by is None else _private_key(by.key_pem)
+    issuer_key = key if by is None else private_key_of(by.key_pem)
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -171,13 +172,21 @@ def private_key_of(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
     Raises:
         InvalidCredentials: if it is no elliptic-curve key.
     """
-    return _private_key(key_pem)
+    try:
+        key = load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        problem = "must be a private key as PEM without a password, got something else: restore it"
+        raise InvalidCredentials(problem) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidCredentials(f"must be an elliptic-curve key, got {type(key).__name__}: restore it")
+    return key
 
 
 def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
     """True if an authority signed a certificate."""
     try:
         _certificate(certificate_pem).verify_directly_issued_by(_certificate(authority_pem))
+    # TypeError: its key is of another kind than an authority's
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
@@ -204,6 +213,7 @@ def facts_of(certificate_pem: bytes) -> CertificateFacts:
     role = Role.AUTHORITY
     hosts: tuple[str, ...] = ()
     try:
+        # by the uses that TLS checks, not by a name, which an issuer may choose
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             purposes = frozenset(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
             role = {purposes_of: role for role, purposes_of in _PURPOSES.items()}[purposes]
@@ -228,7 +238,7 @@ def read_pair(certificate: Path, key: Path) -> Pair:
     if mode & stat.S_IRWXO:
         raise InvalidCredentials(f"{key} must be for its owner alone, got mode {mode:04o}: chmod 600 {key}")
     with located(key):
-        public_key = _private_key(pair.key_pem).public_key()
+        public_key = private_key_of(pair.key_pem).public_key()
     with located(certificate):
         is_theirs = _certificate(pair.certificate_pem).public_key() == public_key
     if not is_theirs:
@@ -286,14 +296,3 @@ def _certificate(pem: bytes) -> x509.Certificate:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
         raise InvalidCredentials("must be a certificate as PEM, got something else: restore it") from None
-
-
-def _private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        problem = "must be a private key as PEM without a password, got something else: restore it"
-        raise InvalidCredentials(problem) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InvalidCredentials(f"must be an elliptic-curve key, got {type(key).__name__}: restore it")
-    return key

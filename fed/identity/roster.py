@@ -121,6 +121,7 @@ class Roster:
         sha256 = None
         with suppress(ValueError):  # it is not PEM
             sha256 = fingerprint(certificate_pem)
+        # a node that lost its key gets another certificate, and the lost one must not count
         if sha256 != entry.sha256:
             return f"{name!r} came with another certificate than the one that it was issued on {entry.issued:%Y-%m-%d}"
         return None
@@ -132,6 +133,7 @@ def keep(path: Path, entries: Mapping[str, Entry]) -> None:
     Raises:
         OSError: if it cannot be written; the former file stays.
     """
+    # sorted and indented, for people read it and compare it
     text = json.dumps(dict(sorted(entries.items())), indent=2, default=_plain)
     write_atomically(path, f"{text}\n".encode(), mode=0o600)
 

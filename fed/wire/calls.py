@@ -30,6 +30,7 @@ _MOST_BYTES = {
     Part: CHUNK_BYTES + (1 << 16),  # a chunk and its header
     PeerMessage: 2 << 20,  # a chunk, or the table of many members
 }
+# more than a node needs: its stream, transfers, and what is left of a connection that was cut
 _CALLS_AT_ONCE = 8
 _BREAKING_S = 1.0  # gRPC ends the stream of a call that broke off a moment before it says that it did
 
@@ -118,7 +119,9 @@ class Call:
             message = await within(limit_s, self._context.read())
         except DecodeError:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
+        # a certificate may be revoked while the stream stands
         self.hold_to_roster()
+        # gRPC gives a constant of its own at a stream's end
         return message if isinstance(message, kind) else None
 
     async def tell(self, message: ToNode | Chunk, limit_s: float) -> None:
@@ -164,6 +167,7 @@ class Reception:
             call.authenticate()
             if call.name is None:  # without certificates a caller could use up the limit of another's name
                 return await serve(call)
+            # each open call holds memory for what has arrived of it
             if self._open[call.name] >= _CALLS_AT_ONCE:
                 reason = f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
@@ -171,6 +175,7 @@ class Reception:
             try:
                 return await serve(call)
             finally:
+                # a name stays in the table: there are no more than certificates
                 self._open[call.name] -= 1
         except TurnedAway as turned:
             self._refusals.note(call.sender, turned.reason)

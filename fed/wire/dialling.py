@@ -22,6 +22,7 @@ __all__ = ["WRONG_AUTHORITY", "WRONG_NAME", "DialPatience", "Dialler", "Outbox",
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
+# gRPC waits for a second before it connects again, longer than our own first pause
 _OPTIONS = (("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.initial_reconnect_backoff_ms", 200))
 _NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
 
@@ -142,10 +143,12 @@ class Dialler(ABC):
         """Keep one connection for as long as it lasts."""
         outbox: Outbox = queue.Queue()
         self.greet(outbox)
+        # a channel for each attempt: gRPC's own backoff of a broken one would delay the next
         with self._channel() as channel:
             self._heard_s = self.clock.monotonic_s()
             call = self.open(channel, iter(outbox.get, None))
             ended = threading.Event()
+            # a thread, since this one waits in the call for the other side's messages
             watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
             watching.start()
             try:
@@ -162,6 +165,7 @@ class Dialler(ABC):
                 watching.join()
 
     def _channel(self) -> grpc.Channel:
+        # checked at each attempt, too: without certificates nothing may leave this machine
         if self.credentials is None:
             hold_to_loopback(self.server)
             return grpc.insecure_channel(self.server, (*_OPTIONS, _NO_PROXY))
@@ -176,6 +180,7 @@ class Dialler(ABC):
             if stopped.is_set() or self.problem is not None or now_s > self._heard_s + self.patience.silence_s:
                 call.cancel()
                 return
+            # whatever the server asks for, it must not take this side for dead
             if now_s > said_s + min(self.heartbeat_s, self.patience.silence_s / 4):
                 outbox.put(self.heartbeat())
                 said_s = now_s

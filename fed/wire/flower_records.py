@@ -32,6 +32,7 @@ def flower(name: str) -> ModuleType:
     Raises:
         InvalidInput: if Flower is not installed.
     """
+    # an extra: fed itself must load without it
     import importlib
 
     try:

@@ -80,6 +80,7 @@ class Transfers:
                 _log.warning("a download was damaged (%s); it begins anew", error)
                 incoming = Incoming(path, payload, spec)
             except (grpc.RpcError, ValueError) as error:  # a channel that was closed meanwhile raises ValueError
+                # another attempt would not find it either: the server keeps files for open tasks alone
                 if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND:
                     raise RunFailed("the server has no such payload any more") from None
                 _log.info(
@@ -118,11 +119,13 @@ class Transfers:
                 continue
             if receipt.accepted or receipt.reason:
                 return receipt
+            # there is nothing to send from there on, and to ask again would not help
             if receipt.received_bytes > answer.payload.size_bytes:
                 raise InvalidPayload(
                     f"the server claims to have {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an "
                     "answer"
                 )
+            # a server that takes nothing is not asked again without a pause
             failures = failures + 1 if receipt.received_bytes <= offset else 0
             offset = receipt.received_bytes
             if failures:

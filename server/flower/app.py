@@ -12,7 +12,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists, os_errors_as
 from fed.quantities import score_text
 from fed.server.flower.fleet import FlowerFleet
-from fed.server.grpc.deploy import Deployment
+from fed.server.grpc.deployment import Deployment
 from fed.server.observer import Essential, Event, Kinds, RoundEnded
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.telling import Observers
@@ -67,6 +67,7 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         ),
         f"{package}/experiment.yaml": yaml.dump(experiment.dump()),
     }
+    # an app is a whole folder: what is in it already would travel to the nodes, too
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputExists(f"{folder} must be a new or an empty folder: choose another")
     with os_errors_as(InvalidInput, f"{folder} cannot be written to", "choose another"):
@@ -140,6 +141,7 @@ class _RoundLog:
 def _log_to_flower() -> None:
     """Log to the process's standard error, which ``flwr run --stream`` shows."""
     ours = logging.getLogger("fed")
+    # called again in one process, a second handler would say each line twice
     if not ours.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from fed.protocol import protocol_pb2 as pb
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
-from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.format import Format
@@ -30,6 +28,7 @@ _MESSAGE_LOST = 3
 _NODE_LOST = 5
 _UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
 _SHORTEST_TTL_S = 1.0
+# the name becomes part of log lines and of the run's files
 _MOST_LETTERS = 200
 _ANSWERS = {"query": "joining", "train": "answer", "evaluate": "scores"}
 
@@ -95,7 +94,6 @@ class FlowerFleet(RealFleet):
         super().__init__(clock)
         self._grid = grid
         self._accepts = accepts
-        self._run = secrets.token_hex(8)  # nodes keep the states of each run under this name
         self._look_s = -math.inf
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
         self._sent: dict[str, _Sent] = {}
@@ -127,18 +125,10 @@ class FlowerFleet(RealFleet):
                 self._miss(task)
             self._progress.pop(task, None)
 
-    def state(self) -> Tree:
-        """State of every fleet, and the run's name among the nodes."""
-        return {**super().state(), "run": self._run}
-
-    def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
-        super().restore(state)
-        self._run = state["run"]
-
     def _make_known(self, plan: pb.Plan, message: Format) -> None:
         """Keep what nodes are told with each message; the experiment is in the app."""
-        self._plan = pb.Plan(run=self._run, signature=plan.signature, format=plan.format)
+        # nodes keep the states of each run in a folder of that name
+        self._plan = pb.Plan(run=self.run, signature=plan.signature, format=plan.format)
         self._spec = message.uplink
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
@@ -171,7 +161,8 @@ class FlowerFleet(RealFleet):
         busy = {sent.node for sent in self._sent.values()}
         return {client: node for client, node in self._attending().items() if node not in busy}
 
-    def _pass_time(self, until: float) -> None:
+    def pass_time(self, until: float) -> None:
+        """Take what has arrived, or wait for a moment."""
         before = self._changes, len(self._answers)
         self._poll()
         if before == (self._changes, len(self._answers)):
@@ -218,6 +209,7 @@ class FlowerFleet(RealFleet):
                 asked.append((sent, self._content(task), ttl_s))
                 progress.sends += 1
                 progress.since_s = None
+            # a task that cannot be done in time is not sent: it would keep its node from the next one
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
             elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self.absent_s:
@@ -252,8 +244,10 @@ class FlowerFleet(RealFleet):
         sent = self._sent.pop(message.metadata.reply_to_message_id, None)
         if sent is None:
             return
+        # its node is free now: who waits for one looks again
         self._changes += 1
         if not message.has_content():
+            # the reason may be a whole traceback of the node's
             self._undelivered(sent, message.error.code, str(message.error.reason or "")[:500])
             return
         try:
@@ -288,12 +282,14 @@ class FlowerFleet(RealFleet):
                 _log.info("client %r is there with %d samples", client, joining.samples)
                 self._members.come(client, joining.samples)
                 self._note_presence(NodeCame(client))
+            # kept while it waits, so that it takes the client's place once the first is gone
             self._present[node] = client, joining.samples
 
     def _take_answer(self, sent: _Sent, header: pb.Answer, data: bytes) -> None:
         task = self._open.get(sent.number)
         if task is None:
             return  # it comes too late
+        # after the look for the task: a late answer may be of another run's format
         hold_to_payload(data, header.payload, self._spec)
         self._answers.append(self._received(task, header, split(data, header.payload)))
         self._progress.pop(task.id, None)

@@ -62,6 +62,7 @@ class Deliveries:
         # before its lease is looked at, which may be that of another attempt by now, with other masks
         if self._leases.was_completed(client, answer):
             return pb.Receipt(accepted=True)
+        # another's task is refused like one that does not exist: a stranger learns nothing
         if lease is None or lease.client != client:
             return self._refusal(call.sender, f"task {answer.task.number} is not in flight for it")
         try:
@@ -81,6 +82,7 @@ class Deliveries:
                     self._spool,
                     error.strerror or error,
                 )
+            # no fault of the node's, which keeps the answer and tries again
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
 
     async def _received(self, call: Call, lease: Lease, answer: pb.Answer) -> pb.Receipt:
@@ -103,6 +105,7 @@ class Deliveries:
             if not part.HasField("chunk"):
                 raise InvalidPayload("after the answer's header there must be chunks")
             incoming.add(part.chunk)
+            # a large answer may take longer than a lease on a slow line
             self._leases.renew(lease)
         try:
             incoming.check()

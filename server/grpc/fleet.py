@@ -4,28 +4,24 @@ import asyncio
 import contextlib
 import math
 import shutil
-import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from concurrent import futures
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import grpc
+from typing import TYPE_CHECKING
 
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import ServerCredentials, hold_to_loopback
 from fed.processes.clock import Clock
-from fed.protocol.limits import MOST_MESSAGE_BYTES
 from fed.protocol.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
 from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import Arrival, NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
 from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
+from fed.wire.listening import Listening
+from fed.wire.loop_thread import LoopThread
 from fed.wire.messages import Answer, Task
-from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import read, written
 
 if TYPE_CHECKING:
@@ -33,18 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeFleet"]
 
-_Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
-_ENDING_S = 2.0  # seconds in which gRPC's calls may end after the server has stopped
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # else a second server could take the same port, and some of the nodes
-    ("grpc.max_concurrent_streams", 10_000),
-    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 18),
-)
 
 
 class NodeFleet(RealFleet):
@@ -87,8 +72,7 @@ class NodeFleet(RealFleet):
         self._is_closed = False
         self._due_s: dict[int, float] = {}  # by task
         self._payloads: dict[tuple[int, int | None], Payload] = {}
-        self._loop = asyncio.new_event_loop()
-        self._newcomers = Newcomers(clock)
+        self._listening = Listening(clock)
         self._service = NodeService(
             start=self._start,
             spool=spool,
@@ -98,14 +82,14 @@ class NodeFleet(RealFleet):
             clock=clock,
             refusals=self._refusals,
             patience=self.patience,
-            identified=self._newcomers.identify,
+            identified=self._listening.newcomers.identify,
         )
-        self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("nodes")
         try:
-            self.port = self._within_loop(self._serve(listen, credentials))
+            self.port = self._thread.wait_for(self._serve(listen, credentials))
         except InvalidInput:
-            self._end_loop()
+            # else its thread would stay, one for each attempt
+            self._thread.end()
             raise
         spool.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds single updates
         for left in spool.iterdir():  # files of a server that was killed; nodes deliver again
@@ -113,7 +97,8 @@ class NodeFleet(RealFleet):
 
     def registered(self) -> Sequence[int | str]:
         """All clients that joined before the members were fixed: numbers, then names."""
-        for client, samples in self._call(lambda: [(one.client, one.samples) for one in self._service.nodes.values()]):
+        joined = self._thread.call(lambda: [(node.client, node.samples) for node in self._service.nodes.values()])
+        for client, samples in joined:
             self._members.come(client, samples)
         return super().registered()
 
@@ -128,29 +113,25 @@ class NodeFleet(RealFleet):
             assignments.append((task.client, self._assignment(task, members, payload)))
         if self.sessions is not None and assignments:
             self.sessions.begin(dict(assignments), self._open[assignments[0][1].task.number].model)
-        self._call(self._service.assign, assignments)
+        self._thread.call(self._service.assign, assignments)
 
     def tell(self, client: int | str, message: ToSession) -> None:
         """Send a node a message of its session; one that is not connected does not get it."""
-        self._call(self._service.tell, client, message)
+        self._thread.call(self._service.tell, client, message)
 
     def give_up(self, task: int, reason: str) -> None:
         """Fail a task that is under way; its failure arrives like an answer."""
-        self._call(self._service.give_up, task, reason)
+        self._thread.call(self._service.give_up, task, reason)
 
     def renew(self, identities: bytes) -> None:
         """Send all nodes the plan again if these identities are not in it yet."""
         if identities != self._plan.identities:
             self._plan.identities = identities
-            self._call(self._service.make_known, self._plan, self._spec)
-
-    def pass_time(self, until: float) -> None:
-        """Take what has arrived, or wait for it for a moment."""
-        self._pass_time(until)
+            self._thread.call(self._service.make_known, self._plan, self._spec)
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks, but those that have arrived whole; tell the nodes of the others."""
-        for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
+        for task in self._thread.call(self._service.withdraw, [task for task in tasks if task in self._open]):
             self._miss(task)
 
     def close(self, reason: str, *, is_final: bool) -> None:
@@ -158,27 +139,23 @@ class NodeFleet(RealFleet):
         if self._is_closed:
             return
         self._is_closed = True
-        self._call(self._service.dismiss, reason, is_final=is_final)
-        self._within_loop(self._stop())
-        self._end_loop()
+        self._thread.call(self._service.dismiss, reason, is_final=is_final)
+        self._thread.wait_for(self._stop())
+        self._thread.end()
+        # after the loop has ended, for its calls read and write there
         shutil.rmtree(self._spool, ignore_errors=True)
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)  # a plain stop() from this thread would not wake the loop
-        self._thread.join()
-        self._loop.close()
 
     def _make_known(self, plan: Plan, message: Format) -> None:
         plan.heartbeat_s = self._service.patience.heartbeat_s
         self._plan = plan
         self._spec = message.uplink
-        self._call(self._service.make_known, plan, message.uplink)
+        self._thread.call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
         payload = self._payload((-self._examination, None), model)  # negative: no version of the model has it
         for client in self._attending():
             examination = Examination(id=self._examination, payload=payload, **self._kept_state(client))
-            if self._call(self._service.examine, client, examination):
+            if self._thread.call(self._service.examine, client, examination):
                 self._unscored.add(client)
 
     def _has_answer(self) -> bool:
@@ -189,7 +166,8 @@ class NodeFleet(RealFleet):
         while not self._arrivals.empty():
             self._take(self._arrivals.get())
 
-    def _pass_time(self, until: float) -> None:
+    def pass_time(self, until: float) -> None:
+        """Take what has arrived, or wait for it for a moment."""
         with contextlib.suppress(Empty):
             self._take(self.time.take(self._arrivals, min(until - self.clock, _LOOKS_EVERY_S)))
         if self.sessions is not None:
@@ -208,6 +186,7 @@ class NodeFleet(RealFleet):
             if task is None:
                 self._ready.append(arrival)
             else:
+                # a task that is sent again has what is left of its deadline
                 left_s = max(self._due_s[task.id] - self.clock, 0.0)
                 self.dispatch([task if task.deadline_s is None else task._replace(deadline_s=left_s)])
         elif isinstance(arrival, Scored):
@@ -215,6 +194,7 @@ class NodeFleet(RealFleet):
         else:
             self._note_presence(arrival)
             if self.sessions is not None:
+                # a node that is back lacks what was said while it was away
                 self.sessions.resend()
 
     def _next_answer(self) -> Answer:
@@ -228,7 +208,7 @@ class NodeFleet(RealFleet):
         try:
             return self._received(task, arrival.answer, tensors)
         except InvalidPayload as error:
-            self._call(self._refusals.note, task.client, str(error))
+            self._thread.call(self._refusals.note, task.client, str(error))
             return Answer.failure(task, f"its answer was refused: {error}")
 
     def _payload(self, content: tuple[int, int | None], tensors: tuple[Tensor, ...]) -> Payload:
@@ -238,6 +218,7 @@ class NodeFleet(RealFleet):
         needed = {task.content for task in self._open.values()}
         before = {payload.sha256 for payload in self._payloads.values()}
         self._payloads = {known: payload for known, payload in self._payloads.items() if known in needed}
+        # by hash, for two contents may be one file
         for digest in before - {payload.sha256 for payload in self._payloads.values()}:
             (self._spool / f"{digest}.out").unlink(missing_ok=True)
         writing = self._spool / "writing"
@@ -254,49 +235,20 @@ class NodeFleet(RealFleet):
         return payload
 
     def _attending(self) -> list[int | str]:
-        there = self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
+        nodes = self._service.nodes
+        there = self._thread.call(lambda: [node.client for node in nodes.values() if node.outbox is not None])
         return [client for client in there if self._members.take(client)]
 
     _free = _attending  # a cancelled task does not occupy its node
 
-    def _call(self, function: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
-        """Call a function in the loop's thread, in which all calls of nodes run."""
-
-        async def call() -> _Result:
-            return function(*arguments, **named)
-
-        return self._within_loop(call())
-
-    def _within_loop(self, step: Coroutine[Any, Any, _Result]) -> _Result:
-        try:
-            # one thread alone touches the service, so that it needs no locks
-            return asyncio.run_coroutine_threadsafe(step, self._loop).result()
-        except futures.CancelledError as error:
-            raise RunFailed("the server's connections were closed") from error
-
     async def _serve(self, listen: str, credentials: ServerCredentials | None) -> int:
-        self._server = grpc.aio.server(options=_OPTIONS)
-        self._server.add_generic_rpc_handlers((handler_of(self._service),))
-        try:
-            if credentials is None:
-                port = self._server.add_insecure_port(listen)
-            else:
-                port = self._server.add_secure_port(listen, credentials.for_grpc(self._newcomers.arrived))
-        except RuntimeError as error:
-            raise InvalidInput(
-                f"the server cannot listen on {listen}: is another program there, and is the address this machine's?"
-            ) from error
-        await self._server.start()
+        credentials_for = None if credentials is None else credentials.for_grpc
+        port = await self._listening.begin(listen, handler_of(self._service), credentials_for, who="the server")
         # kept, since the loop itself holds tasks by weak references alone
-        self._watching = [asyncio.create_task(self._service.watch())]
-        if credentials is not None:
-            self._watching.append(asyncio.create_task(self._newcomers.watch(int(port))))
-        return int(port)
+        self._watching = asyncio.create_task(self._service.watch())
+        return port
 
     async def _stop(self) -> None:
-        for watching in self._watching:
-            watching.cancel()
-        await asyncio.wait(self._watching)  # the door's sockets would keep the port taken
-        await self._server.stop(grace=2.0)
-        if ending := asyncio.all_tasks() - {asyncio.current_task()}:  # gRPC's calls take some turns of the loop more
-            await asyncio.wait(ending, timeout=_ENDING_S)
+        self._watching.cancel()
+        await asyncio.wait([self._watching])
+        await self._listening.end(grace_s=2.0)

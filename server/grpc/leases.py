@@ -120,6 +120,7 @@ class Leases:
 
     def find(self, task: pb.TaskId) -> Lease | None:
         """Find a task's lease, of any client."""
+        # an earlier start of the server gave the same numbers to other tasks
         return self._open.get(task.number) if task.start == self._start else None
 
     def own(self, client: int | str, task: pb.TaskId) -> Lease | None:
@@ -161,6 +162,7 @@ class Leases:
             path: path of the answer's file.
         """
         del self._open[lease.number]
+        # with its hash, for another answer to this task is not the one that counted
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
             del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest
@@ -194,5 +196,6 @@ class Leases:
             reason: reason of the failure, one sentence for the user.
             lacks_model: True if the node does not have the model that the task's differences are added to.
         """
+        # an outcome is told once: the lease may have ended meanwhile
         if self.withdraw(lease.number) is not None:
             self._arrived(TaskOutcome(lease.number, problem=reason, lacks_model=lacks_model))

@@ -82,6 +82,7 @@ class NodeSessions:
             assignments: assignment of each client.
             model: global model that the assignments bring.
         """
+        # once for each version: a hash over a large model takes long
         if self._digested[0] != model.version:
             self._digested = model.version, model_digest(model.tensors)
         for assignment in assignments.values():
@@ -89,6 +90,7 @@ class NodeSessions:
             assignment.model_sha256 = self._digested[1]
         if not assignments.keys() & {task.client for task in self._tasks.values()} or self._coordinator is not None:
             return  # a task that is sent again, with the whole model
+        # newest at each session: a node that was revoked meanwhile is in none
         signed = self.identities()
         self.fleet.renew(signed.content)
         identities = signed.known()
@@ -123,6 +125,7 @@ class NodeSessions:
         """Take a client's message; one of another session, or that was taken before, makes no difference."""
         name = str(client)
         coordinator = self._coordinator
+        # also of messages that do not count: they have travelled
         self._result.bytes_up += _size_bytes(message)
         if coordinator is None or name not in self._tasks or message.attempt != self.attempt:
             return
@@ -143,6 +146,7 @@ class NodeSessions:
                 self._drop(name, f"it has ended the session: {one_line(message.aborted)}")
         except InvalidPayload as error:
             self._drop(name, str(error))
+        # refused ones too: a client has one try with each kind of message
         self._taken.add((name, kind))
         self._unanswered.pop(name, None)
         self._advance()
@@ -180,6 +184,7 @@ class NodeSessions:
             except SessionFailed as error:
                 result.problem = str(error)
                 result.survivors = ()
+            # shares that were revealed for one sum must never be revealed for another
             if not self._begin_again(sorted(self._sent - self._revealed)):
                 break
             self._collect_again()
@@ -234,6 +239,7 @@ class NodeSessions:
             if not answer.problem:
                 self._result.bytes_up += answer.size_bytes
                 self.take(answer)
+        # who has not answered the second attempt is not waited for in the next round
         self.fleet.cancel(tasks)
 
     def _expect(self, tasks: Sequence[Task]) -> None:
@@ -266,7 +272,8 @@ class NodeSessions:
 
     def _missing(self) -> list[str]:
         """Clients that have not sent their message of this phase."""
-        return [name for name in self._tasks if name not in self._of_round().replied]
+        assert self._coordinator is not None
+        return [name for name in self._tasks if name not in self._coordinator.replied]
 
     def _drop(self, name: str, reason: str) -> None:
         """Take a client out of the session; its task fails unless its masked message is in the sum."""
@@ -275,6 +282,7 @@ class NodeSessions:
             if (task := self._tasks.pop(name, None)) is not None:
                 self.fleet.give_up(task.id, reason)
         else:
+            # its message is in the sum already, which the others' shares unmask
             _log.info("client %r: %s", name, reason)
 
     def _tell(self, name: str, message: pb.ToSession) -> None:
@@ -284,10 +292,6 @@ class NodeSessions:
         message.attempt = self.attempt
         self._unanswered[name] = message
         self.fleet.tell(self._tasks[name].client, message)
-
-    def _of_round(self) -> SessionCoordinator:
-        assert self._coordinator is not None
-        return self._coordinator
 
 
 def _size_bytes(message: pb.ToSession | pb.FromSession) -> int:

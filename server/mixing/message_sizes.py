@@ -83,6 +83,7 @@ def _dry_run(rule: PeerRule, layout: Layout, codec: PeerCodec | None) -> "_DryRu
 class _DryRun:
     """A neighbourhood of one, where local steps do nothing and what would be sent is counted."""
 
+    # rules may divide by it
     lr = 1.0
 
     def __init__(self) -> None:

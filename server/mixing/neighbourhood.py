@@ -230,6 +230,7 @@ class Exchanges:
             )
         made = codec.encoder.encode(v_NP, self.codec_state, codec.draw(self._members, self._number))
         self.codec_state = made.counted
+        # as receivers decode it: all who keep a copy must keep the same one
         own_NP = made.decoded_KM.double() if sum_NP is None else sum_NP + made.decoded_KM
         message = EncodedRows(
             messages=made.messages,
@@ -255,6 +256,7 @@ class Exchanges:
                 'the rule called mix, but its primitive is not "mix", so there is no topology: give its class '
                 'primitive = "mix"'
             )
+        # once a round, however many exchanges a rule makes of it
         self._buffers_travel = False
         if not sends_buffers:
             return weights, received
@@ -306,6 +308,7 @@ def renewed_state(rule: PeerRule, state: Any, anew_S: Sequence[int]) -> Any:
     if not rule.conserves_sum or not anew_S:  # without a sum over members nothing has to be put right
         return state
     rows_K = torch.tensor(anew_S)
+    # the rule sees those alone that begin anew: the others keep their bits
     before = type(state)(*(part[rows_K] for part in state))
     after = _checked(rule, "renewed", rule.renewed(before), before.model_NP.shape)
     return type(state)(*(part.index_copy(0, rows_K, new) for part, new in zip(state, after, strict=True)))

@@ -153,6 +153,7 @@ class Peers:
         """Begin from another peer's :meth:`copy`."""
         *parts, buffers_NR, integers_NI = copied
         state = type(self._state)(*(new.view_as(old) for new, old in zip(parts, self._state, strict=True)))
+        # a rule may have to put right what holds for the one that gave the copy alone
         self._state = self.rule.joined(state)
         self._vectors_NV = self._joined(self._state, buffers_NR.unsqueeze(0))
         self._integers_NI = integers_NI.unsqueeze(0)
@@ -167,6 +168,7 @@ class Peers:
         """
         attendance = self.neighbourhood.begin(number)
         count = len(attendance.rows_S)
+        # no peer is there: models stay, and the round counts nobody
         train_loss = self._step(number, attendance) if count else None
         self.neighbourhood.end()
         if len(self.neighbourhood.members) == 1:

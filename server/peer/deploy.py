@@ -19,7 +19,7 @@ from fed.errors import InvalidExperiment
 from fed.server.evaluation import check_scored_by_both
 from fed.server.observer import Essential, Observer
 from fed.server.peer.gossip_peer import GossipPeer
-from fed.server.peer.real_peer import PeerSetup, RealPeer, messages_folder
+from fed.server.peer.real_peer import PeerParts, PeerSetup, RealPeer, messages_folder
 from fed.server.peer.replica_peer import ReplicaPeer
 from fed.server.resume import Parts, newest_checkpoint, run_fingerprint
 from fed.server.telling import Observers
@@ -64,8 +64,7 @@ def take_part(
         RunFailed: if the run cannot go on.
     """
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
-    client = client_id_of(setup.name)
-    prepared = Preparation(experiment, _data(experiment, own, client))
+    prepared = Preparation(experiment, _data(experiment, own, client_id_of(setup.name)))
     check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)
     kind = _kind_of_peer(experiment, prepared)
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
@@ -73,11 +72,20 @@ def take_part(
         parts = Parts(prepared, data_sha256(prepared.data, prepared.held_out))
         kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
         if not resume:
+            # messages and promises of an earlier run are not this one's
             shutil.rmtree(messages_folder(output), ignore_errors=True)
-        told = Observers(observers, setup.clock)
-        peer = kind(experiment, prepared, client, setup, output, observers=told, is_resumed=kept is not None)
+        of_run = PeerParts(
+            experiment=experiment,
+            prepared=prepared,
+            setup=setup,
+            output=output,
+            is_resumed=kept is not None,
+            observers=Observers(observers, setup.clock),
+        )
+        peer = kind(of_run)
         if kept is None:
             folder.begin(experiment, parts=parts.kept())
+        # before it listens: others must find its promises and messages
         peer.resume(kept)
         try:
             port = peer.listen()
@@ -121,11 +129,18 @@ def serve_end(
         InvalidInput: if nothing can listen there, or what was kept cannot be read.
     """
     folder = RunFolder.existing(output)
-    client = client_id_of(setup.name)
-    prepared = Preparation(experiment, _data(experiment, own, client))
+    prepared = Preparation(experiment, _data(experiment, own, client_id_of(setup.name)))
     kind = _kind_of_peer(experiment, prepared)
     with folder.held():
-        peer = kind(experiment, prepared, client, setup, output, is_resumed=True)
+        parts = PeerParts(
+            experiment=experiment,
+            prepared=prepared,
+            setup=setup,
+            output=output,
+            is_resumed=True,
+            observers=Observers(clock=setup.clock),
+        )
+        peer = kind(parts)
         peer.resume_end()
         port = peer.listen()
         if on_listen is not None:

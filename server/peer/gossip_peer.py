@@ -3,14 +3,10 @@
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fed.clients.data import ClientId
-from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.groups import Groups
-from fed.config.experiment import Experiment
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.mixing.message_sizes import exchange_specs
@@ -19,11 +15,10 @@ from fed.server.mixing.peers import Peers
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
-from fed.server.peer.members.membership import Member
+from fed.server.peer.members.member import Member
 from fed.server.peer.reachability import reachable_graph
-from fed.server.peer.real_peer import PeerSetup, RealPeer
+from fed.server.peer.real_peer import PeerParts, RealPeer
 from fed.server.rounds.coordinated import step_sizes
-from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.vectors.tensors import torch
@@ -45,18 +40,10 @@ _COPY_WITHIN_S = 60.0
 class GossipPeer(RealPeer[GossipService]):
     """Peer of a rule over ``mix``."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        prepared: Preparation,
-        client: ClientId,
-        setup: PeerSetup,
-        output: Path,
-        *,
-        is_resumed: bool,
-        observers: Observers | None = None,
-    ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
+    def __init__(self, parts: PeerParts) -> None:
+        super().__init__(parts)
+        experiment = parts.experiment
+        prepared = parts.prepared
         rule: PeerRule = prepared.algorithm
         self._rule = rule
         layout = prepared.layout
@@ -64,9 +51,10 @@ class GossipPeer(RealPeer[GossipService]):
         self._keeps_checkpoints = every is not None
         codec = PeerCodec(prepared.peer_encoder(), prepared.streams) if rule.compresses else None
         service = GossipService(
-            **self.service_arguments(is_ready=is_resumed, gone_after_s=self.deadline_s),
+            **self.service_arguments(is_ready=parts.is_resumed, gone_after_s=self.deadline_s),
             specs=exchange_specs(rule, layout, codec),
             copied=(),
+            # a peer that resumes runs all rounds since its checkpoint once more
             ahead=_AHEAD + (every or 0),
             snapshot=lambda: self._peers.copied,
             check=partial(_check, codec),
@@ -100,7 +88,8 @@ class GossipPeer(RealPeer[GossipService]):
             stages=prepared.update_stages(),
         )
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
-        self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # fails at once where it cannot be made
+        # fails at once where it cannot be made, rather than after the others have come
+        self._topology((Member(parts.setup.name, "-", 0),) * parts.setup.min_peers)
 
     @property
     def federation(self) -> Peers:
@@ -153,6 +142,7 @@ class GossipPeer(RealPeer[GossipService]):
             return self._topology(members)
         except InvalidExperiment as error:
             _log.warning("%d peers mix over a ring until others come or go: %s", len(members), error)
+        # a ring can be made of any number of peers
         ring = TOPOLOGIES.make("ring")
         make = partial(_made_reachable, members, ring.make)
         return Topology(make, kind=ring.target, peers=len(members), streams=self.prepared.streams, lazy=True)

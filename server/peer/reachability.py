@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fed.errors import InvalidExperiment
-from fed.server.peer.members.membership import Member
+from fed.server.peer.members.member import Member
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -39,6 +39,7 @@ def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Gr
     reachable = graph.copy()
     reachable.remove_edges_from(cannot)
     for whole in map(sorted, nx.connected_components(graph.to_undirected())):
+        # a part in which nobody listens joins the listener of another
         hub = next((place for place in whole if members[place].address), listening[0])
         for part in _parts(reachable.subgraph(whole), before=graph.subgraph(whole)):
             if hub not in part:

@@ -24,9 +24,9 @@ from fed.server.assembly import assembled
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
 from fed.server.federation import Federation
 from fed.server.peer.members.end_file import EndFile
-from fed.server.peer.members.link import StreamPatience
+from fed.server.peer.members.member import Member
 from fed.server.peer.members.member_service import MemberService
-from fed.server.peer.members.membership import Member, Timing
+from fed.server.peer.members.membership import Timing
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.resume import run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
@@ -34,14 +34,14 @@ from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
-from fed.wire.messages import client_order
+from fed.wire.messages import client_id_of, client_order
 from fed.wire.rate_limits import Refusals
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
-__all__ = ["PeerSetup", "RealPeer", "messages_folder"]
+__all__ = ["PeerParts", "PeerSetup", "RealPeer", "messages_folder"]
 
 _log = logging.getLogger(__name__)
 _Service = TypeVar("_Service", bound=MemberService)
@@ -83,6 +83,27 @@ class PeerSetup:
     clock: Clock = SYSTEM_CLOCK
 
 
+@dataclass(frozen=True, kw_only=True)
+class PeerParts:
+    """Parts of a peer's run, whatever its kind.
+
+    Args:
+        experiment: the experiment to run.
+        prepared: algorithm and first model of the experiment, and this peer's samples.
+        setup: addresses, credentials and waits of this peer.
+        output: the run's folder.
+        is_resumed: True if the run goes on from a checkpoint, or its end is served again.
+        observers: listeners to the run's events.
+    """
+
+    experiment: Experiment
+    prepared: Preparation
+    setup: PeerSetup
+    output: Path
+    is_resumed: bool
+    observers: Observers
+
+
 class RealPeer(ABC, Generic[_Service]):
     """Peer's part in a run.
 
@@ -90,43 +111,27 @@ class RealPeer(ABC, Generic[_Service]):
         thread: event loop of the peer's service; a subclass makes both.
 
     Args:
-        experiment: the experiment to run.
-        prepared: algorithm and first model of the experiment, and this peer's samples.
-        client: identifier of the client that this peer is.
-        setup: addresses, credentials and waits of this peer.
-        output: the run's folder.
-        is_resumed: True if the run goes on from a checkpoint, or its end is served again.
-        observers: listeners to the run's events; None: no listeners.
+        parts: the run, and this peer among others.
     """
 
     thread: ServiceThread[_Service]
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        prepared: Preparation,
-        client: ClientId,
-        setup: PeerSetup,
-        output: Path,
-        *,
-        is_resumed: bool,
-        observers: Observers | None = None,
-    ) -> None:
-        self.experiment = experiment
-        self.prepared = prepared
-        self.client = client
-        self.setup = setup
-        self._output = output
-        self._is_resumed = is_resumed
-        self.observers = observers or Observers(clock=setup.clock)
-        self._end_file = EndFile.read(messages_folder(output))
-        self.policy = experiment.rounds.make()
+    def __init__(self, parts: PeerParts) -> None:
+        self.experiment = parts.experiment
+        self.prepared = parts.prepared
+        self.setup = parts.setup
+        self.observers = parts.observers
+        self._is_resumed = parts.is_resumed
+        self._folder = messages_folder(parts.output)
+        self._end_file = EndFile.read(self._folder)
+        self.policy = parts.experiment.rounds.make()
         if isinstance(self.policy, Synchronous):
-            self.policy.check_peers(setup.min_peers)
+            self.policy.check_peers(parts.setup.min_peers)
         given_s = self.policy.deadline_s if isinstance(self.policy, Synchronous) else None
+        # without a deadline a neighbour that is cut off would hold its neighbours for ever
         self.deadline_s = given_s or _DEADLINE_S
-        self.size = prepared.data.size_of(client)
-        self.executor = InProcess(partial(Work, prepared.recipe), devices_of(1))
+        self.size = parts.prepared.data.size_of(client_id_of(parts.setup.name))
+        self.executor = InProcess(partial(Work, parts.prepared.recipe), devices_of(1))
 
     @property
     def service(self) -> _Service:
@@ -161,7 +166,7 @@ class RealPeer(ABC, Generic[_Service]):
         Raises:
             InvalidInput: if nothing can listen there.
         """
-        return self.thread.listen(self.setup.listen, self.setup.advertise)
+        return self.thread.wait_for(self.service.start(self.setup.listen, self.setup.advertise))
 
     @abstractmethod
     def meet(self) -> int:
@@ -212,8 +217,10 @@ class RealPeer(ABC, Generic[_Service]):
         Args:
             earlier: the names of members from before this process began, which it may not have heard yet.
         """
+        # before the wait, too, in which this process may be killed
         self._keep_names(earlier)
         missing = self._await_end(earlier)
+        # who has come meanwhile need not be waited for the next time
         if missing:
             self._keep_names(earlier)
         self.thread.close("the run is over")
@@ -241,6 +248,7 @@ class RealPeer(ABC, Generic[_Service]):
 
     def _await_end(self, earlier: Collection[str]) -> frozenset[str]:
         """Wait until all members have ended; returns those that have not."""
+        # members are at most a deadline behind; 0 is the user's wish not to wait
         limit_s = max(self.deadline_s, self.setup.serves_end_s) if self.setup.serves_end_s else 0.0
         began_s = self.setup.clock.monotonic_s()
         is_said = False
@@ -276,21 +284,19 @@ class RealPeer(ABC, Generic[_Service]):
             "own": own,
             "experiment": _hash(run_fingerprint(self.experiment, self.prepared.layout, None)),
             "introducers": tuple(self.setup.join),
-            "folder": messages_folder(self._output),
+            "folder": self._folder,
             "credentials": self.setup.credentials,
+            # who is silent for a whole deadline has missed a round anyway
             "timing": Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
-            "patience": StreamPatience(silence_s=max(2.5, min(10.0, self.deadline_s / 2))),
+            # a dead stream is found before the deadline, in time to dial again
+            "silence_s": max(2.5, min(10.0, self.deadline_s / 2)),
             "refusals": Refusals(self.setup.clock),
             "clock": self.setup.clock,
             "rounds": self.policy.count,
             "patience_s": self.setup.patience_s,
         }
 
-    def loop(
-        self,
-        fingerprint: Mapping[str, Any],
-        folder: RunFolder,
-    ) -> TrainingLoop:
+    def loop(self, fingerprint: Mapping[str, Any], folder: RunFolder) -> TrainingLoop:
         """The training loop of this peer.
 
         Args:

@@ -2,22 +2,17 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from fed.aggregators.base import Aggregator
-from fed.clients.data import ClientId
-from fed.clients.setup import Preparation
 from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
-from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment
 from fed.server.peer.members.service_thread import ServiceThread
-from fed.server.peer.real_peer import PeerSetup, RealPeer
+from fed.server.peer.real_peer import PeerParts, RealPeer
 from fed.server.peer.replica.ballots import BallotTiming
 from fed.server.peer.replica.replica import Replicated, ReplicatedFleet
 from fed.server.peer.replica.replica_service import ReplicaService
-from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.vectors.reduction import PACKED_BYTES
 
@@ -30,41 +25,35 @@ _KEPT = 8  # least number of rounds whose sums stay on disk for members that are
 class ReplicaPeer(RealPeer[ReplicaService]):
     """Peer of a rule over ``mean`` without a coordinator."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        prepared: Preparation,
-        client: ClientId,
-        setup: PeerSetup,
-        output: Path,
-        *,
-        is_resumed: bool,
-        observers: Observers | None = None,
-    ) -> None:
-        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed, observers=observers)
+    def __init__(self, parts: PeerParts) -> None:
+        super().__init__(parts)
+        experiment = parts.experiment
+        prepared = parts.prepared
         assert isinstance(prepared.algorithm, Aggregator)
         if prepared.algorithm.needs_fixed_members:
             raise InvalidExperiment(
                 "fed peer cannot run a rule that numbers its clients, for real peers come and go, got "
                 f"{type(prepared.algorithm).__name__}: choose a rule such as fedavg, or simulate the experiment"
             )
-        message = prepared.message_format(setup.min_peers)
+        message = prepared.message_format(parts.setup.min_peers)
         recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
         self.executor = InProcess(partial(Work, recipe), devices_of(1))
         numbers = sum(message.summed_sizes)
+        # well within a deadline, so that a round outlives its proposer
         takeover_s = min(1.0, self.deadline_s / 2)
         ballots = BallotTiming(
             resend_s=0.3 * takeover_s,
             takeover_s=takeover_s,
             ballot_s=max(self.deadline_s, 2 * PACKED_BYTES * numbers / _SLOWEST_BYTES_PER_S),
             deadline_s=self.deadline_s,
+            # a peer that resumes needs the sums since its last checkpoint
             kept=max(_KEPT, 1 + (experiment.checkpoints.every or 0)),
         )
         service = ReplicaService(
             **self.service_arguments(is_ready=True, gone_after_s=self.deadline_s),
             message=message,
             ballots=ballots,
-            min_peers=setup.min_peers,
+            min_peers=parts.setup.min_peers,
             snapshot=lambda: self._replicated.snapshot,
         )
         self.thread = ServiceThread(service)

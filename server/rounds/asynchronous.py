@@ -55,6 +55,7 @@ class _Unsynchronised(WithoutCohorts):
         Raises:
             InvalidExperiment: if more updates should move the model than clients have tasks.
         """
+        # the buffer would never fill: no more answers come than there are tasks
         if self.updates > self.asked_of(population):
             raise InvalidExperiment(
                 f"rounds.buffer must be at most {self.asked_of(population)}, of clients that have tasks, got "

@@ -82,6 +82,7 @@ class BoundedStaleness(WithoutCohorts):
                     problem = "waits for the slowest client, which will never be there again"
                     raise RunFailed(f"round {number} {problem}: {STAY_LONGER}")
                 continue
+            # one instant at a time, so that no client runs ahead unseen
             coordinator.collect(accumulator, enough=1)
             rounds_stats.append(coordinator.step(accumulator, number, share=share_of(accumulator)))
             for client in accumulator.loss_of:
@@ -95,6 +96,7 @@ class BoundedStaleness(WithoutCohorts):
         """Clients without a task that need not wait, by clock."""
         members = coordinator.fleet.registered()
         if store.workers != set(members):
+            # a slow one that has left would hold the others back
             for client in store.workers - set(members):
                 store.leave(client)
             for client in set(members) - store.workers:

@@ -132,6 +132,7 @@ class RoundRobin(Sampling):
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Next clients in the order."""
+        # a stream without the round, so that the order stays the same
         order = draw.streams.generator("order of clients").permutation(draw.population)
         return order[(np.arange(draw.size) + (draw.number - 1) * draw.size) % draw.population]
 
@@ -199,4 +200,5 @@ class PowerOfChoice(Sampling):
         nodes = draw.fleet.available()
         drawn = draw.by_samples(count)
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
+        # stable, so that of equal losses the first drawn is taken on every machine
         return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.size]]

@@ -32,6 +32,7 @@ STAY_LONGER = (
     "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
 )
 """Remedy, in errors, where no client will ever be there again."""
+# devices are there at night: within a day each has had its chance
 _DAY_S = 86400.0
 _LONGEST_S = 7 * _DAY_S
 
@@ -274,6 +275,7 @@ class Synchronous(Rounds):
         self._ask(coordinator, accumulator, number, chosen, until)
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:
+            # fewer may have been there than the cohort has
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
             slow = len(coordinator.open) if len(accumulator.replied) < enough else 0

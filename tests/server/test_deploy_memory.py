@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fed.server.grpc.deploy import _free_memory
+from fed.server.grpc.deployment import _free_memory
 from fed.vectors.layout import Layout
 
 

@@ -21,7 +21,8 @@ from fed.identity.authority import Authority
 from fed.identity.credentials import PeerCredentials, ServerCredentials
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
-from fed.server.grpc.deploy import Deployment, serve
+from fed.server.grpc.deploy import serve
+from fed.server.grpc.deployment import Deployment
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.server.real_fleet import RealFleet
 from fed.server.telling import Observers
@@ -96,7 +97,7 @@ class AtOnce(RealFleet):
     def _next_answer(self) -> Answer:
         return self._answers.popleft()
 
-    def _pass_time(self, until: float) -> None:
+    def pass_time(self, until: float) -> None:
         raise AssertionError("nodes that answer at once are waited for")
 
 

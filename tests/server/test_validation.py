@@ -8,7 +8,7 @@ from fed.clients.node.own_data import described, samples_of
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.protocol.protocol_pb2 import Joining
-from fed.server.grpc.deploy import Deployment
+from fed.server.grpc.deployment import Deployment
 
 
 def joining(folder: Path, name: str, content: str, **source: Any) -> Joining:

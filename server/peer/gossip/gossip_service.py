@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.protocol import protocol_pb2 as pb
-from fed.server.peer.gossip.copies import Differences, hash_of
+from fed.server.peer.gossip.copies import Differences
+from fed.server.peer.gossip.exchange import Arrival, OpenExchange, Outcome
 from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
 from fed.server.peer.gossip.outbox import ExchangeKey, Outbox, OutboxMessage
 from fed.server.peer.members.ahead import Ahead
@@ -26,53 +26,15 @@ from fed.vectors.tensors import Tensor
 from fed.wire.messages import one_line
 from fed.wire.payloads import Incoming, TensorSpec, read, written
 
-__all__ = ["GossipService", "Outcome"]
+__all__ = ["GossipService"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.1
 _ASKS_AGAIN_S = 2.0
 
 _OVER = "this exchange is over"
-_LACKS = "this peer has no copy of the vector that the differences are added to"
 _OTHER_VIEW = "it sees other members than this peer"
 _NO_NEIGHBOUR = "it is not a neighbour in this round"
-
-
-class Outcome(NamedTuple):
-    """Outcome of an exchange.
-
-    Args:
-        vectors: tensors of the neighbours whose vectors count here, by name.
-        reached: names of the neighbours at which this peer's vectors count.
-    """
-
-    vectors: dict[str, list[Tensor]]
-    reached: frozenset[str]
-
-
-@dataclass
-class _Open:
-    """Exchange that has begun and not ended."""
-
-    key: ExchangeKey
-    view: str
-    senders: frozenset[str]
-    receivers: frozenset[str]
-    differences: Differences | None
-
-
-class _Arrival(NamedTuple):
-    view: str
-    tensors: list[Tensor]
-    before: str
-
-    def flaw(self, held: str | None) -> str | None:
-        """Reason why its differences cannot be added to the copy with the hash ``held``, or None."""
-        if not self.before:
-            return "its differences must name the vector that they are added to"
-        if (whole_P := self.tensors[-1]).numel():
-            return None if hash_of(whole_P) == self.before else "the vector that it sent has another hash than it named"
-        return None if held == self.before else _LACKS
 
 
 @dataclass(kw_only=True)
@@ -103,11 +65,11 @@ class GossipService(MemberService):
     replays_until: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    _arrivals: dict[tuple[ExchangeKey, str], _Arrival] = field(default_factory=dict)
+    _arrivals: dict[tuple[ExchangeKey, str], Arrival] = field(default_factory=dict)
     _coming: set[tuple[ExchangeKey, str]] = field(default_factory=set)
     _refused: set[tuple[ExchangeKey, str]] = field(default_factory=set)
     _verdicts: dict[tuple[ExchangeKey, str], bool] = field(default_factory=dict)
-    _open: _Open | None = None
+    _open: OpenExchange | None = None
     included: dict[ExchangeKey, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,6 +84,7 @@ class GossipService(MemberService):
 
     def begin(self, number: int, durable: int) -> Standing:
         """Begin a round, and forget the exchanges of earlier ones."""
+        # neighbours may be so far behind, and still contradict an outcome
         oldest = number - self.ahead - 2
         if number <= self.rounds:
             present = {member.name for member in self.members.present(self.clock.monotonic_s())}
@@ -171,7 +134,7 @@ class GossipService(MemberService):
             differences: vectors that messages are added to, where they are differences; None: messages stand by
                 themselves.
         """
-        self._open = _Open(key, view, senders, receivers, differences)
+        self._open = OpenExchange(key, view, senders, receivers, differences)
         messages = self._write_messages(key, view, tensors, receivers, differences)
         for its_key, name in [one for one in self._arrivals if one[0] == key]:
             self._check_arrival(its_key, name)
@@ -193,6 +156,7 @@ class GossipService(MemberService):
         while self._copy is None and self.clock.monotonic_s() < until_s:
             self.raise_failure()
             holders = [name for name, number in self.reached.items() if number > 1 and name not in asked]
+            # one after another, for a copy is as large as a model
             if holders and (link := self.links.link(holders[0])) is not None:
                 asked.add(link.name)
                 link.tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
@@ -208,6 +172,7 @@ class GossipService(MemberService):
         self.round = self.durable = number
         self._next = ExchangeKey(number + 1, 0)
         self.included = dict(included)
+        # so far ahead this peer may have been before it was killed
         self.replays_until = number + self.ahead if number else 0
         self._outbox.restore(number)
 
@@ -257,6 +222,7 @@ class GossipService(MemberService):
             incoming: the file, of the size and tensors that the header announced.
         """
         tensors = read(incoming.path, incoming.payload)
+        # before they count: one NaN would reach all peers within some rounds
         is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
         if header.HasField("copy"):
             if not is_finite:
@@ -283,13 +249,14 @@ class GossipService(MemberService):
         if (key, name) in self._arrivals:  # over another stream
             return
         self.bytes_received += incoming.payload.size_bytes
-        self._arrivals[key, name] = _Arrival(vectors.view, tensors, vectors.before)
+        self._arrivals[key, name] = Arrival(vectors.view, tensors, vectors.before)
         if self._open is not None and key == self._open.key:
             self._check_arrival(key, name)
         self._changed.set()
 
     def closed(self, link: Link) -> None:
         """Forget the vectors that were still to come over a stream."""
+        # the other side sends them again over its next stream
         self._coming = {(key, name) for key, name in self._coming if name != link.name}
         if self.links.link(link.name) is None:
             self._ahead.end(link.name)
@@ -317,16 +284,19 @@ class GossipService(MemberService):
             raise Refused(f"a generation may have the number {MOST_GENERATIONS} at most, got {progress.generation}")
         if self.generations.heard(name, progress.generation):
             self._tell_progress()
+        # its outcome is on that peer's disk, which asks for it no more
         for message in self._outbox.owed_to(name):
             if message.key.round <= progress.durable:
                 self._release(message.key, name)
 
     def _take_verdict(self, name: str, verdict: pb.Verdict) -> None:
         key = ExchangeKey(verdict.round, verdict.exchange)
+        # it will not ask for them again: the file need not stay for it
         if not verdict.taken:
             _log.debug("peer %r has not taken the vectors of round %d: %s", name, key.round, one_line(verdict.reason))
             self._release(key, name)
         if key < self._next:
+            # a message that counts at one end alone has broken the sum
             if self.generations.verdict(key, name, counts=verdict.taken):
                 self._tell_progress()
         elif key.round <= self.round + 1:
@@ -432,6 +402,7 @@ class GossipService(MemberService):
         settled = reached | (receivers - senders)
         self.generations.ended(key, {name: name in reached for name in settled})
         for message in messages:
+            # who has left it out needs it no more
             message.owed &= reached
         for name in sorted(senders - vectors.keys()):  # one without this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
@@ -447,6 +418,7 @@ class GossipService(MemberService):
         if key.exchange >= len(self.specs):
             return f"a round has {len(self.specs)} exchanges, got exchange {key.exchange}"
         held = sum(its_name == name for _, its_name in (*self._arrivals, *self._coming))
+        # each waits in memory until its round begins
         if held > self.ahead * len(self.specs):
             return "it has sent too many vectors ahead"
         if self._open is not None and key == self._open.key and name not in self._open.senders:
@@ -455,6 +427,7 @@ class GossipService(MemberService):
 
     def _refuse(self, key: ExchangeKey, name: str, reason: str) -> None:
         if key.round <= self.round + 1:
+            # of rounds further ahead nothing is kept, which a hostile peer could name without end
             self._refused.add((key, name))
         self._tell_verdict(name, key, reason)
         self._changed.set()

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from fed.server.mixing.neighbourhood import Attendance, EncodedRows
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.gossip.copies import Copies
-from fed.server.peer.gossip.gossip_service import GossipService, Outcome
+from fed.server.peer.gossip.exchange import Outcome
+from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
+from fed.server.peer.members.member import Member
 from fed.server.peer.members.member_service import Standing
-from fed.server.peer.members.membership import Member
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.members.waiting import Waiting, nobody_came
 from fed.server.telling import Observers
@@ -162,10 +163,12 @@ class RealNeighbourhood:
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
         self.neighbours = frozenset()
+        # without checkpoints a killed peer joins anew, and asks for no earlier message
         durable = self._written if self._keeps_checkpoints else number - 1
         self._exchange = 0
         self._has_mixed = False
         standing = self.thread.call(self.service.begin, number, durable)
+        # rounds that it skips anyway need nobody
         if self._waits_alone and number >= self.skips_to:
             standing = self._await_others(number, standing)
         self._seen = len(standing.present)
@@ -203,6 +206,7 @@ class RealNeighbourhood:
             self.service.send_and_await(
                 key,
                 tensors,
+                # of another generation's state a sum would be wrong, so the view names it, too
                 view=f"{self._standing.view}.{self.service.generations.own}",
                 senders=frozenset(self._weights_from),
                 receivers=frozenset(self._weights_to),
@@ -335,6 +339,7 @@ class RealNeighbourhood:
     def _tell_presence(self, standing: Standing) -> None:
         """Tell observers of the others that have come and gone since the last round."""
         there = frozenset(member.client for member in standing.present) - {self.service.members.own.client}
+        # as text, for numbers and names have no order in common
         for client in sorted(there - self._there, key=str):
             self._observers.tell(NodeCame(client))
         for client in sorted(self._there - there, key=str):

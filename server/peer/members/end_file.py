@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from fed.errors import InvalidPayload
-from fed.server.peer.members.membership import Member, refusal_of_table
+from fed.server.peer.members.member import Member, refusal_of_table
 from fed.storage.atomic_files import write_atomically
 
 __all__ = ["EndFile"]
@@ -35,6 +35,7 @@ class EndFile(NamedTuple):
         try:
             said = json.loads((folder / _NAME).read_text())
             ended = [Member(**one) for one in said["ended"]]
+            # its members go into the table that others are sent
             if reason := refusal_of_table(ended):
                 raise InvalidPayload(reason)
             return cls([str(name) for name in said["awaited"]], ended)

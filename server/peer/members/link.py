@@ -1,40 +1,22 @@
 """One stream with another peer: messages and files to send, and the listener that takes those received."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from fed.protocol import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, chunks
 
-__all__ = ["Link", "Listener", "Refused", "StreamPatience"]
+__all__ = ["Link", "Listener", "Refused"]
 
 _MOST_WAITING = 4096  # messages, or files, that the other side has not taken
 
 
 class Refused(Exception):
     """A message that is not taken; the stream goes on."""
-
-
-@dataclass(frozen=True)
-class StreamPatience:
-    """Time limits of streams between peers.
-
-    Args:
-        silence_s: seconds without a message after which a stream counts as lost, > 0.
-        stall_s: seconds that the other side may need to take a message, > 0.
-        pause_s: seconds before the same peer is dialled again, > 0; doubled each time, up to ``most_pause_s``.
-        most_pause_s: seconds of the longest pause, ≥ ``pause_s``.
-    """
-
-    silence_s: float = 20.0
-    stall_s: float = 30.0
-    pause_s: float = 0.1
-    most_pause_s: float = 2.0
 
 
 class Link:
@@ -89,6 +71,7 @@ class Link:
         file: Iterator[pb.Chunk] = iter(())
         chunk: pb.Chunk | None = None
         while True:
+            # between chunks, for heartbeats must not wait behind a large file
             while self._messages:
                 await write(self._messages.popleft().SerializeToString())
             if self._ends:
@@ -108,18 +91,22 @@ class Link:
                 await self._wakes.wait()
 
 
-class Listener(Protocol):
+class Listener(ABC):
     """Receiver of other peers' messages."""
 
+    @abstractmethod
     def refusal_of(self, greeting: pb.Greeting) -> str | None:
         """The reason for which a peer is refused, or None."""
 
+    @abstractmethod
     def met_itself(self, address: str) -> None:
         """Take note that an address that was dialled is this peer's own."""
 
+    @abstractmethod
     def opened(self, link: Link) -> None:
         """Take note that a stream has begun."""
 
+    @abstractmethod
     def received(self, link: Link, message: pb.PeerMessage) -> None:
         """Take a message.
 
@@ -127,6 +114,7 @@ class Listener(Protocol):
             Refused: if it is not in order.
         """
 
+    @abstractmethod
     def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
         """Make the receiver of the file after a header; None: the file is not wanted.
 
@@ -135,6 +123,7 @@ class Listener(Protocol):
             InvalidPayload: if it holds something else than it should.
         """
 
+    @abstractmethod
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
         """Take a file that is whole, which is removed afterwards unless it has been moved.
 
@@ -148,6 +137,7 @@ class Listener(Protocol):
             InvalidPayload: if it holds something else than it should.
         """
 
+    @abstractmethod
     def refused(self, link: Link, reason: str) -> None:
         """End a stream whose other side is not admitted any more.
 
@@ -156,5 +146,6 @@ class Listener(Protocol):
             reason: the sentence for the other side.
         """
 
+    @abstractmethod
     def closed(self, link: Link) -> None:
         """Take note that a stream has ended."""

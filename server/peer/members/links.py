@@ -18,12 +18,12 @@ from fed.identity.certificates import PEER_HOST, peer_host
 from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
-from fed.protocol.limits import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
-from fed.server.peer.members.link import Link, Listener, Refused, StreamPatience
+from fed.protocol.limits import NODE_NAME, PROTOCOL
+from fed.server.peer.members.link import Link, Listener, Refused
 from fed.wire.calls import TurnedAway, converse, parsed, within
 from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
+from fed.wire.listening import STREAM_OPTIONS, Listening
 from fed.wire.messages import one_line
-from fed.wire.newcomers import HANDSHAKE_MS, Newcomers
 from fed.wire.payloads import Incoming
 from fed.wire.rate_limits import Allowance, Refusals, Unnamed
 
@@ -35,18 +35,13 @@ _METHOD = "/fed.v1.Neighbours/Meet"
 _MESSAGES_AT_ONCE = 2000
 _MESSAGES_PER_S = 500
 _MOST_LINKS = 10_000
+_STALL_S = 30.0  # seconds that the other side may need to take a message, longer than silence: it may be a slow line
+_PAUSE_S = 0.1  # seconds before the same peer is dialled again, doubled each time
+_MOST_PAUSE_S = 2.0  # so short that a peer that is back misses no more than a round
+_GRACE_S = 1.0  # seconds in which farewells and calls may end
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_concurrent_streams", 10_000),
-    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    # bytes that have arrived wait in memory until they are read, so the window must not grow
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 18),
-)
 _DIAL_OPTIONS = (
-    *_OPTIONS,
+    *STREAM_OPTIONS,
     # a channel of its own for each attempt, so that no backoff of gRPC's delays the next one
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -63,7 +58,7 @@ class Links:
         greeting: first message to others, with this peer's name, start and address.
         listener: receiver of the others' messages and files.
         credentials: certificate and key of this peer; None: no encryption, and names are believed, on loopback alone.
-        patience: time limits of the streams.
+        silence_s: seconds without a message after which a stream counts as lost, > 0.
         refusals: count and log of refused messages and peers.
         clock: clock of all waits.
     """
@@ -73,7 +68,7 @@ class Links:
         greeting: pb.Greeting,
         listener: Listener,
         credentials: PeerCredentials | None,
-        patience: StreamPatience,
+        silence_s: float,
         refusals: Refusals,
         clock: Clock,
     ) -> None:
@@ -81,14 +76,12 @@ class Links:
         self.greeting = greeting
         self._listener = listener
         self._credentials = credentials
-        self._patience = patience
+        self._silence_s = silence_s
         self._refusals = refusals
         self._open: dict[str, list[Link]] = {}
         self._dialling: dict[str, asyncio.Task[None]] = {}
         self._pauses: dict[str, tuple[float, float]] = {}
-        self._server: grpc.aio.Server | None = None
-        self._newcomers = Newcomers(clock)
-        self._watching: asyncio.Task[None] | None = None
+        self._listening = Listening(clock)
 
     async def listen(self, address: str) -> int:
         """Listen for other peers; returns the port.
@@ -96,23 +89,11 @@ class Links:
         Raises:
             InvalidInput: if nothing can listen there.
         """
-        server = self._server = grpc.aio.server(options=_OPTIONS)
-        handlers: Any = {"Meet": grpc.stream_stream_rpc_method_handler(self._meet)}
-        service, _, _ = _METHOD[1:].partition("/")
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-        try:
-            if self._credentials is None:
-                port = server.add_insecure_port(address)
-            else:
-                port = server.add_secure_port(address, self._credentials.for_listening(self._newcomers.arrived))
-        except RuntimeError as error:
-            raise InvalidInput(
-                f"this peer cannot listen on {address}: is another program there, and is the address this machine's?"
-            ) from error
-        await server.start()
-        if self._credentials is not None:
-            self._watching = asyncio.create_task(self._newcomers.watch(int(port)))
-        return int(port)
+        service, _, method = _METHOD[1:].partition("/")
+        handlers: Any = {method: grpc.stream_stream_rpc_method_handler(self._meet)}
+        handler = grpc.method_handlers_generic_handler(service, handlers)
+        credentials_for = None if self._credentials is None else self._credentials.for_listening
+        return await self._listening.begin(address, handler, credentials_for, who="this peer")
 
     def link(self, name: str) -> Link | None:
         """The newest stream with a peer."""
@@ -135,6 +116,7 @@ class Links:
             return
         if self._clock.monotonic_s() < self._pauses.get(key, (0.0, 0.0))[0]:
             return
+        # to dial one that is not admitted would only make noise in both logs
         if name is not None and self._credentials is not None and self._credentials.refusals([name]):
             return
         self._dialling[key] = asyncio.create_task(self._dial(address, name, key))
@@ -149,22 +131,19 @@ class Links:
         for link in self._open.get(name, ()):
             link.end(reason)
 
-    async def close(self, reason: str, grace_s: float = 1.0) -> None:
+    async def close(self, reason: str) -> None:
         """End all streams."""
         for links in self._open.values():
             for link in links:
                 link.end(reason)
         dialled = list(self._dialling.values())
         if dialled:
-            await asyncio.wait(dialled, timeout=grace_s)
+            # farewells are on their way
+            await asyncio.wait(dialled, timeout=_GRACE_S)
         for task in dialled:
             task.cancel()
         await asyncio.gather(*dialled, return_exceptions=True)
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])  # the door's sockets would keep the port taken
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        await self._listening.end(_GRACE_S)
 
     async def _dial(self, address: str, name: str | None, key: str) -> None:
         began_s = self._clock.monotonic_s()
@@ -176,12 +155,11 @@ class Links:
             self._refusals.note(name or Unnamed(address), str(error))
         finally:
             del self._dialling[key]
-            patience = self._patience
             now_s = self._clock.monotonic_s()
             # a stream that lasted was a success: pauses begin short again
-            lasted = now_s - began_s > patience.silence_s
-            pause_s = patience.pause_s if lasted else self._pauses.get(key, (0.0, patience.pause_s))[1]
-            then_s = min(2 * pause_s, patience.most_pause_s)
+            lasted = now_s - began_s > self._silence_s
+            pause_s = _PAUSE_S if lasted else self._pauses.get(key, (0.0, _PAUSE_S))[1]
+            then_s = min(2 * pause_s, _MOST_PAUSE_S)
             # at random, so that peers do not dial each other in step
             again_s = now_s + pause_s * (0.5 + random.random())
             self._pauses[key] = (again_s, then_s)
@@ -209,7 +187,7 @@ class Links:
                 if certified is None:
                     raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a peer must show its certificate")
                 name = certified[0]
-                self._newcomers.identify(context.peer())
+                self._listening.newcomers.identify(context.peer())
             await self._converse(context.read, context.write, name, certified=certified)
         except TurnedAway as turned:
             self._refusals.note(name or Unnamed(context.peer()), turned.reason)
@@ -235,16 +213,17 @@ class Links:
         is_introduction = bool(address) and name is None
 
         async def send(data: bytes) -> None:
-            await within(self._patience.stall_s, write(data))
+            await within(_STALL_S, write(data))
 
         own = pb.Greeting(is_introduction=is_introduction)
         own.MergeFrom(self.greeting)
         await send(pb.PeerMessage(greeting=own).SerializeToString())
-        first = await _next(read, self._patience.silence_s)
+        first = await _next(read, self._silence_s)
         if first is None or not first.HasField("greeting"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
         greeting = first.greeting
         if (greeting.name, greeting.start) == (own.name, own.start):
+            # a list of introducers may be the same at all peers, and hold this one's address, too
             self._listener.met_itself(address)
             return
         refusal = partial(self._refusal_now, greeting.name, certified)
@@ -267,6 +246,7 @@ class Links:
             send: function that sends a message, as bytes.
             refusal: function that gives the reason why the other side is no longer admitted; None while it is.
         """
+        # several: both sides may dial at the same time, and neither knows which stream the other keeps
         self._open.setdefault(link.name, []).append(link)
         self._listener.opened(link)
         try:
@@ -290,8 +270,9 @@ class Links:
         left_bytes = 0
         incoming: Incoming | None = None
         try:
-            while (message := await _next(read, self._patience.silence_s)) is not None:
+            while (message := await _next(read, self._silence_s)) is not None:
                 kind = message.WhichOneof("what")
+                # chunks are bounded by the size in their file's header
                 if kind != "chunk" and not allowance.spend():
                     raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has sent more messages than a peer needs")
                 if kind == "farewell":
@@ -305,6 +286,7 @@ class Links:
                         left_bytes -= len(message.chunk.data)
                         file = incoming
                         incoming = None  # a chunk that fails ends its file: later chunks must not be added
+                        # what is left of a refused file goes by without another refusal
                         if file is None and left_bytes < 0:
                             raise Refused("it sent a chunk that belongs to no file")
                         incoming = self._taken(link, header, file, message.chunk)
@@ -361,6 +343,7 @@ class Links:
             return f"it must greet as {name!r}, got {greeting.name!r}"
         if greeting.name == self.greeting.name:
             return "it has our own name: give each peer its own"
+        # names are free without certificates, and each stream holds memory
         if len(self._open) >= _MOST_LINKS:
             return f"this peer has streams with {_MOST_LINKS} others, and begins no more"
         return self._listener.refusal_of(greeting)
@@ -374,6 +357,7 @@ class Links:
                 Unnamed(address), f"it is not the peer that was dialled, or of another authority: {words}"
             )
         else:
+            # peers come and go: a line for each attempt would fill the log
             _log.debug("%s cannot be reached: %s", address, words)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import math
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +20,13 @@ from fed.identity.credentials import PeerCredentials
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import PROTOCOL
-from fed.server.peer.members.link import Link, Refused, StreamPatience
+from fed.server.peer.members.copy_giver import CopyGiver
+from fed.server.peer.members.link import Link, Listener, Refused
 from fed.server.peer.members.links import Links
-from fed.server.peer.members.membership import Member, MembershipList, Timing
+from fed.server.peer.members.member import Member
+from fed.server.peer.members.membership import MembershipList, Timing
+from fed.server.peer.members.presence_log import PresenceLog
 from fed.version import __version__
-from fed.wire.payloads import Incoming
 from fed.wire.rate_limits import Refusals
 
 __all__ = ["MemberService", "Standing"]
@@ -53,8 +55,8 @@ class Standing(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class MemberService(ABC):
-    """Service of a peer, whatever its rounds are made of, as a :class:`fed.server.peer.members.link.Listener`.
+class MemberService(Listener):
+    """Service of a peer, whatever its rounds are made of.
 
     Attributes:
         round: the round that this peer is in, from 1; 0 before the first.
@@ -68,7 +70,7 @@ class MemberService(ABC):
         folder: directory for messages, used by this peer alone.
         credentials: certificate and key of this peer; None: no encryption, on loopback alone.
         timing: time limits of heartbeats and suspicion.
-        patience: time limits of streams.
+        silence_s: seconds without a message after which a stream counts as lost, > 0.
         refusals: count and log of refused messages and peers.
         clock: clock of all waits.
         rounds: the number of rounds of the run, ≥ 1.
@@ -83,7 +85,7 @@ class MemberService(ABC):
     folder: Path
     credentials: PeerCredentials | None
     timing: Timing
-    patience: StreamPatience
+    silence_s: float
     refusals: Refusals
     clock: Clock
     rounds: int
@@ -93,6 +95,7 @@ class MemberService(ABC):
     durable: int = 0
 
     def __post_init__(self) -> None:
+        # unlike the run's streams, which all peers share: each must choose others
         self.members = MembershipList(self.own, self.introducers, self.timing, draws=random.Random())
         greeting = pb.Greeting(protocol=PROTOCOL, software=f"fed {__version__}", experiment=self.experiment)
         greeting.MergeFrom(pb.Greeting(name=self.own.name, start=self.own.start))
@@ -100,19 +103,16 @@ class MemberService(ABC):
             greeting,
             listener=self,
             credentials=self.credentials,
-            patience=self.patience,
+            silence_s=self.silence_s,
             refusals=self.refusals,
             clock=self.clock,
         )
         self._changed = asyncio.Event()
-        self._suspected: set[str] = set()
-        self._gone: set[str] = set()
-        self._is_contested = False
+        self._presence = PresenceLog()
+        self._copies = CopyGiver(self.snapshot, self._write_copy, self.new_file)
         self.reached: dict[str, int] = {}
         self._files = 0
         self._beating: asyncio.Task[None] | None = None
-        self._giving: asyncio.Task[None] | None = None
-        self._given: tuple[pb.PeerMessage, Path] | None = None
         self._failure: FedError | None = None
         self._told_version = 0
         self._ended_since_s = math.inf
@@ -130,6 +130,7 @@ class MemberService(ABC):
 
     async def stop(self, reason: str) -> None:
         """Leave, and end all streams."""
+        # the others hear of it at once, rather than after a time limit
         self.members.leave()
         for link in self.links.all():
             link.tell(self._table(link.name))
@@ -234,22 +235,9 @@ class MemberService(ABC):
         if self._failure is not None:
             raise self._failure
 
-    @abstractmethod
-    def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
-        """Make the file that a message is put into."""
-
-    @abstractmethod
-    def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
-        """Take a file that is whole.
-
-        Args:
-            link: stream that it came over.
-            header: message that came before it.
-            incoming: the file, complete.
-        """
-
     def refusal_of(self, greeting: pb.Greeting) -> str | None:
         """The reason for which a peer cannot take part, or None."""
+        # an introduction brings no vectors: it only tells where others listen
         if not greeting.is_introduction and greeting.experiment != self.experiment:
             return "it runs another experiment, or one on other samples: give all peers the same file"
         return None
@@ -274,9 +262,11 @@ class MemberService(ABC):
         self._hear(link)
         if message.HasField("members"):
             table = message.members.members
+            # who is not admitted is not passed on, whichever member names it
             admitted = {*self.admitted([one.name for one in table])}
-            records = [_record(one) for one in table if one.name in admitted]
+            records = [Member.of(one) for one in table if one.name in admitted]
             self.members.merge(records, self.clock.monotonic_s(), link.name)
+            # an answer is not answered: two tables would go back and forth for ever
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
         elif message.HasField("revocations"):
@@ -288,8 +278,7 @@ class MemberService(ABC):
             self.reached[link.name] = message.progress.round
             self._take_progress(link.name, message.progress)
         elif message.HasField("copy_wanted"):
-            if self._giving is None or self._giving.done():
-                self._giving = asyncio.create_task(self._give_copy(link))
+            self._copies.give(link)
         else:
             self._take(link, message)
         self._changed.set()
@@ -307,6 +296,7 @@ class MemberService(ABC):
     def closed(self, link: Link) -> None:
         """Forget the round that another is in, where no stream with it is left."""
         if self.links.link(link.name) is None:
+            # it may be in another round when it comes back
             self.reached.pop(link.name, None)
         self._changed.set()
 
@@ -335,9 +325,8 @@ class MemberService(ABC):
     def _resend(self, link: Link) -> None:
         """Send messages that the other side of a new stream may lack."""
 
-    @abstractmethod
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
-        """Take note of another's round."""
+        """Take note of another's round; there is nothing more to do unless a kind of service says so."""
 
     def earlier_members(self) -> Collection[str]:
         """Names of members from before this process began, of which it may have had no sign of life."""
@@ -351,25 +340,6 @@ class MemberService(ABC):
         """
         if number > self.rounds:
             raise Refused(f"the run has {self.rounds} rounds, got round {number}")
-
-    async def _give_copy(self, link: Link) -> None:
-        """Send a copy of this peer's state, if there is one; without it the other asks again."""
-        if (found := self.snapshot()) is None:
-            return
-        number, state = found
-        if self._given is None or self._given[0].copy.round != number:
-            path = self.new_file()
-            try:
-                payload = await asyncio.to_thread(self._write_copy, path, number, state)
-            except FedError as error:
-                path.unlink(missing_ok=True)
-                _log.warning("a copy for %r: %s", link.name, error)
-                return
-            if self._given is not None:
-                self._given[1].unlink(missing_ok=True)
-            self._given = (pb.PeerMessage(copy=pb.Copy(round=number, payload=payload)), path)
-        header, path = self._given
-        link.send(header, path)
 
     def _take_revocations(self, content: bytes) -> None:
         """Take a list of revocations that another has sent, if it is a later one than this peer's.
@@ -398,8 +368,7 @@ class MemberService(ABC):
         present = self.members.drop(refused)
         for name, reason in refused.items():
             self.links.end(name, reason)
-            self._suspected.discard(name)
-            self._gone.discard(name)
+            self._presence.forget(name)
             if name in present:
                 _log.warning("peer %r is no member any more: %s", name, reason)
                 self._changed.set()
@@ -423,6 +392,7 @@ class MemberService(ABC):
         told_s = 0.0
         while True:
             now_s = self.clock.monotonic_s()
+            # at each beat, for the file may have been replaced by hand
             self._hold_to_credentials()
             targets = self.members.beat(now_s)
             own = self.members.own
@@ -439,27 +409,9 @@ class MemberService(ABC):
             if now_s - told_s > _PROGRESS_EVERY_S:
                 told_s = now_s
                 self._tell_progress()
-            self._say_changes(now_s)
+            if self._presence.look(self.members, now_s):
+                self._changed.set()
             await self.clock.pause(self.timing.beat_s)
-
-    def _say_changes(self, now_s: float) -> None:
-        suspected = {member.name for member in self.members.suspected(now_s)}
-        gone = {member.name for member in self.members.gone(now_s)}
-        for name in sorted(suspected - self._suspected - self._gone):
-            _log.info("peer %r is silent", name)
-        for name in sorted(gone - self._gone):
-            _log.warning("peer %r is gone, or cannot be reached: the others go on", name)
-        for name in sorted(self._gone - gone):
-            _log.info("peer %r is back", name)
-        if gone != self._gone:
-            self._changed.set()
-        self._suspected = suspected
-        self._gone = gone
-        if self.members.contested > 1 and not self._is_contested:
-            self._is_contested = True
-            _log.warning(
-                "another process has this peer's name, %r: give each peer a certificate of its own", self.own.name
-            )
 
     def _table(self, receiver: str, *, is_answer: bool = False) -> pb.PeerMessage:
         members = [pb.Member(**member._asdict()) for member in self.members.table(receiver)]
@@ -476,16 +428,3 @@ class MemberService(ABC):
         """Path of a new file in the folder of messages."""
         self._files += 1
         return self.folder / f"incoming-{self._files}"
-
-
-def _record(said: pb.Member) -> Member:
-    return Member(
-        name=said.name,
-        address=said.address,
-        start=said.start,
-        beat=said.beat,
-        left=said.left,
-        samples=said.samples,
-        is_ready=said.is_ready,
-        has_ended=said.has_ended,
-    )

@@ -24,65 +24,24 @@ replicas take as members only those that have shown a certificate over a stream.
 
 import math
 import random
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload, ValueRange
-from fed.protocol.limits import NODE_NAME
-from fed.wire.messages import MOST_SAMPLES, client_id_of
+from fed.server.peer.members.member import MOST_BEAT, MOST_MEMBERS, MOST_START, Member, refusal_of_table
 
-__all__ = ["MOST_MEMBERS", "Member", "MembershipList", "Target", "Timing", "refusal_of_table"]
-
-MOST_MEMBERS = 10_000
-"""Largest number of members that a table may have, and that a peer remembers."""
+__all__ = ["MembershipList", "Target", "Timing"]
 
 _T = TypeVar("_T")
-_MOST_START = 2**62
-_MOST_START_BY_HEARSAY = _MOST_START // 2  # in nanoseconds since 1970: the year 2043
-_MOST_BEAT = 2**53
+_MOST_START_BY_HEARSAY = MOST_START // 2  # in nanoseconds since 1970: the year 2043
 _MOST_LEAD = 2**20  # beats by which hearsay may lead the member's own word, where that alone is believed: two days
 _MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
 _TOLD_AT_A_BEAT = 16  # members told at a beat, where a start is believed of this peer itself alone
+_FORGET_AFTER_S = 86_400.0  # seconds of silence, so long that a machine may be away for a day
+_FAN_OUT = 2  # members that a beat sends the table to: news reach all in about as many beats as their number has bits
 _RETURNS = 0.5  # the probability that a beat tries a member that is gone
-_ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([1-9][0-9]{0,4})")
-
-
-class Member(NamedTuple):
-    """Record of a peer, as it is passed on.
-
-    Args:
-        name: the peer's name, as in its certificate.
-        address: HOST:PORT where it listens; empty if it only dials.
-        start: time at which its process began, in nanoseconds since 1970; a process with a later start replaces an
-            earlier one.
-        beat: number of its heartbeats since then, in [0, 2^53].
-        left: True if it has left, and said so.
-        samples: number of samples that it trains on, in [0, 2^53].
-        is_ready: True if it takes part in rounds; a peer that joins copies another's state first.
-        has_ended: True if it has ended all its rounds, and waits for nobody.
-    """
-
-    name: str
-    address: str
-    start: int
-    beat: int = 0
-    left: bool = False
-    samples: int = 0
-    is_ready: bool = False
-    has_ended: bool = False
-
-    @property
-    def client(self) -> int | str:
-        """Identifier of the client that this peer is."""
-        return client_id_of(self.name)
-
-    @property
-    def age(self) -> tuple[int, int, bool]:
-        """Key that orders the records of one name: the largest is the latest."""
-        return self.start, self.beat, self.left
 
 
 class Target(NamedTuple):
@@ -108,8 +67,6 @@ class Timing:
         beat_s: seconds between two heartbeats, > 0.
         suspect_after_s: seconds without a sign of life after which a member is suspected, at least ``beat_s``.
         gone_after_s: seconds without a sign of life after which a member is gone, at least ``suspect_after_s``.
-        forget_after_s: seconds without a sign of life after which a member is forgotten, at least ``gone_after_s``.
-        fan_out: number of members that a beat sends the table to, ≥ 1.
 
     Raises:
         ValueRange: if they contradict each other.
@@ -118,15 +75,12 @@ class Timing:
     beat_s: float = 0.2
     suspect_after_s: float = 2.5
     gone_after_s: float = 5.0
-    forget_after_s: float = 86_400.0
-    fan_out: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.beat_s <= self.suspect_after_s <= self.gone_after_s <= self.forget_after_s or self.fan_out < 1:
+        if not 0 < self.beat_s <= self.suspect_after_s <= self.gone_after_s <= _FORGET_AFTER_S:
             raise ValueRange(
-                "membership needs 0 < beat_s <= suspect_after_s <= gone_after_s <= forget_after_s and fan_out >= 1, "
-                f"got {self.beat_s:g}, {self.suspect_after_s:g}, {self.gone_after_s:g}, {self.forget_after_s:g} and "
-                f"{self.fan_out}: lengthen the later one"
+                f"membership needs 0 < beat_s <= suspect_after_s <= gone_after_s <= {_FORGET_AFTER_S:g}, got "
+                f"{self.beat_s:g}, {self.suspect_after_s:g} and {self.gone_after_s:g}: lengthen the later one"
             )
 
 
@@ -183,7 +137,7 @@ class MembershipList:
         self._awake_s = self._time_s(now_s)
         self._last_beat_s = now_s
         if not self.own.left:
-            self.own = _next_beat(self.own)
+            self.own = self.own.next_beat()
         self._forget()
         return self._targets()
 
@@ -208,6 +162,7 @@ class MembershipList:
         if reason := refusal_of_table(table):
             raise InvalidPayload(reason)
         time_s = self._time_s(now_s)
+        # a list, for any() alone would stop at the first change and leave the rest untaken
         changes = [self._take(member, time_s, is_direct=member.name == sender) for member in table]
         return any(changes)
 
@@ -320,6 +275,7 @@ class MembershipList:
         if not is_direct and _is_beyond_hearsay(member, known):
             return False
         if known is None:
+            # one that stopped is of no use to a peer that never knew it
             is_stopped = member.left and not member.has_ended
             if is_stopped or len(self._records) >= MOST_MEMBERS - 1:
                 return False
@@ -354,13 +310,13 @@ class MembershipList:
         self.contested += 1
         own_beat = self.own.beat if self.own.start == said.start else 0
         # After the latest start no other follows: the largest beat there, which nobody believes, would be the last.
-        is_last = said.start == _MOST_START and said.beat > max(_MOST_BEAT // 2, own_beat + _MOST_LEAD)
+        is_last = said.start == MOST_START and said.beat > max(MOST_BEAT // 2, own_beat + _MOST_LEAD)
         self._say(self.own._replace(start=said.start, beat=own_beat if is_last else said.beat))
         return True
 
     def _say(self, own: Member) -> None:
         """Count a heartbeat of the changed own record, and tell it all members where they believe no other."""
-        self.own = _next_beat(own)
+        self.own = own.next_beat()
         if self.own.start > _MOST_START_BY_HEARSAY:
             self._untold = list(self._records)
 
@@ -385,23 +341,17 @@ class MembershipList:
         return [address for address, name in self._introducers.items() if address not in met and name not in there]
 
     def _some(self, of: list[_T]) -> list[_T]:
-        return self._draws.sample(of, min(self._timing.fan_out, len(of)))
+        return self._draws.sample(of, min(_FAN_OUT, len(of)))
 
     def _forget(self) -> None:
         timing = self._timing
         is_full = len(self._records) >= MOST_MEMBERS - 1
         for name, one in list(self._records.items()):
             is_hearsay = one.alive_s == -math.inf
-            limit_s = timing.gone_after_s if is_hearsay or is_full else timing.forget_after_s
+            # hearsay is cheap to invent, and must not crowd out members that were heard
+            limit_s = timing.gone_after_s if is_hearsay or is_full else _FORGET_AFTER_S
             if self._awake_s - max(one.since_s, one.alive_s) > limit_s:
                 del self._records[name]
-
-
-def _next_beat(own: Member) -> Member:
-    """Count a heartbeat; past the largest count a new life begins, as far as there is one."""
-    if own.beat < _MOST_BEAT:
-        return own._replace(beat=own.beat + 1)
-    return own._replace(start=own.start + 1, beat=0) if own.start < _MOST_START else own
 
 
 def _is_beyond_hearsay(said: Member, known: _Record | None) -> bool:
@@ -411,29 +361,6 @@ def _is_beyond_hearsay(said: Member, known: _Record | None) -> bool:
     if known is None or said != known.member._replace(beat=said.beat):
         return True
     return said.beat > known.said[1] + _MOST_LEAD
-
-
-def refusal_of_table(table: Sequence[Member]) -> str | None:
-    """Reason why no member may send this table; None if it is in order."""
-    if len(table) > MOST_MEMBERS:
-        return f"a table may have {MOST_MEMBERS} members at most, got {len(table)}"
-    for member in table:
-        if not NODE_NAME.fullmatch(member.name):
-            return f"a member's name must be a node's name, got {member.name[:80]!r}"
-        if member.address and not _is_address(member.address):
-            return f"member {member.name!r} must have HOST:PORT as its address, got {member.address[:80]!r}"
-        counts = (member.start, _MOST_START), (member.beat, _MOST_BEAT), (member.samples, MOST_SAMPLES)
-        if not all(0 <= count <= most for count, most in counts):
-            return (
-                f"member {member.name!r} must have a start up to 2^62, and a beat and samples up to 2^53, got "
-                f"{member.start}, {member.beat} and {member.samples}"
-            )
-    return None
-
-
-def _is_address(text: str) -> bool:
-    found = _ADDRESS.fullmatch(text)
-    return found is not None and int(found[2]) < 1 << 16
 
 
 def _sorted(members: Iterable[Member]) -> tuple[Member, ...]:

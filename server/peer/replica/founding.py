@@ -6,27 +6,16 @@ all peers cannot both be founded: the smallest number of founders must be more t
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import NODE_NAME
 from fed.wire.messages import client_order
 
-__all__ = ["Founding", "FoundingTiming"]
+__all__ = ["Founding"]
 
-
-class FoundingTiming(NamedTuple):
-    """Time limits of a founding.
-
-    Args:
-        stable_s: seconds for which the present peers must have been the same, ≥ 0.
-        resend_s: seconds after which a message is sent again, ≥ 0.
-        believed_s: seconds for which a peer is believed that claims to be in a round without naming its group.
-    """
-
-    stable_s: float = 0.5
-    resend_s: float = 0.3
-    believed_s: float = 30.0
+_STABLE_S = 0.5  # the present peers must have been the same for so long: of those that start together some come later
+_RESEND_S = 0.3
+_BELIEVED_S = 30.0  # so long is a peer believed that claims to be in a round without naming its group
 
 
 class Founding:
@@ -39,7 +28,6 @@ class Founding:
     Args:
         own: name of this peer.
         min_peers: the smallest number of founders, more than half of all peers that may come.
-        timing: time limits of messages and beliefs.
 
     Example:
         >>> ann, bob = Founding("ann", 2), Founding("bob", 2)
@@ -54,12 +42,11 @@ class Founding:
         (('ann', 'bob'), ('ann', 'bob'))
     """
 
-    def __init__(self, own: str, min_peers: int, timing: FoundingTiming = FoundingTiming()) -> None:  # noqa: B008
+    def __init__(self, own: str, min_peers: int) -> None:
         self.own = own
         self.members: tuple[str, ...] | None = None
         self.is_late = False
         self._min_peers = min_peers
-        self._timing = timing
         self._present: tuple[str, ...] = ()
         self._since_s = self._sent_s = 0.0
         self._agreed: set[str] = set()
@@ -78,17 +65,19 @@ class Founding:
             listening: the names of peers that listen; these propose before those that only dial.
         """
         names = tuple(sorted(present, key=client_order))
+        # agreement to other founders is none to these
         if names != self._present:
             self._present = names
             self._since_s = now_s
             self._agreed = set()
-        if self.members is not None or self.is_late or now_s - self._sent_s < self._timing.resend_s:
+        if self.members is not None or self.is_late or now_s - self._sent_s < _RESEND_S:
             return []
         begun_s = {name: self._begun_s.setdefault(name, now_s) for name, number in rounds.items() if number}
-        if begun := [name for name, its_s in begun_s.items() if now_s - its_s < self._timing.believed_s]:
+        # a claim that is not backed by a group must not hold the others up for ever
+        if begun := [name for name, its_s in begun_s.items() if now_s - its_s < _BELIEVED_S]:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
-        is_stable = now_s - self._since_s >= self._timing.stable_s
+        is_stable = now_s - self._since_s >= _STABLE_S
         if not is_stable or len(names) < self._min_peers:
             return []
         first = min(names, key=lambda name: name not in listening)
@@ -115,8 +104,10 @@ class Founding:
         if self.members is not None:
             return [] if message.is_founded else [(sender, self._founded(own_round))]
         if message.is_founded:
+            # a group without it, or past its first round: it joins with a copy
             if self.own not in names or message.round > 1:
                 self.is_late = True
+            # the group that it agreed to, even if it sees others by now
             elif names in (self._agreed_to, self._present):
                 self.members = names
         elif message.is_agreed:

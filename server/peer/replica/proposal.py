@@ -51,6 +51,7 @@ class Proposal:
         votes = {name: message.vote for name, message in self.promises.items() if message.vote is not None}
         if not votes:
             return None
+        # the latest alone may have been decided: its proposer knew the earlier votes, and had to take theirs over
         value = max(votes.values(), key=lambda vote: vote.ballot).value
         return value, [name for name, vote in votes.items() if vote.value == value]
 

@@ -39,6 +39,7 @@ class Proposer(Voter, ABC):
         self._resend(self._round.proposal)
 
     def _yield_to(self, ballot: Ballot) -> None:
+        # else the next attempt would be refused, too
         self._round.seen = max(self._round.seen, ballot)
         if self._round.proposal is not None and self._round.proposal.ballot < ballot:
             self._give_up(self._timing.takeover_s)
@@ -81,6 +82,7 @@ class Proposer(Voter, ABC):
                 self._give_up(self._timing.resend_s)
         elif message.kind is Kind.BROKEN and sender in proposal.ring:
             if proposal.value is None:
+                # else the next ring would break at the same place
                 self._round.excluded.update(message.names)
                 self._give_up(self._timing.resend_s)
         elif message.kind is Kind.ACCEPTED and proposal.value is not None:

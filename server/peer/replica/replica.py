@@ -321,5 +321,6 @@ class Replicated(Coordinated):
     def _end(self, number: int) -> None:
         """Have a round's state ready for others."""
         self._applied = number
+        # made in the run's thread, for the service gives it to others from its own
         self.snapshot = Snapshot(number, {"coordinator": self.coordinator.state(), "fleet": self._fleet.common()})
         self._fleet.thread.call(self._service.apply, number)

@@ -202,6 +202,7 @@ class Ring:
         self._members = tuple(members)
         count = len(self._members)
         numbers = own.lanes.shape[1]
+        # chunks of nearly equal length; some are empty where members outnumber the numbers
         self._bounds = [numbers * chunk // count for chunk in range(count + 1)]
         self._chunks = [own.part(begin, end) for begin, end in pairwise(self._bounds)]
         self.messages = 2 * (count - 1)
@@ -259,6 +260,7 @@ def _rows(packed: Tensor, numbers: int) -> Tensor:
 
 
 def _contribution(name: Any, samples: Any, weight: Any, train_loss: Any) -> Contribution:
+    # JSON of another member: each value may be of any type
     if not isinstance(name, str) or not NODE_NAME.fullmatch(name) or not isinstance(weight, str):
         raise InvalidPayload("a sum must name each member, with a weight")
     if not _WEIGHT.fullmatch(weight) or not isinstance(train_loss, float | int):

@@ -124,6 +124,7 @@ class Voter:
         """Follow a proposer's request, unless a later ballot has been promised."""
         ballot = message.ballot
         promised = self.record.promised
+        # a ballot is its proposer's alone: no other may speak for it
         if ballot.proposer != proposer or not 0 < ballot.number <= _MOST_PROPOSALS:
             return
         if ballot < promised:
@@ -131,6 +132,7 @@ class Voter:
             return
         self._round.quiet_since_s = self._now_s
         if message.kind is Kind.PREPARE:
+            # a repeated request is answered, and needs nothing more on disk
             if ballot > promised:
                 self._promise_no_less(ballot)
             self._promise()
@@ -173,6 +175,7 @@ class Voter:
         value = proposed.vote.value
         if ballot < self.record.promised:
             return
+        # a vote says that the sum is held: without it a majority could decide on a sum that is lost
         if value.sum_sha256 not in self._held:
             self._outputs.append(Fetch(value.sum_sha256, proposed.names))
             return

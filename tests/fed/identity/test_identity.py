@@ -17,9 +17,10 @@ import grpc
 import pytest
 
 from fed.errors import InvalidCredentials, OutputExists
-from fed.identity.authority import Authority, default_hosts
+from fed.identity.authority import Authority
 from fed.identity.certificates import Pair, Role, fingerprint, issue, now, public_key_of
 from fed.identity.credentials import NodeCredentials, PeerCredentials, ServerCredentials, peer_of
+from fed.identity.hosts import default_hosts
 from fed.identity.identities import SignedIdentities
 from fed.identity.roster import Roster, keep
 from fed.storage.atomic_files import write_atomically

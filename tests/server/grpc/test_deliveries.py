@@ -326,11 +326,11 @@ def test_a_fleet_that_is_closed_twice_is_closed(fleet: NodeFleet) -> None:
     closing.start()
     closing.join(BOUND_S)
     assert not closing.is_alive()
-    assert not fleet._thread.is_alive()
+    assert not fleet._thread._thread.is_alive()
 
 
 def test_a_fleet_is_closed_when_its_calls_have_ended(fleet: NodeFleet) -> None:
-    call = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), fleet._loop)
+    call = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), fleet._thread._loop)
     fleet.close("the run is over", is_final=True)
     assert call.done()
 
@@ -350,7 +350,7 @@ def test_a_task_sent_late_carries_its_remaining_time(fleet: NodeFleet) -> None:
     timed = Assignment(task=TaskId(number=1), payload=Payload(), deadline_s=100.0, takes_parts=True)
     over = Assignment(task=TaskId(number=2), payload=Payload(), deadline_s=0.0)
     without = Assignment(task=TaskId(number=3), payload=Payload())
-    fleet._call(fleet._service.assign, [("ann", one) for one in (timed, over, without)])
+    fleet._thread.call(fleet._service.assign, [("ann", one) for one in (timed, over, without)])
     node = Attending(fleet, "ann")
     first, second, third = (node.next("assignment") for _ in range(3))
     assert 50 < first.deadline_s < 100

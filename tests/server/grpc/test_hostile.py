@@ -31,7 +31,7 @@ from fed.protocol.protocol_pb2 import (
     Signature,
     TaskId,
 )
-from fed.server.grpc.deploy import Deployment
+from fed.server.grpc.deployment import Deployment
 from fed.server.grpc.service import NodeService
 from fed.wire.rate_limits import Refusals
 from tests.server.grpc.hostile_wire import (

@@ -72,7 +72,8 @@ class Ledger:
                 self.training -= 1
             return done
 
-        monkeypatch.setattr("fed.server.grpc.deploy.facts_of", lambda encoder: {})  # which encodes a vector of nobody
+        # facts_of encodes a vector of nobody
+        monkeypatch.setattr("fed.server.grpc.deployment.facts_of", lambda encoder: {})
         monkeypatch.setattr(NodeTraining, "train", trained)
         monkeypatch.setattr(Encoder, "encode", encoded)
         monkeypatch.setattr(RealFleet, "collect", collected)

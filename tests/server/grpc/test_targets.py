@@ -11,7 +11,8 @@ import fed
 from fed.clients.data import Names, Pair, load
 from fed.clients.node.own_data import signature_of
 from fed.protocol.protocol_pb2 import Joining
-from fed.server.grpc.deploy import Deployment, serve
+from fed.server.grpc.deploy import serve
+from fed.server.grpc.deployment import Deployment
 from fed.server.validation import refusal_of_signature
 from fed.vectors.randomness import Streams
 from tests.server.grpc.threaded import ThreadedNode, nodes_of

@@ -10,7 +10,8 @@ import torch
 import fed
 from fed.clients.data import load
 from fed.errors import InvalidData
-from fed.server.grpc.deploy import Deployment, serve
+from fed.server.grpc.deploy import serve
+from fed.server.grpc.deployment import Deployment
 from fed.vectors.randomness import Streams
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 

@@ -19,8 +19,8 @@ from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import PROTOCOL
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
-from fed.server.peer.members.link import StreamPatience
-from fed.server.peer.members.membership import Member, Timing
+from fed.server.peer.members.member import Member
+from fed.server.peer.members.membership import Timing
 from fed.wire.payloads import TensorSpec, joined
 from fed.wire.rate_limits import Refusals
 
@@ -54,7 +54,7 @@ def made(
         ahead=3,
         credentials=credentials,
         timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
-        patience=StreamPatience(silence_s=5.0),
+        silence_s=5.0,
         refusals=Refusals(SYSTEM_CLOCK),
         clock=SYSTEM_CLOCK,
         rounds=rounds,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
-from fed.server.peer.members.membership import Member
+from fed.server.peer.members.member import Member
 from fed.topology import Topology
 from fed.vectors.randomness import Streams
 from tests.server.peer.processes import processes
@@ -50,7 +50,7 @@ class Mixer(threading.Thread):
         )
         self.thread = self.neighbourhood.thread
         self.neighbourhood.resume(0, None, keeps_checkpoints=False)
-        self.thread.listen("127.0.0.1:0", None)
+        self.thread.wait_for(self.thread.service.start("127.0.0.1:0", None))
         self.address = f"127.0.0.1:{port_of(self.service)}"
         self.leaves = threading.Event()
         self.round = 0

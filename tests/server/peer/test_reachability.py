@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 
 from fed.errors import InvalidExperiment
-from fed.server.peer.members.membership import Member
+from fed.server.peer.members.member import Member
 from fed.server.peer.reachability import reachable_graph
 from fed.topology.weights import is_doubly_stochastic, mixing_matrix
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fed.protocol import protocol_pb2 as pb
+from fed.server.peer.gossip.exchange import Outcome
 from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
-from fed.server.peer.gossip.gossip_service import GossipService, Outcome
+from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
 from tests.server.deployed import free_port
 from tests.server.peer.services import Stranger, await_that, listening, made, port_of

@@ -15,7 +15,8 @@ import torch
 from fed.errors import InvalidPayload
 from fed.protocol import protocol_pb2 as pb
 from fed.server.peer.gossip.copies import Differences, hash_of
-from fed.server.peer.gossip.gossip_service import GossipService, Outcome
+from fed.server.peer.gossip.exchange import Outcome
+from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.members.link import Link
 from fed.server.peer.members.links import written

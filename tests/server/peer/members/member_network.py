@@ -4,7 +4,8 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 
-from fed.server.peer.members.membership import Member, MembershipList, Timing
+from fed.server.peer.members.member import Member
+from fed.server.peer.members.membership import MembershipList, Timing
 
 TIMING = Timing(beat_s=0.2, suspect_after_s=2.5, gone_after_s=5.0)
 

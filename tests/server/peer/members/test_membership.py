@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from fed.errors import InvalidPayload, ValueRange
-from fed.server.peer.members.membership import MOST_MEMBERS, Member, MembershipList, Target, Timing
+from fed.server.peer.members.member import MOST_MEMBERS, Member
+from fed.server.peer.members.membership import MembershipList, Target, Timing
 from tests.server.peer.members.member_network import TIMING, Network
 
 EIGHT = [str(number) for number in range(8)]

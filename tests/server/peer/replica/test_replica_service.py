@@ -15,8 +15,9 @@ from fed.errors import RunFailed
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.server.observer import Essential, NodeCame, NodeWent
-from fed.server.peer.members.link import Refused, StreamPatience
-from fed.server.peer.members.membership import Member, Timing
+from fed.server.peer.members.link import Refused
+from fed.server.peer.members.member import Member
+from fed.server.peer.members.membership import Timing
 from fed.server.peer.replica.ballots import Ballot, BallotTiming, Record, RunRing, Value
 from fed.server.peer.replica.replica import ReplicatedFleet
 from fed.server.peer.replica.replica_files import ReplicaFiles
@@ -45,7 +46,7 @@ def alone(folder: Path, gone_after_s: float = 3.0) -> ReplicaService:
         folder=folder / "0",
         credentials=None,
         timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
-        patience=StreamPatience(silence_s=5.0),
+        silence_s=5.0,
         refusals=Refusals(SYSTEM_CLOCK),
         clock=SYSTEM_CLOCK,
         message=Format(torch.float32, (NUMBERS,), parameters=NUMBERS),

@@ -1,0 +1,363 @@
+"""Deployment: one experiment on real nodes of any engine, from the first node that joins to the last round."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.fingerprint import pair_sha256
+from fed.clients.node.own_data import signature_of
+from fed.clients.node.plans import part_of_nodes
+from fed.clients.scoring.measures import Metrics, loss_in_force
+from fed.clients.setup import Preparation
+from fed.clients.training.devices import devices_of
+from fed.clients.training.evaluation import Score
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.compression.timing import facts_of
+from fed.config.compatibility import check_deployment
+from fed.config.evaluation import ByClients
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment
+from fed.protocol.protocol_pb2 import Joining, Plan, Signature
+from fed.protocol.protocol_pb2 import Scores as NodeScores
+from fed.secure_aggregation.agreement import plan_digest
+from fed.secure_aggregation.settings import settings_of
+from fed.server.assembly import assembled
+from fed.server.evaluation import (
+    ClientScore,
+    ScoringByCoordinator,
+    check_scored_by_both,
+    scores_of_both,
+    scores_over_clients,
+)
+from fed.server.federation import State
+from fed.server.grpc.fleet import NodeFleet
+from fed.server.grpc.sessions import NodeSessions
+from fed.server.real_fleet import RealFleet
+from fed.server.resume import Parts, newest_checkpoint, run_fingerprint
+from fed.server.rounds.coordinated import Coordinated
+from fed.server.rounds.synchronous import Synchronous
+from fed.server.secure_fleet import SecureFleet
+from fed.server.telling import Observers
+from fed.server.training_loop import Scores, Scoring, TrainingLoop
+from fed.server.validation import refusal_of_signature
+from fed.storage.checkpoints import Tree
+from fed.storage.run import Run
+from fed.storage.run_folder import RunFolder
+from fed.vectors.tensors import Tensor, nn, torch
+from fed.wire.format import Format
+
+if TYPE_CHECKING:
+    from fed.identity.identities import SignedIdentities
+
+__all__ = ["Deployment"]
+
+_log = logging.getLogger(__name__)
+
+_SCORED_WITHIN_S = 600.0  # seconds for nodes to score a model, where rounds have no deadline
+_TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
+_DTYPES: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
+
+
+class Deployment:
+    """One experiment on real nodes, and the check of nodes that want to join it.
+
+    Args:
+        experiment: experiment to run.
+        identities: function that returns the clients' signed identities as they are now; None where there are no
+            credentials.
+
+    Raises:
+        InvalidInput: if it cannot be deployed.
+    """
+
+    def __init__(self, experiment: Experiment, identities: "Callable[[], SignedIdentities] | None" = None) -> None:
+        check_deployment(experiment)
+        if experiment.secure_aggregation is not None:
+            if identities is None:
+                raise InvalidExperiment(
+                    "secure_aggregation needs nodes that can hold a conversation, each with a key that an authority "
+                    "has certified: use fed server --credentials, not --insecure and not Flower's engine"
+                )
+            identities()  # now, so that unreadable ones are refused before any node dials
+        self._identities = identities
+        self.experiment = experiment
+        self._data = load(experiment.data, experiment.data_streams) if experiment.data is not None else None
+        brings_test_set = self._data is not None and (self._data.test is not None or bool(self._data.client_tests))
+        check_scored_by_both(experiment, has_test_set=brings_test_set)
+        evaluation = experiment.evaluation.make()
+        # the share that clients hold out to score models; None: the coordinator scores them
+        self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
+        self._signature: Signature | None = None
+        # None of a loss whose outputs are as many as a sample's targets, such as counts, whatever these are.
+        self._has_classes = not hasattr(loss_in_force(experiment, None), "outputs")
+        if self._data is not None:
+            classes = self._data.number_of_classes() if self._has_classes else None
+            self._signature = signature_of(self._data.read(self._data.clients[0]), classes or 0, self._data.names)
+
+    def accepts(self, joining: Joining) -> str | None:
+        """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
+        said = joining.signature
+        for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype or "int64")):
+            # a stand-in for the node's samples is made of it, before any of them is seen
+            if dtype not in _DTYPES:
+                return f"{what} must be of one of {', '.join(_DTYPES)}, got {dtype[:20]!r}"
+        if joining.hides_numbers != (self.experiment.secure_aggregation is not None):
+            if joining.hides_numbers:
+                return (
+                    "the run has no secure_aggregation, and this node takes part under it alone (--secure): add the "
+                    "section to the server's experiment"
+                )
+            return "the run hides clients' numbers by secure_aggregation: start fed client with --secure"
+        if self._signature is None:
+            if joining.hides_numbers and self._has_classes and "float" not in said.target_dtype and not said.labels:
+                return (
+                    "the server must know the number of classes, which nodes under --secure do not tell: give its "
+                    "experiment a data section"
+                )
+            self._signature = said
+            if joining.hides_numbers:
+                self._signature.classes = len(said.labels)
+            if not self._has_classes:
+                self._signature.classes = 0
+        return refusal_of_signature(said, self._signature)
+
+    def run(
+        self,
+        fleet: RealFleet,
+        min_nodes: int,
+        folder: RunFolder,
+        *,
+        resume: bool,
+        observers: Observers | None = None,
+    ) -> Run:
+        """Wait for nodes, then run all rounds.
+
+        Args:
+            fleet: fleet of the nodes.
+            min_nodes: number of nodes to wait for.
+            folder: folder of the run.
+            resume: True to continue the run that the folder holds.
+            observers: observers that are told of the run's events; None: nobody is told.
+        """
+        observers = observers or Observers(clock=fleet.time)
+        if self._signature is None:
+            # without data here, the first node's samples say what the model is made for
+            fleet.await_nodes(1)
+        assert self._signature is not None
+        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
+        fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
+        kept = self._checkpoint(prepared, fingerprint, folder, resume=resume)
+        if kept is not None:
+            fleet.restore(kept[1]["federation"]["fleet"])  # before nodes are waited for: the run's members are known
+        policy = self.experiment.rounds.make()
+        self._gather(fleet, min_nodes, prepared, policy, is_resumed=kept is not None)
+        message = self._message(prepared, policy, len(fleet.registered()))
+        states = prepared.client_states(message)
+        plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
+        seen = fleet if self.experiment.secure_aggregation is None else self._secured(fleet, message, plan)
+        federation = Coordinated(
+            experiment=self.experiment,
+            prepared=prepared,
+            policy=policy,
+            fleet=seen,
+            message=message,
+            states=states,
+            observers=observers,
+        )
+        fleet.begin(
+            plan,
+            message,
+            prepared.streams,
+            keeps_states=bool(states.names),
+            keeps_checkpoints=self.experiment.checkpoints.every is not None,
+        )
+        if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
+            # only now: begin() has put the format into the plan, which clients sign
+            fleet.sessions.plan_sha256 = plan_digest(plan)
+        loop = self._loop(prepared, federation, fleet, fingerprint=fingerprint, folder=folder, observers=observers)
+        if kept is not None:
+            loop.restore(*kept)
+        rounds_done = kept[0] if kept is not None else 0
+        _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + rounds_done)
+        del kept  # its tensors are large
+        fleet.observers = observers  # only now: clients that are there already are in the run's first event
+        fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
+        return loop.run()
+
+    def _checkpoint(
+        self, prepared: Preparation, fingerprint: Mapping[str, Any], folder: RunFolder, *, resume: bool
+    ) -> tuple[int, Tree] | None:
+        """The checkpoint that the run resumes from; None where it begins, and its folder with it."""
+        test = prepared.recipe.test
+        parts = Parts(prepared, None if test is None else pair_sha256(test))
+        kept = newest_checkpoint(fingerprint, folder, self.experiment.objects(), parts) if resume else None
+        if kept is None:
+            folder.begin(self.experiment, parts=parts.kept())
+        return kept
+
+    def _gather(
+        self, fleet: RealFleet, min_nodes: int, prepared: Preparation, policy: Any, *, is_resumed: bool
+    ) -> None:
+        """Wait for the run's nodes, and fix the members where the run depends on how many they are."""
+        is_secure = self.experiment.secure_aggregation is not None
+        asks_place = prepared.algorithm.needs_fixed_members
+        if is_resumed and asks_place:
+            fleet.fix_registered()
+            min_nodes = min(min_nodes, len(fleet.registered()))
+        if is_secure:
+            # now, so that what would be refused below is refused before the wait for nodes
+            _warn_of_states(prepared, self._message(prepared, policy, max(min_nodes, len(fleet.registered()))))
+        fleet.await_nodes(min_nodes)
+        population = len(fleet.registered())
+        policy.check(population)
+        if asks_place or (is_secure and policy.most_asked(population) == population):
+            fleet.fix_registered()  # how long a message is, or how many can be added, depends on how many they are
+
+    def _message(self, prepared: Preparation, policy: Any, population: int) -> Format:
+        secure = settings_of(self.experiment)
+        if secure is None:
+            return prepared.message_format(population)
+        asked = policy.asked_of(population)
+        most = policy.most_asked(population)
+        secure.check(asked, policy.cohort_of(population))
+        return prepared.message_format(population, asked, most)
+
+    def _secured(self, fleet: RealFleet, message: Format, plan: Plan) -> SecureFleet:
+        """The fleet whose messages are masked, in sessions of a run that the plan names."""
+        secure = settings_of(self.experiment)
+        assert isinstance(fleet, NodeFleet)
+        assert self._identities is not None
+        assert secure is not None
+        assert message.fixed is not None
+        identities = self._identities
+        plan.run = fleet.run
+        plan.identities = identities().content
+        fleet.sessions = NodeSessions(
+            fleet=fleet,
+            settings=secure,
+            fixed=message.fixed,
+            run=plan.run,
+            identities=identities,
+            patience_s=fleet.patience.session_s,
+        )
+        return SecureFleet(fleet, sessions=fleet.sessions, settings=secure, fixed=message.fixed)
+
+    def _loop(
+        self,
+        prepared: Preparation,
+        federation: Coordinated,
+        fleet: RealFleet,
+        *,
+        fingerprint: Mapping[str, Any],
+        folder: RunFolder,
+        observers: Observers,
+    ) -> TrainingLoop:
+        recipe = prepared.recipe
+        executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work, devices_of(1))
+
+        def by_nodes() -> Scoring:
+            policy = federation.policy
+            deadline_s = policy.deadline_s if isinstance(policy, Synchronous) else None
+            scores = fleet.scores(federation.model(), deadline_s or _SCORED_WITHIN_S)
+            return partial(_scored_by_nodes, scores, prepared.metrics)
+
+        def begin_scoring(is_last: bool) -> Scoring:
+            if self._held_out is None:
+                return ScoringByCoordinator(recipe, federation, executor).scores
+            if recipe.test is None:
+                return by_nodes()
+            nodes = by_nodes()
+            # without the clients' own models, which only their nodes have
+            here = ScoringByCoordinator(recipe, federation, executor, own=()).scores
+            return lambda: scores_of_both(here(), nodes())
+
+        restore_memory = _free_memory(prepared.module)
+        secure = settings_of(self.experiment)
+        fixed = federation.coordinator.message.fixed
+        sessions = {"secure_aggregation": secure.facts(fixed)} if secure and fixed else {}
+
+        def load_module(state: State) -> "nn.Module":
+            restore_memory()
+            prepared.layout.unpack(*state, prepared.module)
+            return prepared.module.eval()
+
+        return assembled(
+            self.experiment,
+            prepared,
+            federation,
+            executor,
+            begin_scoring=begin_scoring,
+            is_scored_by_clients=self._held_out is not None,
+            facts=lambda: {
+                "clients": len(fleet.registered()),
+                "parameters": prepared.layout.parameters,
+                "refused": fleet.counts.refused,
+                "nodes": fleet.counts.lines(),
+                **facts_of(federation.coordinator.message.encoder),
+                **sessions,
+            },
+            fingerprint=fingerprint,
+            clock=fleet.time,
+            observers=observers,
+            folder=folder,
+            load_module=load_module,
+        )
+
+
+def _scored_by_nodes(scores: Mapping[ClientId, NodeScores], metrics: Metrics) -> Scores:
+    """The mean over clients, weighted by their held-out samples, the spread over clients, and each client's."""
+    found = []
+    # in a fixed order: a mean of floats depends on it
+    for client, one in sorted(scores.items(), key=lambda item: (isinstance(item[0], str), item[0])):
+        if one.problem:
+            _log.warning("client %r could not score the model: %s", client, one.problem)
+        elif one.samples and len(one.metrics) != len(metrics):
+            _log.warning("client %r must score the model by %d metrics, got %d", client, len(metrics), len(one.metrics))
+        elif one.samples:
+            found.append(ClientScore(client, one.samples, Score(one.loss, tuple(one.metrics))))
+    return scores_over_clients(found, metrics)
+
+
+def _no_work(_: object) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
+    """A worker without a copy of the model, for runs that score nothing."""
+    return lambda content, tensors: (None, ())
+
+
+def _free_memory(module: "nn.Module") -> Callable[[], None]:
+    """Free the memory of a module's state; the function returned allocates it again."""
+    saved = module.state_dict(keep_vars=True).keys()
+    tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
+    # tied tensors share a storage
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    # memory that PyTorch did not allocate is not its to free
+    sizes = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
+    for storage, _ in sizes:
+        storage.resize_(0)
+
+    def restore_memory() -> None:
+        for storage, size_bytes in sizes:
+            storage.resize_(size_bytes)
+
+    return restore_memory
+
+
+def _warn_of_states(prepared: Preparation, message: Format) -> None:
+    """Say that nodes refuse to keep something between the tasks of secure aggregation, unless their owners allow it."""
+    if prepared.client_states(message).names:
+        _log.warning(
+            "the experiment's algorithm or error_feedback has clients keep something between tasks: under "
+            "secure_aggregation nodes refuse that unless they are started with --allow-state"
+        )
+
+
+def _stand_in(signature: Signature, held_out: float) -> FederatedData:
+    """Zeros in place of samples, by which a server without data makes the model; enough to hold a share of them out."""
+    samples = math.ceil(2 / min(held_out, 1 - held_out))
+    inputs = torch.zeros(samples, *signature.input_shape, dtype=_DTYPES[signature.input_dtype])
+    targets = torch.zeros(samples, *signature.target_shape, dtype=_DTYPES[signature.target_dtype or "int64"])
+    return FederatedData({0: (inputs, targets)}, None, signature.classes or None)
