@@ -39,9 +39,10 @@ class Tally:
 
     def count(self, line: Mapping[str, Any]) -> None:
         """Count a round by its line of the metrics."""
+        line = dict(line)  # a copy: other observers are given the line itself, and the totals keep the last one
         self.totals.add(line)
         if self._keeps_lines:
-            self.lines.append(dict(line))  # a copy: other observers are given the line itself
+            self.lines.append(line)
 
 
 class RunFiles:

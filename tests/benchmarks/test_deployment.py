@@ -47,6 +47,7 @@ def test_server_memory_is_independent_of_the_number_of_nodes(tmp_path: Path) -> 
     assert 0 < found["models_beyond_state"] <= 8
 
 
+@pytest.mark.long
 def test_without_flower_only_our_engine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     deployment, on_flower = importlib.import_module("deployment"), importlib.import_module("on_flower")

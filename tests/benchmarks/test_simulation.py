@@ -66,11 +66,13 @@ def test_the_guard_sees_what_a_change_costs(tmp_path: Path) -> None:
     assert float(row.split("│")[3].split()[0]) > 3
 
 
+@pytest.mark.long
 def test_the_guard_wants_a_checkout(tmp_path: Path) -> None:
     said = f"error: {tmp_path} must be a checkout of this project, and has no fed\n"
     assert guard(tmp_path, "--workloads", "digits").stderr == said
 
 
+@pytest.mark.long
 def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
     done = measure(tmp_path / "results.json", "--sides", "theirs")
     assert done.returncode == 2

@@ -79,6 +79,7 @@ def _wait_until_it_trains(deployment: Deployment, client: int) -> None:
     wait_for(lambda: any(path.stat().st_size for path in _files(deployment, client)), f"client {client} to train")
 
 
+@pytest.mark.long
 def test_client_killed_in_training_and_restarted_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(epochs=40, rounds={"count": 2}, options={"insecure": False})
     server, (victim, _) = deployment.server(), deployment.all_clients()
@@ -101,6 +102,7 @@ def test_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, t
     _hold_to_simulation(deployment, tmp_path)
 
 
+@pytest.mark.long
 def test_server_killed_after_its_last_round_tells_nodes(deployed: _Start) -> None:
     deployment = deployed(clients=2, rounds={"count": 1})
     server, _ = deployment.server(), deployment.all_clients()

@@ -121,6 +121,7 @@ class Held:
             self.bytes.append(tracemalloc.get_traced_memory()[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [None, 20])
 def test_a_servers_memory_is_flat_in_rounds(tmp_path: Path, every: int | None) -> None:
     first = 200

@@ -27,15 +27,10 @@ KEYS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("phase", "counts"),
-    [
-        pytest.param("keys", False, marks=pytest.mark.long),
-        pytest.param("shares", False, marks=pytest.mark.long),
-        ("masked", False),
-        pytest.param("consent", True, marks=pytest.mark.long),
-        pytest.param("unmasking", True, marks=pytest.mark.long),
-    ],
+    [("keys", False), ("shares", False), ("masked", False), ("consent", True), ("unmasking", True)],
 )
 def test_killed_node_leaves_the_exact_sum(phase: str, counts: bool, tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, KEYS, clients=CLIENTS, insecure=False, secure=True)

@@ -349,6 +349,7 @@ def written(one: fed.Experiment, folder: Path) -> Path:
     return folder / "given.yaml"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["ditto_buffered"])
 def test_killed_again_and_again_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
     one = experiment(case, 12)

@@ -47,7 +47,7 @@ def test_replicas_have_the_bits_of_a_coordinator(rule: str) -> None:
     "others",
     [
         {"simulation": {"batching": "off"}},
-        {"simulation": {"workers": 2}},
+        pytest.param({"simulation": {"workers": 2}}, marks=pytest.mark.long),
         {"adversaries": {"kind": "sign_flip", "fraction": 0.4}},
         {"devices": {"failure": 0.4}, "rounds": {"count": 6}},
     ],

@@ -86,7 +86,7 @@ def test_a_file_is_replaced_only_when_told_to(folder: Path, run: Run, tmp_path: 
             ["empty", "--to", "table.csv"],
             "empty must hold a run or a comparison that has ended, got none: see",
         ),
-        (["{begun}", "--to", "table.csv"], "begun must hold metrics to export, got none: see --what, and fed runs"),
+        (["{begun}", "--to", "table.csv"], "begun must hold metrics to export, got none: choose another --what"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line(

@@ -42,10 +42,10 @@ def test_without_certificates_nothing_leaves_this_machine(
         ["client", "--server", address, "--insecure", "--name", "ann", "--data", "data.yaml"],
     ):
         assert main(command) == 2
-        assert "loopback alone" in capsys.readouterr().err
-    with pytest.raises(InvalidInput, match="loopback alone"):
+        assert "loopback addresses alone" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="loopback addresses alone"):
         serve(Experiment(model={"kind": "logistic"}), listen=address, output=folder / "run")
-    with pytest.raises(InvalidInput, match="loopback alone"):
+    with pytest.raises(InvalidInput, match="loopback addresses alone"):
         EdgeNode(address, None, "ann", "ann", None, folder)._channel()  # type: ignore[arg-type]
 
 

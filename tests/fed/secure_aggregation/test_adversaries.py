@@ -173,10 +173,10 @@ _SWAPPED = {
     "signature": "differ from those in the list",
     "other key": "differ from those in the list",
     "list": "must have this one with its own keys",
-    "missing": "of this client's neighbours",
-    "repeated": "of this client's neighbours",
-    "more": "of this client's neighbours",
-    "stranger": "no identity",
+    "missing": "of this client's mask partners",
+    "repeated": "of this client's mask partners",
+    "more": "of this client's mask partners",
+    "stranger": "does not know its identity",
     "replayed": "must have this one with its own keys",
     "short digest": "must have 32 bytes",
     "two pairs": "differ from those in the list",
@@ -260,7 +260,7 @@ def test_boxes_that_are_wrong_are_refused(wrong: str) -> None:
         case "few":
             del mine.boxes[1:]
     client = made.clients[_FIRST]
-    _refuses(client, lambda: mask(client, mine, lanes_of(made.terms, 0)), "box|boxes|neighbours")
+    _refuses(client, lambda: mask(client, mine, lanes_of(made.terms, 0)), "box|boxes|mask partners")
 
 
 @pytest.mark.parametrize(("fewer", "dtype"), [(1, torch.int32), (0, torch.int64), (0, torch.int16)])
@@ -308,7 +308,7 @@ def test_sparse_graph_needs_as_many_consents_as_shares() -> None:
     threshold = client._of_session().degree.threshold
     assert len(consents.consents) == threshold
     del consents.consents[0]
-    _refuses(client, lambda: unmask(client, consents), f"{threshold} other neighbours .* got {threshold - 1}")
+    _refuses(client, lambda: unmask(client, consents), f"{threshold} other mask partners .* got {threshold - 1}")
 
 
 def test_session_ended_while_a_client_answers_stays_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +470,7 @@ def test_clients_that_are_no_neighbours_must_be_known_too() -> None:
     stranger = next(name for name in names_of(101)[1:] if name not in neighbours)
     made.identities.keys.pop(stranger)  # type: ignore[attr-defined]  # a dict in tests
     client = made.clients[_FIRST]
-    _refuses(client, lambda: client.share(lists[_FIRST]), "no identity that is known here")
+    _refuses(client, lambda: client.share(lists[_FIRST]), "does not know its identity")
 
 
 def test_consents_of_another_attempt_are_refused() -> None:

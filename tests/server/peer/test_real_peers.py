@@ -156,6 +156,7 @@ def test_copies_of_neighbours_are_renewed_after_missed_messages(tmp_path: Path) 
             assert peers.lines(peer)[-1]["replied"] == 1
 
 
+@pytest.mark.long
 def test_peers_go_on_where_their_topology_cannot_be_made(tmp_path: Path) -> None:
     """A cube has a power of two as its number of peers."""
     with processes(tmp_path, keys(20, 2.0, 4, topology={"kind": "hypercube"}), 4) as peers:

@@ -176,6 +176,7 @@ def hired_now() -> Callable[[], list[BaseProcess]]:
     return lambda: sorted(set(multiprocessing.active_children()) - before, key=lambda child: child.name)
 
 
+@pytest.mark.long
 def test_run_with_killed_workers_ends_with_the_same_bits(
     hired_now: Callable[[], list[BaseProcess]], caplog: pytest.LogCaptureFixture
 ) -> None:

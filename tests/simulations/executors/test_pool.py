@@ -303,6 +303,7 @@ def test_a_killed_worker_that_was_idle_is_replaced(one: Workers) -> None:
     assert settled(one, 1) != {before}
 
 
+@pytest.mark.long
 def test_each_worker_has_its_device_and_so_has_its_successor() -> None:
     with Workers(work.placed, work.devices(2), CAPACITY_BYTES) as workers:
         found: dict[str, set[int]] = {}
@@ -488,6 +489,7 @@ def test_workers_that_are_always_killed_before_they_begin_say_so(tmp_path: Path)
     assert len(work.notes(tmp_path / "always")) == 3
 
 
+@pytest.mark.long
 def test_a_worker_that_never_begins_is_done_without(tmp_path: Path) -> None:
     others = set(work.pids())
     with Workers(work.KilledInTheMaking(tmp_path / "always", 9, count=2), work.devices(2), 0) as workers:

@@ -71,7 +71,8 @@ def test_killed_replicas_resume_with_the_same_bits(away_s: float, tmp_path: Path
         assert_coordinated(peers)
 
 
-@pytest.mark.parametrize("is_frozen", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("is_frozen", [True, False])
 def test_a_majority_goes_on_and_the_others_catch_up(is_frozen: bool, tmp_path: Path) -> None:
     with processes(tmp_path, keys(40, 2.0, 5, "bmuf"), 5) as peers:
         peers.start(*range(5))
@@ -92,6 +93,7 @@ def test_a_majority_goes_on_and_the_others_catch_up(is_frozen: bool, tmp_path: P
         peers.assert_equal_models()
 
 
+@pytest.mark.long
 def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
     with processes(tmp_path, keys(30, 2.0, 4), 4) as peers:
         peers.start(*range(4))
@@ -105,7 +107,7 @@ def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
         peers.assert_equal_models()
 
 
-@pytest.mark.parametrize("is_frozen", [True, False])
+@pytest.mark.parametrize("is_frozen", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_replicas_that_come_late_get_the_end(is_frozen: bool, tmp_path: Path) -> None:
     """Replicas that have ended stay for a member that was away, and leave once it has ended."""
     with processes(tmp_path, keys(10, 2.0, 4), 4, serves_end_s=PATIENCE_S) as peers:
@@ -126,6 +128,7 @@ def test_replicas_that_come_late_get_the_end(is_frozen: bool, tmp_path: Path) ->
         assert not [*tmp_path.glob(".*.messages")]
 
 
+@pytest.mark.long
 def test_the_end_is_served_again_by_one_that_has_it(tmp_path: Path) -> None:
     with processes(tmp_path, keys(10, 2.0, 4), 4, serves_end_s=2.0, patience_s=3.0) as peers:
         peers.start(*range(4))
