@@ -17,7 +17,7 @@ os.environ["MPLBACKEND"] = "Agg"
 
 # Examples are drawn from a fixed seed, and a slow machine is no failure.
 settings.register_profile("short", deadline=None, derandomize=True, max_examples=40)
-settings.register_profile("long", deadline=None, derandomize=True, max_examples=300)
+settings.register_profile("long", deadline=None, derandomize=True, max_examples=100)
 
 
 def pytest_configure(config: pytest.Config) -> None:
