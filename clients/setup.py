@@ -136,7 +136,7 @@ class Preparation:
         shared = self.layout.shared
         secure = self.secure_aggregation
         changes = bool(self.update_stages())
-        # a changed update travels as it is: as a trained model it would be rounded once more
+        # A changed update travels as it is: as a trained model it would be rounded once more.
         is_encoded = bool(self.codecs or secure or changes)
         message = format_of(self.algorithm, shared, population, is_encoded=is_encoded, clients=clients)
         layers = tuple(part.shape for part in shared.trained)

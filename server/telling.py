@@ -68,7 +68,7 @@ class Observers:
             essential: observers, in the order in which they are called.
         """
         self._essential[:0] = essential
-        # what was found for each kind is out of date
+        # The listeners found for each kind of event are out of date.
         self._listeners = {}
 
     def want(self, kind: type[Event]) -> bool:
@@ -160,7 +160,7 @@ class _Tracker:
         with self._changed:
             self._is_ending = True
             self._changed.notify()
-            # nothing will set it: there is no thread
+            # Nothing will set it: there is no thread.
             if self._thread is None:
                 self.ended.set()
 

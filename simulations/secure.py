@@ -104,7 +104,7 @@ class SimulatedSessions(ABC):
         _log.info("round %d tries again with fresh keys, among %d clients", number, len(survivors))
         masked_bytes = len(survivors) * self.fixed.lanes * self.fixed.dtype.itemsize
         result.bytes_up += masked_bytes
-        # one after the other: keys and shares, their delivery, masked messages
+        # One after the other: keys and shares, their delivery, masked messages.
         self._pass_time(survivors, [Traffic(sharing.up, 0), Traffic(0, sharing.down), Traffic(masked_bytes, 0)])
         return True
 
@@ -264,7 +264,7 @@ class RealSessions(SimulatedSessions):
 
     def _signer(self, name: str) -> ec.EllipticCurvePrivateKey:
         if name not in self._signers:
-            # 64 bits more than the order has, so that the remainder is all but uniform
+            # 64 bits more than the order has, so that the remainder is all but uniform.
             drawn = int.from_bytes(self.clients.streams.generator("identity", name).bytes(40), "big")
             self._signers[name] = ec.derive_private_key(1 + drawn % (_ORDER - 1), ec.SECP256R1())
         return self._signers[name]

@@ -92,13 +92,13 @@ class Simulation:
         self.attackers: Attackers | None = None
         if experiment.adversaries is not None:
             self.attackers = Attackers.recruited(experiment.adversaries, self.data.clients, self.streams)
-            # after clients have held out their shares: attackers score on true labels
+            # After clients have held out their shares: attackers score on true labels.
             self.data = self.attackers.poisoned(self.data)
         if self.algorithm.pools_data:
-            # also after clients have held out their shares: each of them scores on its own samples
+            # Also after clients have held out their shares: each of them scores on its own samples.
             self.data = self.data.pooled()
         if self.algorithm.primitive == "mix" and self.data.is_on_demand:
-            # all peers train in every round, and their models are in memory in any case
+            # All peers train in every round, and their models are in memory in any case.
             self.data = _held(self.data)
         self.message = None if self.has_peers else self._message(experiment)
         self.way_out = None if self.message is None else self.prepared.way_out(self.message)
@@ -208,7 +208,7 @@ class Simulation:
             replace(clients, have_links=not self.is_replicated),
             states=states,
             way_out=self.way_out,
-            # an edge sums the answers of its own clients alone, and in a real session each client masks its own
+            # An edge sums the answers of its own clients alone, and in a real session each client masks its own.
             reduces=self.adds_in_groups,
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,

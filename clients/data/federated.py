@@ -206,7 +206,7 @@ class FederatedData:
         owner = f"client {client!r}"
         check_pair(pair, owner)
         if self._like is None:
-            # copies, since views would keep the client's samples
+            # Copies, since views would keep the client's samples.
             object.__setattr__(self, "_like", tuple(part[:0].clone() for part in pair))
         self._check_like_the_first(pair, owner)
         said = self._said_size_of(client)

@@ -125,7 +125,7 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     if not held_out:
         raise no_held_out_samples(len(parts))
     train = {client: pair for client, (pair, _) in parts.items()}
-    # held-out samples may have the largest label
+    # Held-out samples may have the largest label.
     return replace(data, train=train, classes=data.number_of_classes()), held_out
 
 

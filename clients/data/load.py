@@ -59,7 +59,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
     samples = _samples(source, section.kind)
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
-    # a partition that takes no number of clients finds the clients in the samples
+    # A partition that takes no number of clients finds the clients in the samples.
     takes_clients = "clients" in inspect.signature(partition.target).parameters
     deal = _deal_to_numbers if takes_clients else _deal_to_names
     dealt = deal(samples, section, partition, streams)
@@ -168,7 +168,7 @@ def _samples(source: object, kind: str) -> Samples:
         pairs = [*map(source.read, source.clients), *map(source.read_test, tests)]
         inputs, targets = zip(*pairs, strict=True)
         lengths = list(map(len, targets))
-        # objects: NumPy would turn a mixture of numbers and names into texts
+        # Objects: NumPy would turn a mixture of numbers and names into texts.
         holders = np.repeat(np.array([*source.clients, *tests], dtype=object), lengths)
         is_test = np.arange(len(lengths)).repeat(lengths) >= len(source.clients) if tests else None
         return Samples(

@@ -105,7 +105,7 @@ def disclosed(message: _Said) -> _Said:
         message: a ``FromNode``, or the ``Answer`` that heads a delivery.
     """
     found = type(message)()
-    # A copy: the node goes on with its own numbers.
+    # A copy, since the node itself goes on with these numbers.
     found.CopyFrom(message)
     _withhold(found)
     return found

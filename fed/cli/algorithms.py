@@ -14,7 +14,7 @@ from fed.config.docstrings import summary
 
 __all__ = ["algorithms"]
 
-# two primes: the size of a message shows what it is made of
+# Two primes: the size of a message shows what it is made of.
 _PARAMETERS = 1009
 _POPULATION = 13
 
@@ -100,7 +100,7 @@ def _clause(method: Any) -> str:
 
 def _fields(state: Any) -> str:
     """The names of a named tuple's values, those of its parts among them, without their shape suffixes."""
-    # the suffixes are for readers of code, and mean nothing on a terminal
+    # The suffixes are for readers of code, and mean nothing on a terminal.
     names: list[str] = []
     for name, part in ({} if state is None else state._asdict()).items():
         if isinstance(part, tuple):

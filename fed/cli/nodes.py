@@ -77,7 +77,7 @@ def server(
 
     hold_to_certificates(listen, credentials=credentials, insecure=insecure, option="--listen")
     cohort = getattr(experiment.rounds.make(), "cohort", None)
-    # some members of a resumed run may not come back, and its rounds wait by themselves
+    # Some members of a resumed run may not come back, and its rounds wait by themselves.
     least = cohort if isinstance(cohort, int) and resume is None else 1
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     host = listen.rpartition(":")[0]
@@ -90,7 +90,7 @@ def server(
             min_nodes=min_nodes or least,
             overwrite=overwrite,
             resume=resume is not None,
-            # the port may be one that the system chose
+            # The port may be one that the system chose.
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
             observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
@@ -204,7 +204,7 @@ def client(
     limits = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
     given_limits = {key: value for key, value in limits.items() if value is not None}
     if not secure and (given_limits or new_record or allow_state):
-        # to ignore them would leave the owner with less protection than was asked for
+        # To ignore them would leave the owner with less protection than was asked for.
         raise InvalidInput(
             "--minimum-cohort, --corrupt, --threshold, --allow-state and --new-record go with --secure, which is not "
             "given: add it"
@@ -255,7 +255,7 @@ def _attend(
     say_all(shown)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # an event, not an exception: the node ends its stream and its training process in order
+        # An event, not an exception: the node ends its stream and its training process in order.
         signal.signal(number, lambda *_: stopped.set())
     channel = credentials.for_grpc() if credentials else None
     with held(folder, "give another --state"):

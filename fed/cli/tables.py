@@ -27,7 +27,7 @@ def console() -> "Console":
     """Standard output, for tables."""
     from rich.console import Console
 
-    # who sets COLUMNS wants that width in a pipe, too
+    # A user who sets COLUMNS wants that width in a pipe, too.
     is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, width=_WIDE if is_file else None)
 

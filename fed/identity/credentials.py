@@ -62,7 +62,7 @@ class _Credentials:
     def _for_listening(self, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
         pair = (self.key_pem, self.certificate_pem)
         shown = grpc.ssl_server_certificate_configuration([pair], self.authority_pem)
-        # gRPC asks at each connection for another certificate; there is no other way to hear of connections
+        # gRPC asks at each connection for another certificate; there is no other way to hear of connections.
         return grpc.dynamic_ssl_server_credentials(
             shown,
             on_connection,  # type: ignore[arg-type]  # None, which means no change, is missing in the stubs
@@ -108,7 +108,7 @@ class ServerCredentials(_Credentials):
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
                 or the folder is a node's.
         """
-        # the authority's folder will do where server and authority share a machine
+        # The authority's folder will do where server and authority share a machine.
         folder = folder / "server" if (folder / "server").is_dir() else folder
         own = _load(folder, Role.SERVER, clock)
         roster = Roster(folder / "roster.json", clock=clock)
@@ -232,7 +232,7 @@ class PeerCredentials(_Credentials):
         try:
             entries = self.roster.entries()
         except InvalidCredentials as error:
-            # a roster that cannot be read admits nobody
+            # A roster that cannot be read admits nobody.
             return dict.fromkeys(names, str(error))
         time = now()
         for name in names:
@@ -242,7 +242,7 @@ class PeerCredentials(_Credentials):
         return found
 
 
-# kept, for every message of a stream is held to the list again
+# Kept, for every message of a stream is held to the list again.
 @lru_cache(10_000)
 def _fingerprint_of(certificate_pem: bytes) -> str:
     return fingerprint(certificate_pem)
@@ -288,14 +288,14 @@ def hold_to_loopback(address: str) -> None:
 def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentials:
     if not folder.is_dir():
         raise InvalidCredentials(f"{folder}: no such folder: {_remedy(role)}")
-    # the authority's key must not lie on the machine of a server or a node
+    # The authority's key must not lie on the machine of a server or a node.
     if (folder / "authority").is_dir():
         raise InvalidCredentials(f"{folder} is the authority's folder: {_remedy(role)}")
     authority = folder / "authority.pem"
     certificate = folder / "certificate.pem"
     authority_pem = read_pem(authority)
     facts = read_facts(certificate)
-    # before the key is read: the likeliest mistake is the folder of another
+    # Before the key is read: the likeliest mistake is the folder of another.
     if facts.role is not role:
         raise InvalidCredentials(f"{folder} holds {_WHOSE[facts.role]} certificate: {_remedy(role)}")
     pair = read_pair(certificate, folder / "key.pem")
@@ -304,7 +304,7 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
         raise InvalidCredentials(
             f"{certificate} must be signed by the authority in {authority}, and is not: copy both from the same folder"
         )
-    # first, for another certificate of an expired authority would not help
+    # The authority comes first: where it has expired, another certificate of it would not help.
     if clock() >= authority_facts.expires:
         raise InvalidCredentials(
             f"{authority} expired on {authority_facts.expires:%Y-%m-%d}: begin a new authority with fed keys init"

@@ -99,7 +99,7 @@ def comparison_report(
         difference_notes=difference_notes(result),
         looks=list(look.values()),
         failures=failures(result),
-        # Name and seed are the variants' own.
+        # Variants have names and seeds of their own, which are in the tables.
         settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),
         changes={name: _changed_keys(reference, variant) for name, variant in variants.items()},
     )
@@ -120,7 +120,7 @@ def write_run_report(folder: Path) -> Path:
     experiment = kept.experiment()
     metrics = [line for line, _ in metrics_lines(folder)]
     summary = summary_so_far(folder, experiment, metrics)
-    # Of the run, not of this machine: a report may be drawn elsewhere.
+    # The environment of the run: a report may be drawn on another machine.
     found = json_of(folder / "environment.json") or environment()
     for name in ("given", "inputs", "sha256"):
         found.pop(name, None)
@@ -185,7 +185,7 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    # names and reasons may hold markup
+    # Names and reasons may hold markup.
     pages = Environment(
         loader=PackageLoader("fed.reports", ""),
         autoescape=True,

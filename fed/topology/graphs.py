@@ -140,7 +140,7 @@ def exponential(peers: int) -> "nx.Graph[int]":
         Ying et al. 2021, "Exponential graph is provably efficient for decentralized deep training", arXiv 2110.13363;
         here the graph is undirected, as Metropolis–Hastings weights need it.
     """
-    # of a single peer [1], a loop, which mixing leaves out
+    # Of a single peer [1], a loop, which mixing leaves out.
     return nx.circulant_graph(peers, _hops(peers) or [1])
 
 
@@ -239,7 +239,7 @@ def clusters(peers: int, count: PositiveInt = 2, bridges: PositiveInt = 1) -> "n
         graph.add_edges_from((one, other) for one in cluster for other in cluster if one < other)
         following = members[(place + 1) % count]
         if count > 1:
-            # from the last peers of one to the first of the next
+            # From the last peers of one to the first of the next.
             graph.add_edges_from(zip(cluster[::-1][:bridges], following[:bridges], strict=True))
     return graph
 

@@ -31,8 +31,8 @@ class LoopThread:
 
         Args:
             function: function that must not wait, for it holds up all calls of others.
-            arguments: its arguments.
-            named: its arguments by name.
+            arguments: positional arguments of the function.
+            named: keyword arguments of the function.
         """
 
         async def called() -> _Result:

@@ -39,7 +39,7 @@ def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Gr
     reachable = graph.copy()
     reachable.remove_edges_from(cannot)
     for whole in map(sorted, nx.connected_components(graph.to_undirected())):
-        # a part in which nobody listens joins the listener of another
+        # A part in which nobody listens joins the listener of another.
         hub = next((place for place in whole if members[place].address), listening[0])
         for part in _parts(reachable.subgraph(whole), before=graph.subgraph(whole)):
             if hub not in part:

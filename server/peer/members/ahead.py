@@ -60,7 +60,7 @@ class Ahead:
                 number,
                 own,
             )
-        # a round is counted once, however many messages and tries it has
+        # A round is counted once, however many messages and tries it has.
         elif number != stretch.latest:
             stretch.latest = number
             stretch.rounds += 1

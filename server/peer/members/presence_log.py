@@ -40,7 +40,7 @@ class PresenceLog:
         has_changed = gone != self._gone
         self._suspected = suspected
         self._gone = gone
-        # once is no second process, but a clock that was set back between two starts of this one
+        # A single time shows no second process, but a clock that was set back between two starts of this one.
         if members.contested > 1 and not self._is_contested:
             self._is_contested = True
             _log.warning(

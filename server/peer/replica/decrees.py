@@ -33,7 +33,7 @@ def from_wire(decree: pb.Decree) -> Message:
     except ValueError:
         raise InvalidPayload(f"an agreement has no message {decree.kind[:20]!r}") from None
     vote = None
-    # an absent vote would read as one with empty names
+    # An absent vote would read as one with empty names.
     if decree.HasField("vote"):
         value = Value(
             decree.vote.sum_sha256,

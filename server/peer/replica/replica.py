@@ -151,7 +151,7 @@ class ReplicatedFleet:
             raise Overtaken(decision)
         counted = [client_id_of(one.name) for one in decision.total.contributions]
         if self._own in counted and answer is None and own is not None and self.states.names:
-            # its update counts from before this process was killed: training again finds the client state after it
+            # Its update counts from before this process was killed: training again finds the client state after it.
             self._trained(own)
         yield self._merged(decision, tasks)
         if answer is not None and answer.problem:
@@ -321,6 +321,6 @@ class Replicated(Coordinated):
     def _end(self, number: int) -> None:
         """Have a round's state ready for others."""
         self._applied = number
-        # made in the run's thread, for the service gives it to others from its own
+        # Made here, in the run's thread: the service's thread gives it to others, and must not read a moving state.
         self.snapshot = Snapshot(number, {"coordinator": self.coordinator.state(), "fleet": self._fleet.common()})
         self._fleet.thread.call(self._service.apply, number)

@@ -52,7 +52,7 @@ class ReplicaFiles:
                 is_whole = False
             if is_whole:
                 self._payloads[path.stem] = payload
-        # what is left are parts of rings and copies that were on their way when it was killed
+        # All other files are parts and copies that were on their way when the peer was killed.
         kept = {*self._payloads, Path(_RECORD).stem}
         for path in self._folder.iterdir():
             if path.is_file() and path.stem not in kept:
@@ -102,7 +102,7 @@ class ReplicaFiles:
         with os_errors_as(RunFailed, f"{self._folder} cannot be written to", _ROOM):
             _sync(path)
             place = self._path(payload.sha256)
-            # the description first: a sum without it is removed at a restart
+            # The description first: a sum without it is removed at a restart.
             write_atomically(place.with_suffix(".json"), json.dumps(MessageToDict(payload)).encode())
             path.replace(place)
             sync_folder(self._folder)

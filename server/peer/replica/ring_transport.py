@@ -112,7 +112,7 @@ class RingTransport:
         """
         self.end()
         parts = self._parts.items()
-        # faster members may have sent parts of this ring before it was heard of here
+        # Faster members may have sent parts of this ring before it was heard of here.
         self._parts = {part: one for part, one in parts if part.round == ring.round and part.ballot >= ring.ballot}
         self._running = asyncio.create_task(self._run(ring, own))
 
@@ -173,7 +173,7 @@ class RingTransport:
             return f"a ring of {len(record.members)} has no step {part.step}"
         held = [tensors for one, tensors in self._parts.items() if one.sender == part.sender]
         held_bytes = sum(tensor.nbytes for tensors in held for tensor in tensors)
-        # parts of the next ring may come before this one has ended
+        # Parts of the next ring may come before this one has ended.
         most_bytes = 2 * self._most_bytes(len(record.members))
         if len(held) > 4 * len(record.members) or held_bytes + size_bytes > most_bytes:
             return "it has sent more than two rings have"
@@ -194,7 +194,7 @@ class RingTransport:
         except FedError as error:
             self._listener.fail(error)
         except Exception as error:
-            # whatever it is: nobody would see an error of a task of the loop
+            # The error of a task would be seen by nobody, whatever it is.
             self._listener.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
 
     async def _total(self, ring: RunRing, own: RoundSum) -> RoundSum:
@@ -210,7 +210,7 @@ class RingTransport:
             awaited = _Part(ring.round, ring.ballot, step=step, sender=part.predecessor)
             received = await self._received(awaited, part.successor)
             try:
-                # beside the loop, which has heartbeats to send
+                # Added in a thread beside the loop, which has heartbeats to send.
                 await asyncio.to_thread(part.take, received)
             except InvalidPayload as error:
                 self._service.refusals.note(part.predecessor, str(error))
@@ -239,7 +239,7 @@ class RingTransport:
             now_s = service.clock.monotonic_s()
             present = {member.name for member in service.members.present(now_s)}
             for name in (part.sender, successor):
-                # after a restart others may know of a member that this one has not heard of yet
+                # After a restart others may know of a member that this one has not heard of yet.
                 is_away = name not in present or service.links.link(name) is None
                 is_refused = not service.admitted([name])
                 if is_refused or (is_away and now_s - began_s > self._reached_s):
