@@ -257,7 +257,7 @@ def _attend(
     for number in (signal.SIGTERM, signal.SIGINT):
         # An event, not an exception: the node ends its stream and its training process in order.
         signal.signal(number, lambda *_: stopped.set())
-    channel = credentials.for_grpc() if credentials else None
+    channel = credentials.for_dialling() if credentials else None
     with held(folder, "give another --state"):
         folder.chmod(0o700)  # it may be there from an earlier version
         secure = sessions() if sessions else None  # only now: its record is in the folder that is held

@@ -56,10 +56,21 @@ class _Credentials:
         """Name in the certificate."""
         return self.facts.name
 
-    def _for_dialling(self) -> grpc.ChannelCredentials:
+    def for_dialling(self) -> grpc.ChannelCredentials:
+        """Credentials for ``grpc.secure_channel``: who is dialled needs a certificate of this authority for servers.
+
+        A peer's names the host that :func:`peer_host` tells.
+        """
         return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
 
-    def _for_listening(self, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
+    def for_listening(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority.
+
+        It must be for a node or a peer. A roster or a list of revocations then admits or refuses each call.
+
+        Args:
+            on_connection: function that is called at each new connection, in a thread of gRPC's.
+        """
         pair = (self.key_pem, self.certificate_pem)
         shown = grpc.ssl_server_certificate_configuration([pair], self.authority_pem)
         # gRPC asks at each connection for another certificate; there is no other way to hear of connections.
@@ -114,16 +125,6 @@ class ServerCredentials(_Credentials):
         roster = Roster(folder / "roster.json", clock=clock)
         return cls(**vars(own), roster=roster, identities_file=folder / IDENTITIES_FILE)
 
-    def for_grpc(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
-        """Credentials for ``server.add_secure_port``: a client needs a certificate of this authority for a node.
-
-        The roster then admits or refuses each call.
-
-        Args:
-            on_connection: function that is called at each new connection, in a thread of gRPC's.
-        """
-        return self._for_listening(on_connection)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCredentials(_Credentials):
@@ -150,10 +151,6 @@ class NodeCredentials(_Credentials):
         """
         own = _load(folder, Role.NODE, clock)
         return cls(**vars(own), identities=_identities(folder / IDENTITIES_FILE, own.authority_pem))
-
-    def for_grpc(self) -> grpc.ChannelCredentials:
-        """Credentials for ``grpc.secure_channel``: a server needs a certificate of this authority for servers."""
-        return self._for_dialling()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,18 +184,6 @@ class PeerCredentials(_Credentials):
             roster=Roster(roster, clock=clock) if roster.exists() else None,
             revocations=RevocationFile(folder / REVOCATIONS_FILE, own.authority_pem),
         )
-
-    def for_listening(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
-        """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority.
-
-        Args:
-            on_connection: function that is called at each new connection, in a thread of gRPC's.
-        """
-        return self._for_listening(on_connection)
-
-    def for_dialling(self) -> grpc.ChannelCredentials:
-        """Credentials for ``grpc.secure_channel``, which checks the host as :func:`peer_host` names it."""
-        return self._for_dialling()
 
     @property
     def is_revoked(self) -> bool:

@@ -25,14 +25,14 @@ from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns, difference_columns
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run import Run
-from fed.storage.run_folder import RunFolder, environment, written_to
-from fed.storage.run_reader import json_of, metrics_lines, summary_so_far
+from fed.storage.run_folder import environment, written_to
+from fed.storage.run_reader import json_of
 from fed.storage.scores import LOSS, NamedMetric, metrics_of
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Recorded", "comparison_report", "comparison_svg", "run_report", "write_run_report"]
+__all__ = ["comparison_report", "comparison_svg", "run_report", "write_run_report"]
 
 _Partitions: TypeAlias = Mapping[str, population.Partition | None]
 
@@ -49,20 +49,6 @@ class _Figure(NamedTuple):
     heading: str
     note: str
     svg: str
-
-
-class Recorded(NamedTuple):
-    """A run as its folder has it, without its model.
-
-    Args:
-        experiment: the experiment, with every default resolved.
-        metrics: one mapping for each round.
-        summary: summary of the run; of a run without an end the totals of its metrics.
-    """
-
-    experiment: Experiment
-    metrics: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
 
 
 def comparison_report(
@@ -116,23 +102,20 @@ def write_run_report(folder: Path) -> Path:
     Raises:
         InvalidInput: if there is no run, or it cannot be read or written to.
     """
-    kept = RunFolder.existing(folder)
-    experiment = kept.experiment()
-    metrics = [line for line, _ in metrics_lines(folder)]
-    summary = summary_so_far(folder, experiment, metrics)
+    run = Run.load(folder)
     # The environment of the run: a report may be drawn on another machine.
     found = json_of(folder / "environment.json") or environment()
     for name in ("given", "inputs", "sha256"):
         found.pop(name, None)
     drawn = population.read(json_of(folder / "population.json") or population.described(None))
-    page = run_report(Recorded(experiment, metrics, summary), *drawn, found, last_client_scores(folder))
+    page = run_report(run, *drawn, found, last_client_scores(folder))
     with written_to(folder):
         write_atomically(folder / "report.html", page.encode())
     return folder / "report.html"
 
 
 def run_report(
-    run: Run | Recorded,
+    run: Run,
     partition: population.Partition | None,
     graph: "nx.Graph[Any] | None" = None,
     confusion: population.Confusion | None = None,
@@ -209,7 +192,7 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     )
 
 
-def _run_figures(run: Run | Recorded, clients: ClientScores) -> Iterator[_Figure]:
+def _run_figures(run: Run, clients: ClientScores) -> Iterator[_Figure]:
     """Pictures of a run."""
     metrics = run.metrics
     first, *others = metrics_of(run.summary)

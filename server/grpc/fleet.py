@@ -242,7 +242,7 @@ class NodeFleet(RealFleet):
     _free = _attending  # a cancelled task does not occupy its node
 
     async def _serve(self, listen: str, credentials: ServerCredentials | None) -> int:
-        credentials_for = None if credentials is None else credentials.for_grpc
+        credentials_for = None if credentials is None else credentials.for_listening
         port = await self._listening.begin(listen, handler_of(self._service), credentials_for, who="the server")
         # kept, since the loop itself holds tasks by weak references alone
         self._watching = asyncio.create_task(self._service.watch())
