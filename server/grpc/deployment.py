@@ -317,7 +317,12 @@ def _scored_by_nodes(scores: Mapping[ClientId, NodeScores], metrics: Metrics) ->
         if one.problem:
             _log.warning("client %r could not score the model: %s", client, one.problem)
         elif one.samples and len(one.metrics) != len(metrics):
-            _log.warning("client %r must score the model by %d metrics, got %d", client, len(metrics), len(one.metrics))
+            _log.warning(
+                "client %r must score the model by %d metrics, got %d: its scores are left out",
+                client,
+                len(metrics),
+                len(one.metrics),
+            )
         elif one.samples:
             found.append(ClientScore(client, one.samples, Score(one.loss, tuple(one.metrics))))
     return scores_over_clients(found, metrics)
@@ -350,8 +355,8 @@ def _warn_of_states(prepared: Preparation, message: Format) -> None:
     """Say that nodes refuse to keep something between the tasks of secure aggregation, unless their owners allow it."""
     if prepared.client_states(message).names:
         _log.warning(
-            "the experiment's algorithm or error_feedback has clients keep something between tasks: under "
-            "secure_aggregation nodes refuse that unless they are started with --allow-state"
+            "with the experiment's algorithm or error_feedback clients keep a state between tasks: under "
+            "secure_aggregation nodes refuse such a run unless they are started with --allow-state"
         )
 
 

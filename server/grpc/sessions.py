@@ -119,7 +119,7 @@ class NodeSessions:
             self._coordinator.take_masked(name, answer.lanes)
             self._sent.add(name)
         except InvalidPayload as error:
-            _log.warning("round %d: the masked message of %r does not count: %s", answer.round, name, error)
+            _log.warning("round %d: the masked message of client %r is not in the sum: %s", answer.round, name, error)
 
     def take_message(self, client: int | str, message: pb.FromSession) -> None:
         """Take a client's message; one of another session, or that was taken before, makes no difference."""
@@ -265,7 +265,7 @@ class NodeSessions:
             self._coordinator = None
             if not self._begin_again(sorted(self._tasks)):
                 for name in [*self._tasks]:
-                    self._drop(name, f"its round's session has ended: {error}")
+                    self._drop(name, f"the session of its round has ended without a sum: {error}")
             return
         for name in messages.keys() & self._tasks.keys():  # a task may have failed after its message
             self._tell(name, messages[name])

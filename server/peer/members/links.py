@@ -340,9 +340,9 @@ class Links:
         if not NODE_NAME.fullmatch(greeting.name):
             return "a peer's name must be up to 64 letters, digits, dots, hyphens and underscores"
         if name is not None and greeting.name != name:
-            return f"it must greet as {name!r}, got {greeting.name!r}"
+            return f"it must be {name!r}, and says that it is {greeting.name!r}"
         if greeting.name == self.greeting.name:
-            return "it has our own name: give each peer its own"
+            return "it has this peer's own name: give each peer a name of its own"
         # Names are free without certificates, and each stream holds memory.
         if len(self._open) >= _MOST_LINKS:
             return f"this peer has streams with {_MOST_LINKS} others, and begins no more"

@@ -203,7 +203,7 @@ class ReplicatedFleet:
         self.value, total = decision
         if total.names != {*self.value.contributors}:
             raise RunFailed(
-                "the round's sum must hold the updates of the members agreed on, got others: a member of its ring lied"
+                "the round's sum must hold the updates of the members agreed on, got others: a member sent a false sum"
             )
         counted = [tasks[client_id_of(one.name)] for one in total.contributions]
         return Answer(

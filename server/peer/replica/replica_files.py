@@ -64,7 +64,7 @@ class ReplicaFiles:
             return _record(*record), tuple(founders)
         except (OSError, ValueError, TypeError) as error:
             raise InvalidCheckpoint(
-                f"{path} must be as this peer left it, got {error}: without its promises it must not vote again; "
+                f"{path} must hold this peer's promises, got {error}: without them it must not vote again; "
                 f"remove the run's folder and {self._folder}, and let the peer join anew under another name"
             ) from None
 
@@ -151,7 +151,7 @@ class ReplicaFiles:
         except InvalidCheckpoint as error:
             raise InvalidPayload(str(error)) from None
         if newest is None or newest[0] != number:
-            raise InvalidPayload(f"a copy of the state after round {number} must be whole")
+            raise InvalidPayload(f"the copy of the state after round {number} is damaged, or is of another round")
         return newest
 
     def keep_copy(self, number: int, state: Tree) -> None:

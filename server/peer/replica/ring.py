@@ -235,7 +235,7 @@ class Ring:
         reduces = step < count - 1
         behind = range(1, step + 2) if reduces else range(count)
         if received.names != {self._members[(self._place - back) % count] for back in behind}:
-            raise InvalidPayload(f"message {step} of a ring has the updates of others than it must have")
+            raise InvalidPayload(f"message {step} of a ring must hold the updates of the members before it, got others")
         if received.integers_I.shape != self._chunks[chunk].integers_I.shape:
             raise InvalidPayload("a sum must have the model's integer buffers")
         self._chunks[chunk] = self._chunks[chunk].added(received) if reduces else received

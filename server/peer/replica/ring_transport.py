@@ -150,7 +150,7 @@ class RingTransport:
             return False
         self._ahead.end(name)
         if reason := self._reason_against(part, message.payload.size_bytes, record):
-            raise Refused(f"its part of a ring of round {part.round}: {reason}")
+            raise Refused(f"its part of the ring of round {part.round} is not taken: {reason}")
         return part not in self._parts
 
     def arrived(self, name: str, message: pb.RingPart, incoming: Incoming) -> None:
@@ -166,9 +166,9 @@ class RingTransport:
 
     def _reason_against(self, part: _Part, size_bytes: int, record: Record) -> str | None:
         if part.sender not in record.members:
-            return f"this peer is in round {record.round}, with {len(record.members)} members"
+            return f"it is none of the {len(record.members)} members of this round"
         if part.ballot < record.promised:
-            return "a later ballot has been promised"
+            return "this peer has promised to take part in a later ballot alone"
         if part.step >= 2 * len(record.members):
             return f"a ring of {len(record.members)} has no step {part.step}"
         held = [tensors for one, tensors in self._parts.items() if one.sender == part.sender]
@@ -176,7 +176,7 @@ class RingTransport:
         # Parts of the next ring may come before this one has ended.
         most_bytes = 2 * self._most_bytes(len(record.members))
         if len(held) > 4 * len(record.members) or held_bytes + size_bytes > most_bytes:
-            return "it has sent more than two rings have"
+            return "it has sent more parts than two rings have"
         return None
 
     async def _run(self, ring: RunRing, own: RoundSum | None) -> None:
@@ -189,7 +189,7 @@ class RingTransport:
             self._listener.summed(ring, path, payload)
         except _Broken as broken:
             at = f" at {broken.names[0]!r}" if broken.names else ""
-            _log.info("round %d: the ring has broken%s", ring.round, at)
+            _log.info("round %d: the ring has broken%s, and another one is tried", ring.round, at)
             self._listener.broken(ring, broken.names)
         except FedError as error:
             self._listener.fail(error)
