@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fed.wire.format import Format
     from fed.wire.messages import Answer, Task
 
-__all__ = ["HierarchicalFleet", "Hierarchy", "summed"]
+__all__ = ["FleetAbove", "HierarchicalFleet", "Hierarchy", "summed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,47 @@ class Hierarchy(Hyperparameters):
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
-class HierarchicalFleet:
-    """Fleet of clients behind edge coordinators, itself a :class:`fed.server.fleet.Fleet`.
+class FleetAbove:
+    """Base of fleets above the clients' fleet, whose answers take more time; each is a :class:`fed.server.fleet.Fleet`.
+
+    Args:
+        fleet: fleet of clients that answer singly or in groups.
+        message: format of clients' messages.
+    """
+
+    def __init__(self, fleet: "Fleet", message: "Format") -> None:
+        self._fleet = fleet
+        self._message = message
+        # The clients' fleet does these as they are.
+        self.registered = fleet.registered
+        self.available = fleet.available
+        self.size_of = fleet.size_of
+        self.population = fleet.population
+        self.cancel = fleet.cancel
+        self.settle = fleet.settle
+        self._passed_s = 0.0  # above the clients' fleet, whose clock does not know of it
+
+    @property
+    def clock(self) -> float:
+        """Clock of the clients, plus the time that has passed above them."""
+        return self._fleet.clock + self._passed_s
+
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait as the clients' fleet does."""
+        return self._fleet.wait(until - self._passed_s)
+
+    def state(self) -> "Tree":
+        """State of the clients' fleet, and the time that has passed above it."""
+        return {"passed_s": self._passed_s, "fleet": self._fleet.state()}
+
+    def restore(self, state: "Tree") -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self._passed_s = state["passed_s"]
+        self._fleet.restore(state["fleet"])
+
+
+class HierarchicalFleet(FleetAbove):
+    """Fleet of clients behind edge coordinators.
 
     Args:
         fleet: fleet of clients that answer singly or in groups.
@@ -70,24 +109,10 @@ class HierarchicalFleet:
     """
 
     def __init__(self, fleet: "Fleet", hierarchy: Hierarchy, message: "Format") -> None:
-        self._fleet = fleet
-        # The clients' fleet does these as they are.
-        self.registered = fleet.registered
-        self.available = fleet.available
-        self.size_of = fleet.size_of
-        self.population = fleet.population
-        self.cancel = fleet.cancel
-        self.settle = fleet.settle
+        super().__init__(fleet, message)
         self._hierarchy = hierarchy
-        self._message = message
         self._received_bytes: dict[int, int] = {}  # edge → bytes that no answer has counted yet
         self._edges: dict[int | str, int] = {}
-        self._passed_s = 0.0
-
-    @property
-    def clock(self) -> float:
-        """Clock of the clients, plus the time that messages between edges and coordinator have taken."""
-        return self._fleet.clock + self._passed_s
 
     def dispatch(self, tasks: "Iterable[Task]") -> None:
         """Send tasks to edges, which send them on."""
@@ -139,25 +164,15 @@ class HierarchicalFleet:
             of_edge[is_whole] = max(of_edge.get(is_whole, 0), task.size_bytes())
         return {edge: sum(of_edge.values()) for edge, of_edge in received.items()}
 
-    def wait(self, until: float = math.inf) -> bool:
-        """Wait as the clients' fleet does."""
-        return self._fleet.wait(until - self._passed_s)
-
     def state(self) -> "Tree":
-        """State of the clients' fleet, and the time spent above it."""
-        return {
-            "passed_s": self._passed_s,
-            "edges": self._edges,
-            "received_bytes": self._received_bytes,
-            "fleet": self._fleet.state(),
-        }
+        """State of the clients' fleet and of the edges, and the time that has passed above the clients."""
+        return {**super().state(), "edges": self._edges, "received_bytes": self._received_bytes}
 
     def restore(self, state: "Tree") -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._passed_s = state["passed_s"]
+        super().restore(state)
         self._edges = state["edges"]
         self._received_bytes = state["received_bytes"]
-        self._fleet.restore(state["fleet"])
 
 
 def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_bytes_down: int) -> "Answer":
