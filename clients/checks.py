@@ -134,6 +134,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
         check_classes(targets, owner, classes, why="for the model has as many outputs", are_labels=True)
     if not data.is_on_demand:
         return data
+    # Labels on demand are checked when they are read: here only the number of classes is known.
     if data.classes is not None and data.classes > classes:
         raise InvalidData(
             f"data on demand must have at most {classes} classes, for the model's output has no more, got "
@@ -152,6 +153,7 @@ def check_targets(data: FederatedData, loss: Loss) -> None:
     Raises:
         InvalidData: if some are not, in memory, in the test set or on the first client on demand.
     """
+    # A loss of the user's own says nothing of the targets that it takes.
     fit, what = getattr(loss, "targets", (None, ""))
     if fit is None:
         return

@@ -104,7 +104,7 @@ class ScoringByCoordinator:
             means = tuple(line[f"client_{name}_mean"] for name in self._metrics)
             score = Score(statistics.fmean(score.loss for score in own), means)
         else:
-            score = scores[-1]
+            score = scores[-1]  # the federation's model was submitted last
         return Scores({**_test_line(score, self._metrics), **line}, rows)
 
     def _submit(self, states: Sequence[State], recipe: Recipe, places: tuple[int, ...] = ()) -> None:
@@ -183,6 +183,7 @@ class ScoringByClients:
         return scores_over_clients(found, self._metrics)
 
     def _item(self, clients: Sequence[ClientId]) -> Item:
+        # Clients without models of their own share one copy of the federation's.
         tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
         # The samples of clients on demand are not known before they are read.
         in_memory = isinstance(self._held_out, dict)

@@ -112,6 +112,7 @@ class SecureFleet:
         """Clients without a task, or none of them while they are too few for a session."""
         there = self.fleet.available()
         is_short = 0 < len(there) < self._least
+        # Said once, since a round looks again and again.
         if is_short and not self._is_short:
             _log.info("%d clients are there, and a secure round needs %d: it waits", len(there), self._least)
         self._is_short = is_short

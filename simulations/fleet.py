@@ -189,7 +189,7 @@ class SimulatedFleet:
 
     def occupation(self) -> dict[str, Any]:
         """Clients' use of their time, for a summary."""
-        # Fsum is exact, so that the order of the heap, which a resume changes, does not matter.
+        # Sums by fsum are exact, so that the order of the heap, which a resume changes, does not matter.
         to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
         return self._occupation.summary(clients=len(self.clients.data.clients), clock=self.clock, to_come_s=to_come_s)
 
@@ -262,6 +262,7 @@ class SimulatedFleet:
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
         if wanted:
+            # Where late answers count, their flights will be trained in any case: larger groups take less time.
             others = self._flights.values() if self.looks_ahead else ()
             ahead = [one for one in others if one.counts and one.answer is None]
             is_over = False
@@ -270,6 +271,7 @@ class SimulatedFleet:
                     is_over |= answer.content.has_diverged and not self.drops_diverged
                 given |= set(answer.tasks)
                 yield answer
+            # The run ends with this divergence: other answers would only cost time.
             if is_over:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)

@@ -189,6 +189,7 @@ class RealSessions(SimulatedSessions):
         coordinator, clients = self._parties(of_name, attempt)
         counted = _Counted()
         total: SecureSum | None = None
+        # A session of too few clients has no sum, and the round is tried again.
         with contextlib.suppress(SessionFailed):
             total = self._held(of_name, coordinator, clients, counted, is_enough=is_enough)
         return total, counted.traffic()
@@ -245,7 +246,7 @@ class RealSessions(SimulatedSessions):
             run=f"simulation of seed {streams.seed}",
             round=task.round,
             attempt=attempt,
-            plan_sha256=b"simulated",
+            plan_sha256=b"simulated",  # clients and coordinator are one process, with no plan to agree on
             task_sha256=digest("model", *model),
             identities_sha256=identities.sha256,
         )

@@ -48,6 +48,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
         >>> len(data.train), len(data.test[1])
         (10, 359)
     """
+    # Cut from the data as they are dealt without folds: all folds share one partition.
     if section.fold is not None:
         return holding_out(load(section.model_copy(update={"fold": None}), streams), section.fold, streams)
     with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # a user's own source may draw
@@ -55,6 +56,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
         if source.test is not None or source.client_tests is not None or section.test_fraction == 0:
             return source
+        # To hold out of clients on demand at once would read all of them.
         if source.is_on_demand:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
     samples = _samples(source, section.kind)
@@ -100,6 +102,7 @@ def _deal_to_numbers(samples: Samples, section: DataSection, partition: Partitio
 
 def _deal_to_names(samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams) -> _Dealt:
     """Give clients their own samples, then hold out of each, unless samples are marked for testing."""
+    # Of all samples, since those for testing belong to their holders, too.
     holders_E = partition.make(samples=samples, generator=streams.generator("partition"))
     train, marked = _to_train_and_test(samples)
     holders_E = _checked(holders_E, len(samples), partition)

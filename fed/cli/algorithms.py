@@ -68,6 +68,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         return
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"
+    # A layout of numbers alone: the size of a message depends on the model's length, not on its layers.
     layout = Layout(parameters=_PARAMETERS, size=_PARAMETERS, dtype=torch.float32, trained=(), averaged=(), integers=())
     message = format_of(algorithm, layout, _POPULATION)
     encoded = f", encoded by {' and '.join(algorithm.uplink)}" if algorithm.uplink else ""

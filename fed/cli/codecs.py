@@ -104,6 +104,7 @@ def _bits(codec: Any) -> float:
 
     chain = CodecChain((codec,), _values())
     size_bytes = chain.size_bytes
+    # A length that depends on the values cannot be computed: it is measured.
     if not isinstance(codec, Codec) or not codec.has_fixed_size:
         row_1M = torch.randn(1, chain.values.numbers, generator=torch.Generator().manual_seed(0)).mul_(_SCALE)
         state = {name: part[None] for name, part in chain.init().items()}

@@ -202,6 +202,7 @@ def client(
     if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
     limits = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
+    # Limits has the defaults: None stands for an option that was not given.
     given_limits = {key: value for key, value in limits.items() if value is not None}
     if not secure and (given_limits or new_record or allow_state):
         # To ignore them would leave the owner with less protection than was asked for.
@@ -214,6 +215,7 @@ def client(
         hold_to_certificates(server, credentials=credentials, insecure=insecure, option="--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
     name = name_of("node", name=name, credentials=credentials, certified=loaded.name if loaded else None)
+    # The name is part of the folder's, so that several nodes may share one DATA.yaml.
     place = state or data.parent / f".fed-{name}"
     training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
     if dry_run:
@@ -258,6 +260,7 @@ def _attend(
         # An event, not an exception: the node ends its stream and its training process in order.
         signal.signal(number, lambda *_: stopped.set())
     channel = credentials.for_dialling() if credentials else None
+    # Two nodes in one folder would overwrite each other's states.
     with held(folder, "give another --state"):
         folder.chmod(0o700)  # it may be there from an earlier version
         secure = sessions() if sessions else None  # only now: its record is in the folder that is held

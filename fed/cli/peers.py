@@ -90,6 +90,7 @@ def peer(
     from fed.identity.credentials import PeerCredentials
     from fed.server.peer.deploy import PeerSetup, end_is_kept, take_part
 
+    # The end of a finished run is served once more where members had not come to it.
     if experiment is None and (resume is None or not end_is_kept(resume)):
         return 0
 

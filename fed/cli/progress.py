@@ -210,6 +210,7 @@ class SimulationProgress:
     def _count(self, line: Mapping[str, Any]) -> None:
         self.rounds_done = line["round"]
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
+        # Not each round is evaluated: the last score stays in view.
         self._score = score_in_words(line) or self._score
 
     def done(self) -> str:
@@ -310,6 +311,7 @@ class ComparisonProgress:
         score = summary.get(metric.final)
         what = summary["status"] if score is None else f"{metric.words} {mean_text(score, None)}"
         self._last = f", {name} seed {repetition_text(repetition, ' ')}: {what}"
+        # A run that failed has no rounds left, whatever was expected.
         self._left_s[name, repetition] = 0.0
         self._show()
 

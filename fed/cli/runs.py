@@ -173,6 +173,7 @@ def compare(
             terminal.print(table(differences, terminal.width))
             terminal.print("\n".join(difference_notes(result)), markup=False)
         typer.echo(directory / "report.html")
+    # Notes go to standard error: standard output holds the table or the JSON alone.
     if difference := unlike(result):
         _note(f"note: {difference}")
     for line in (failed := failures(result)):

@@ -85,6 +85,7 @@ def data(
 def _in_words(dealt: "fed.FederatedData") -> str:
     from fed.clients.data.describe import looked_at
 
+    # Clients on demand are not all read, which could take hours.
     clients = looked_at(dealt)
     is_whole = len(clients) == len(dealt.clients)
     trained_on = f"{sum(map(dealt.size_of, clients))} samples" if is_whole else "samples on demand"

@@ -55,6 +55,7 @@ class Variant(Section):
         experiment = handler.resolve_ref_schema(handler(Experiment.__pydantic_core_schema__))
         own["properties"] = {**experiment["properties"], **own["properties"]}
         del own["properties"]["seed"]  # the comparison's seeds decide
+        # Pydantic takes any key here, and the variant's experiment checks it: an editor should mark a slip at once.
         own["additionalProperties"] = False
         own["patternProperties"] = {r"\.": {"description": "A dotted path such as rounds.count"}}
         return own

@@ -213,7 +213,7 @@ class Family(Generic[_Section]):
         pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
         users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
         names = {"enum": list(self.builtin), "type": "string", "description": "A kind, with its defaults."}
-        # AnyOf rather than oneOf: a section without a kind fits more than one.
+        # Not oneOf: a section without a kind fits more than one.
         return {"anyOf": [names, *choices, users] if choices else [pattern, users]}
 
     def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:

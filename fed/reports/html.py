@@ -105,6 +105,7 @@ def write_run_report(folder: Path) -> Path:
     run = Run.load(folder)
     # The environment of the run: a report may be drawn on another machine.
     found = json_of(folder / "environment.json") or environment()
+    # A resume needs these; they tell a reader nothing.
     for name in ("given", "inputs", "sha256"):
         found.pop(name, None)
     drawn = population.read(json_of(folder / "population.json") or population.described(None))
@@ -172,7 +173,7 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     pages = Environment(
         loader=PackageLoader("fed.reports", ""),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a slip in a template must fail, not leave a gap in the page
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -255,6 +256,7 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
     """Pictures of a comparison's curves."""
     first = result.metrics()[0]
     target = result.comparison.target
+    # The loss is drawn only where no run has measured the metric.
     for metric in (first, LOSS):
         if lines := _lines(result.runs, metric.test):
             label = f"test {metric.words}"
@@ -268,6 +270,7 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
             yield _Figure(f"{metric.title} against simulated time", "seeds", svg)
             break
     by_clients = _where_clients_evaluate(result.runs, first)
+    # Scores on clients' own samples and on one test set do not compare: they have pictures of their own.
     others = {name: runs for name, runs in result.runs.items() if name not in by_clients}
     mean = first.of_clients("mean")
     worst = first.of_clients("worst_decile")
@@ -310,7 +313,7 @@ def _lines(runs: Runs, measure: str) -> dict[str, charts.Curve]:
 def _reference(result: ComparisonResult) -> Experiment:
     """Experiment to compare the others with: the base, or the first variant if the base is no experiment by itself."""
     try:
-        return Experiment(**result.comparison.base)
+        return Experiment(**result.comparison.base)  # the base may lack what each variant brings
     except InvalidExperiment:
         return next(iter(result.comparison.variants().values()))
 

@@ -45,6 +45,7 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         InvalidInput: if the experiment cannot be deployed, or the folder cannot be written to.
         OutputExists: if it holds anything.
     """
+    # For its errors: what nodes cannot run is refused before anything is written.
     _deployment(experiment)
     name = _name_of(experiment)
     package = f"fed_{name.replace('-', '_')}"

@@ -188,6 +188,7 @@ class FlowerFleet(RealFleet):
                 self._note_presence(NodeWent(client))
                 _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
+        # Noted before they have answered, so that each is asked once.
         self._present |= dict.fromkeys(new)
         self._push([(_Sent(node, "query"), packed(pb.Request()), None) for node in new])
 

@@ -84,6 +84,7 @@ def take_part(
         )
         peer = kind(of_run)
         if kept is None:
+            # Only now that the peer is made: its errors must not cost an earlier run in this folder.
             folder.begin(experiment, parts=parts.kept())
         # It resumes before it listens: others must find its promises and messages.
         peer.resume(kept)

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _Service = TypeVar("_Service", bound=MemberService)
 _DEADLINE_S = 60.0  # deadline of rounds whose section has none
 _LOOKS_EVERY_S = 0.05
-_SAID_AFTER_S = 2.0
+_SAID_AFTER_S = 2.0  # a shorter wait is not worth a line of the log
 
 # Sections of the experiment that peers must have in common.
 _AGREED = (
@@ -230,6 +230,7 @@ class RealPeer(ABC, Generic[_Service]):
                 _listed(missing),
             )
         else:
+            # All have come to the end: nobody will ask for these files again.
             shutil.rmtree(self.service.folder, ignore_errors=True)
 
     def _keep_names(self, earlier: Collection[str]) -> None:
@@ -314,6 +315,7 @@ class RealPeer(ABC, Generic[_Service]):
                 return lambda: Scores({f"test_{name}": None for name in ("accuracy", "loss", *prepared.metrics)})
             if held_out and prepared.recipe.test is None:
                 return by_clients(held_out)
+            # A peer that mixes has a model of its own alone: there is no global one to score.
             on_test = ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).scores
             if not held_out:
                 return on_test

@@ -37,6 +37,7 @@ class ReplicaPeer(RealPeer[ReplicaService]):
             )
         message = prepared.message_format(parts.setup.min_peers)
         recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
+        # In place of the base's: only now is the format known, and with it the way out.
         self.executor = InProcess(partial(Work, recipe), devices_of(1))
         numbers = sum(message.summed_sizes)
         # Well within a deadline, so that a round outlives its proposer.

@@ -209,6 +209,7 @@ class Synchronous(Rounds):
         algorithm = experiment.algorithm.make()
         if secure is None or not isinstance(algorithm, Aggregator):
             return
+        # For its error, where no bound follows from the algorithm's weights.
         if secure.max_weight == "auto":
             secure.heaviest(weighs_samples=weighs_samples(algorithm))
         if self.cohort != "all":
@@ -263,6 +264,7 @@ class Synchronous(Rounds):
     def round(self, coordinator: "Coordinator", number: int, state: None) -> "RoundStats":
         """Run one round, numbered from 1."""
         fleet = coordinator.fleet
+        # A round of all takes whoever is there; one of a cohort waits until the cohort can be filled.
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
         await_clients(coordinator, number, max(members, 1))  # 0 where nobody has registered yet
         # Only now: clients may have registered during the wait.
@@ -278,6 +280,7 @@ class Synchronous(Rounds):
             # Fewer may have been there than the cohort has.
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
+            # One backup for each task that is still open.
             slow = len(coordinator.open) if len(accumulator.replied) < enough else 0
             backups = self.draw(coordinator, number, slow, again=len(accumulator.asked))
             self._ask(coordinator, accumulator, number, backups, until)

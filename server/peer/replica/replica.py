@@ -30,6 +30,7 @@ from fed.wire.messages import Answer, PartialSum, Task, Update, client_id_of, cl
 __all__ = ["Overtaken", "Replicated", "ReplicatedFleet"]
 
 _log = logging.getLogger(__name__)
+# The figures of a round in which this replica takes no part.
 _NOTHING = RoundStats(selected=0, replied=0, late=0, failed=0, bytes_up=0, bytes_down=0, train_loss=None)
 
 
@@ -89,6 +90,7 @@ class ReplicatedFleet:
         for client in before:
             if client not in self._members:
                 self.observers.tell(NodeWent(client))
+        # Nobody is forgotten, since the population counts all that were ever members.
         self._known |= {*self._members}
 
     def await_members(self, number: int) -> None:
@@ -132,10 +134,12 @@ class ReplicatedFleet:
         """
         if not self._open:
             return
+        # A round is one sum: all its tasks end here, whether they counted or not.
         tasks = self._open
         self._open = {}
         number = next(iter(tasks.values())).round
         own = tasks.get(self._own)
+        # A peer that was away need not train for a round that the others have decided.
         is_over = self.thread.call(self.thread.service.is_decided, number)
         answer = None
         if own is not None and not is_over:
@@ -183,6 +187,7 @@ class ReplicatedFleet:
 
     def restore(self, state: Tree) -> None:
         """Resume from a state that :meth:`state` gave."""
+        # The clock goes on from where it stopped.
         self._began_s = self.thread.service.clock.monotonic_s() - state["clock"]
         self.states.restore(state["clients"])
         self.adopt(state["common"])

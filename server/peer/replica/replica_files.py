@@ -47,6 +47,7 @@ class ReplicaFiles:
         for path in self._folder.glob("*.sum"):
             try:
                 payload = ParseDict(json.loads(path.with_suffix(".json").read_text()), pb.Payload())
+                # Its hash was checked before the file took this place: its size is enough.
                 is_whole = path.stat().st_size == payload.size_bytes and path.stem == payload.sha256
             except (OSError, ValueError):
                 is_whole = False
@@ -98,6 +99,7 @@ class ReplicaFiles:
             InvalidPayload: if the file is no sum.
             RunFailed: if it cannot be kept.
         """
+        # Read for its errors: a sum of another shape must not take a place on the disk.
         RoundSum.read(read(path, payload), self._numbers)
         with os_errors_as(RunFailed, f"{self._folder} cannot be written to", _ROOM):
             _sync(path)

@@ -48,9 +48,9 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _REACHED_WITHIN_S = 5.0  # wait for a stream with the next member of a ring, where deadlines are short
 _LOGS_EVERY_S = 30.0
-_SAID_AFTER_S = 1.0
+_SAID_AFTER_S = 1.0  # a shorter wait is not worth a line of the log
 _MOST_COPY_BYTES_PER_NUMBER = 1024
-_COPY_AGAIN_S = 3.0
+_COPY_AGAIN_S = 3.0  # seconds after which a copy that makes no progress is asked for again
 _COPY_BYTES = 1 << 28  # most bytes of a copy beside its numbers
 
 
