@@ -166,7 +166,7 @@ class FlowerFleet(RealFleet):
         before = self._changes, len(self._answers)
         self._poll()
         if before == (self._changes, len(self._answers)):
-            # Flower's grid is polled, since it tells nothing by itself.
+            # Flower's grid is polled, since it tells nothing by itself
             self.time.wait(min(self.pull_every_s, until - self.clock))
 
     def _poll(self) -> None:

@@ -266,7 +266,7 @@ class MemberService(Listener):
             admitted = {*self.admitted([one.name for one in table])}
             records = [Member.of(one) for one in table if one.name in admitted]
             self.members.merge(records, self.clock.monotonic_s(), link.name)
-            # An answer is not answered: two tables would go back and forth for ever.
+            # an answer is not answered: two tables would go back and forth for ever
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
         elif message.HasField("revocations"):
