@@ -337,6 +337,7 @@ class Coordinator:
         """Warn that updates are too few, each time that this has happened ten times as often as at the last warning."""
         self._too_few[reason] += 1
         times = self._too_few[reason]
+        # At the 1st, 10th, 100th time and so on: a long run must not fill its log.
         if str(times).strip("0") != "1":
             return
         often = f", for the {times}th time" if times > 1 else ""

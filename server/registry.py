@@ -160,6 +160,7 @@ class ClientStateVersions:
     def count(self, client: int | str, task: CountedTask) -> None:
         """Note that a client's update counted; for good where there are no checkpoints to go back to."""
         self.after[client] = task
+        # What was lost before a task that counted does not matter any more.
         self.lost_after.pop(client, None)
         # No checkpoint will ever ask for an older state.
         if not self.goes_back:

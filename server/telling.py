@@ -99,6 +99,7 @@ class Observers:
         """Wait until trackers have seen all events, for five seconds at most, and say what they have not seen."""
         until_s = self._clock.monotonic_s() + _CLOSING_S
         for tracker in self._trackers:
+            # All are told before one is waited for, so that they end side by side.
             tracker.end()
         for tracker in self._trackers:
             self._clock.wait(until_s - self._clock.monotonic_s(), tracker.ended)

@@ -297,6 +297,7 @@ class Attackers:
             else:
                 answer = encode(answer)
                 if self.attack.looks_at_others:
+                    # Kept only where attackers look at them, since the updates of a cohort take much memory.
                     honest.setdefault(answer.round, []).append(answer)
                 yield answer
         for number, replies in own.items():

@@ -388,7 +388,7 @@ def _by_clients(
 def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:
     """The experiment as it is run: sections replaced by Python objects are null, and choices are written down."""
     given: dict[str, Any] = dict.fromkeys(replaced)
-    # Another machine might choose otherwise, and batching changes results by rounding.
+    # On another kind of device the choice might differ, and batching changes results by rounding.
     given["simulation.batching"] = "on" if batching.is_batched else "off"
     if batching.is_batched:
         given["simulation.group"] = batching.group

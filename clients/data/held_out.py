@@ -151,6 +151,7 @@ class _Cut:
         return ClientsOnDemand(self.data.clients, self.kept, self.size if knows_sizes else None)
 
     def size(self, client: ClientId) -> int:
+        # The number follows from the size: no permutation need be drawn for it.
         size = self.data.size_of(client)
         return size - share(size, self.fraction)
 
