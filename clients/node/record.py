@@ -67,7 +67,7 @@ class RevealedRecord:
         Raises:
             OSError: if they cannot be written.
         """
-        # No buffer: on a full disk its rest would be written when the file closes, behind the cut below.
+        # no buffer: on a full disk its rest would be written when the file closes, behind the cut below
         with self._path.open("ab", buffering=0) as file:
             begins = file.tell()
             try:

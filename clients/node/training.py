@@ -237,7 +237,7 @@ class NodeTraining:
         ((_, reason),) = trained.diverged
         if self.fixed is None:
             return pb.Failed(task=answer.task, reason=reason, diverged=True)
-        # A failure would tell the server one bit of the samples with each task that it designs for that.
+        # a failure would tell the server one bit of the samples with each task that it designs for that
         path.unlink(missing_ok=True)
         return Hidden(answer, self.fixed.nothing(), reason)
 

@@ -203,7 +203,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
         >>> list(bytes_of(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).T))
         [1, 3, 2, 4]
     """
-    # Lazy conjugation and negation are flags that the bytes do not have.
+    # lazy conjugation and negation are flags that the bytes do not have
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     row = dense.as_strided((dense.numel(),), (1,))  # a single number may have any stride, which view refuses
     data: memoryview = row.view(torch.uint8).numpy().data

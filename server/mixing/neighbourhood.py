@@ -230,7 +230,7 @@ class Exchanges:
             )
         made = codec.encoder.encode(v_NP, self.codec_state, codec.draw(self._members, self._number))
         self.codec_state = made.counted
-        # As receivers decode it: all who keep a copy must keep the same one.
+        # as receivers decode it: all who keep a copy must keep the same one
         own_NP = made.decoded_KM.double() if sum_NP is None else sum_NP + made.decoded_KM
         message = EncodedRows(
             messages=made.messages,
@@ -246,7 +246,7 @@ class Exchanges:
     def _exchanged(self, *own: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, Sequence[Tensor]]:
         """Rows after transport, in the type in which they travel; a row's own vector stays as it is."""
         buffers_NR = self.buffers_NR
-        # Single numbers are few bytes, and may be weights of which sums must be exact.
+        # single numbers are few bytes, and may be weights of which sums must be exact
         parts = [part if part.shape[1] == 1 else part.to(buffers_NR.dtype) for part in own]
         sends_buffers = self._buffers_travel and buffers_NR.shape[1] > 0
         beside = [buffers_NR] if sends_buffers else []
@@ -256,11 +256,11 @@ class Exchanges:
                 'the rule called mix, but its primitive is not "mix", so there is no topology: give its class '
                 'primitive = "mix"'
             )
-        # Once a round, however many exchanges a rule makes of it.
+        # once a round, however many exchanges a rule makes of it
         self._buffers_travel = False
         if not sends_buffers:
             return weights, received
-        # Mixed in float64, kept in the type in which they travel.
+        # mixed in float64, kept in the type in which they travel
         self.buffers_NR = weights.mixed(buffers_NR, received[0]).to(buffers_NR.dtype)
         return weights, received[1:]
 
@@ -308,7 +308,7 @@ def renewed_state(rule: PeerRule, state: Any, anew_S: Sequence[int]) -> Any:
     if not rule.conserves_sum or not anew_S:  # without a sum over members nothing has to be put right
         return state
     rows_K = torch.tensor(anew_S)
-    # The rule sees those alone that begin anew: the others keep their bits.
+    # the rule sees those alone that begin anew: the others keep their bits
     before = type(state)(*(part[rows_K] for part in state))
     after = _checked(rule, "renewed", rule.renewed(before), before.model_NP.shape)
     return type(state)(*(part.index_copy(0, rows_K, new) for part, new in zip(state, after, strict=True)))

@@ -93,7 +93,7 @@ class Peers:
         integers_HI = self._counted(self._integers_NI)
         vectors_HV = self._counted(self._vectors_NV)
         integers_I = integers_HI.amax(0) if integers_HI.numel() else integers_HI[0]
-        # In float64: the mean of equal models is that model, to the bit.
+        # in float64: the mean of equal models is that model, to the bit
         return vectors_HV.mean(0, dtype=torch.float64).to(self.layout.dtype), integers_I
 
     def clients(self) -> Sequence[int | str]:
@@ -153,7 +153,7 @@ class Peers:
         """Begin from another peer's :meth:`copy`."""
         *parts, buffers_NR, integers_NI = copied
         state = type(self._state)(*(new.view_as(old) for new, old in zip(parts, self._state, strict=True)))
-        # A rule may have to put right what holds for the one that gave the copy alone.
+        # a rule may have to put right what holds for the one that gave the copy alone
         self._state = self.rule.joined(state)
         self._vectors_NV = self._joined(self._state, buffers_NR.unsqueeze(0))
         self._integers_NI = integers_NI.unsqueeze(0)
@@ -168,7 +168,7 @@ class Peers:
         """
         attendance = self.neighbourhood.begin(number)
         count = len(attendance.rows_S)
-        # No peer is there: models stay, and the round counts nobody.
+        # no peer is there: models stay, and the round counts nobody
         train_loss = self._step(number, attendance) if count else None
         self.neighbourhood.end()
         if len(self.neighbourhood.members) == 1:
@@ -190,7 +190,7 @@ class Peers:
         """Move those that take part, and give their mean loss."""
         rows_S = attendance.rows_S
         params = self.layout.parameters
-        # Places copy, so that a round that diverges changes nothing.
+        # places copy, so that a round that diverges changes nothing
         codec_state = {name: part[rows_S] for name, part in self._codec_state.items()}
         members = [self.neighbourhood.members[row] for row in rows_S.tolist()]
         buffers_SR = self._vectors_NV[rows_S, params:]
@@ -214,7 +214,7 @@ class Peers:
         all_take_part = len(rows_S) == len(self._vectors_NV)
 
         def placed(part_N: Tensor, its_rows_S: Tensor) -> Tensor:
-            # Not in place: the last round's models may still be scored.
+            # not in place: the last round's models may still be scored
             return its_rows_S if all_take_part else part_N.index_copy(0, rows_S, its_rows_S)
 
         before = self._state if all_take_part else type(self._state)(*(part[rows_S] for part in self._state))
@@ -268,7 +268,7 @@ class _LocalSteps:
             return self._changed(x_SP, start_SV, trained_SV)
         self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
         trained_SP = trained_SV[:, : x_SP.shape[1]]
-        # What rounding took away is exact, as the difference of two numbers so close.
+        # what rounding took away is exact, as the difference of two numbers so close
         return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
 
     def _changed(self, x_SP: Tensor, start_SV: Tensor, trained_SV: Tensor) -> Tensor:

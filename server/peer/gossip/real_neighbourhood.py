@@ -163,12 +163,12 @@ class RealNeighbourhood:
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
         self.neighbours = frozenset()
-        # Without checkpoints a killed peer joins anew, and asks for no earlier message.
+        # without checkpoints a killed peer joins anew, and asks for no earlier message
         durable = self._written if self._keeps_checkpoints else number - 1
         self._exchange = 0
         self._has_mixed = False
         standing = self.thread.call(self.service.begin, number, durable)
-        # Rounds that it skips anyway need nobody.
+        # rounds that it skips anyway need nobody
         if self._waits_alone and number >= self.skips_to:
             standing = self._await_others(number, standing)
         self._seen = len(standing.present)
@@ -206,7 +206,7 @@ class RealNeighbourhood:
             self.service.send_and_await(
                 key,
                 tensors,
-                # Of another generation's state a sum would be wrong, so the view names it, too.
+                # of another generation's state a sum would be wrong, so the view names it, too
                 view=f"{self._standing.view}.{self.service.generations.own}",
                 senders=frozenset(self._weights_from),
                 receivers=frozenset(self._weights_to),
@@ -339,7 +339,7 @@ class RealNeighbourhood:
     def _tell_presence(self, standing: Standing) -> None:
         """Tell observers of the others that have come and gone since the last round."""
         there = frozenset(member.client for member in standing.present) - {self.service.members.own.client}
-        # As text, for numbers and names have no order in common.
+        # as text, for numbers and names have no order in common
         for client in sorted(there - self._there, key=str):
             self._observers.tell(NodeCame(client))
         for client in sorted(self._there - there, key=str):
@@ -356,7 +356,7 @@ class RealNeighbourhood:
         """Weight of this peer's own vector after an exchange, with the weight of vectors that did not arrive."""
         if self._pushes:  # the column of W still sums to 1, and with it the mass of all peers stays
             return self._own + sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
-        # The row of W still sums to 1.
+        # the row of W still sums to 1
         return self._own + sum(self._weights_from[name] for name in sorted(self._weights_from.keys() - outcome.vectors))
 
     def _decoded(self, encoded: EncodedRows, messages: Mapping[str, Tensor], number: int) -> Tensor:
@@ -376,7 +376,7 @@ class RealNeighbourhood:
         self._standing = standing
         self._last_names = [member.name for member in standing.present]
         place = self._last_names.index(self.service.members.own.name)
-        # Without counts, which grow with each heartbeat: equal members have a topology that is cached.
+        # without counts, which grow with each heartbeat: equal members have a topology that is cached
         alike = tuple(Member(member.name, member.address, 0) for member in standing.present)
         matrix_NN = self._topology(alike).matrix(number).coalesce()
         rows_X, senders_X = matrix_NN.indices()
@@ -397,7 +397,7 @@ class RealNeighbourhood:
         of a partition that has healed.
         """
         ahead = [name for name, its in standing.rounds.items() if name in self._weights_from and its > number + 1]
-        # Messages of these rounds may have been here before this peer was killed.
+        # messages of these rounds may have been here before this peer was killed
         is_replay = number <= self.service.replays_until
         until_s = self._time.monotonic_s() + (_MESSAGES_WITHIN_S if is_replay else 0.0)
         while ahead:

@@ -342,7 +342,7 @@ class Links:
         if name is not None and greeting.name != name:
             return f"it must be {name!r}, and says that it is {greeting.name!r}"
         if greeting.name == self.greeting.name:
-            return "it has this peer's own name: give each peer a name of its own"
+            return "it has our own name: give each peer a name of its own"
         # Names are free without certificates, and each stream holds memory.
         if len(self._open) >= _MOST_LINKS:
             return f"this peer has streams with {_MOST_LINKS} others, and begins no more"

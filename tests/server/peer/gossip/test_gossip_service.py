@@ -227,7 +227,7 @@ def test_a_member_that_lives_refutes_that_it_has_ended(tmp_path: Path) -> None:
         (pb.PeerMessage(progress=pb.Progress()), "must begin with the peer's greeting"),
         (pb.PeerMessage(greeting=hello(protocol=99)), "peers must speak protocol"),
         (pb.PeerMessage(greeting=hello("a name!")), "a peer's name must be"),
-        (pb.PeerMessage(greeting=hello("0")), "it has this peer's own name"),
+        (pb.PeerMessage(greeting=hello("0")), "it has our own name"),
         (pb.PeerMessage(greeting=hello(experiment="another")), "it runs another experiment"),
     ],
 )
