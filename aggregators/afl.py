@@ -91,20 +91,20 @@ class AFL(Aggregator):
         assert work.start_loss_K1 is not None
         share_K1 = self._mixture(work.broadcast[0], work.population)[work.places_K].unsqueeze(1)
         here_KN = nn.functional.one_hot(work.places_K, work.population).to(work.update_KP.dtype)
-        # times N, since λ_i N is about 1: the part has the size of an update, however many clients there are
+        # Times N, since λ_i N is about 1: the part has the size of an update, however many clients there are.
         message = (share_K1 * work.population) * work.update_KP, work.start_loss_K1 * here_KN, here_KN
         return Report(message, torch.ones_like(work.samples_K1))
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Descend by the mixture of the cohort, then ascend in it."""
-        # Means times their number are sums again: losses of clients must not be thinned by the others' zeros.
+        # A mean times the number of clients is a sum: in the mean, a client's loss is thinned by the zeros of others.
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
         mixture_N = self._mixture(state.mixture_N, reduced.population)
         if not reduced.clients:  # nobody's losses are known: λ stays, and what stages add moves the model
             return State(state.model_P + reduced.mean[0], mixture_N)
         counted = float(here_N.sum())
         share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full
-        # the projection may have left none of the cohort a share
+        # The projection may have left none of the cohort a share.
         step_P = update_P / (reduced.population * share) if share > 0 else torch.zeros_like(update_P)
         # Less the cohort's mean, or being asked at all would raise a client's share.
         advantage_N = losses_N - here_N * (losses_N.sum() / counted)

@@ -116,6 +116,7 @@ class Aggregator(Algorithm):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.plain_report = cls.report is Aggregator.report  # once a class, since a comparison for every task takes time
+        # A report of its own may hold anything: only the class itself can say that it is the update alone.
         if "report" in vars(cls):
             cls.update_alone = vars(cls).get("update_alone", False)
         cls.plain_start = cls.local_start is Aggregator.local_start

@@ -175,7 +175,7 @@ def reported(
 
 
 def _is(message: tuple[Tensor, ...], update_KP: Tensor) -> bool:
-    # by identity: an algorithm may return a changed copy that happens to be equal
+    # By identity: an algorithm may return a changed copy that happens to be equal.
     return len(message) == 1 and message[0] is update_KP
 
 

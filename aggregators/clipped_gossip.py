@@ -47,7 +47,7 @@ class ClippedGossip(PeerRule):
         mixed_NP = x_NP.clone()
         for rows_K, weights_K1, theirs_KP in mix.neighbours(x_NP):
             apart_KP = theirs_KP - x_NP[rows_K]
-            # between equal models the quotient is infinite, and becomes 1 as for all near ones
+            # Between equal models the quotient is infinite, and becomes 1 as for all near ones.
             shrink_K1 = (self.radius / apart_KP.norm(dim=1, keepdim=True)).clamp(max=1.0)
             mixed_NP[rows_K] += weights_K1 * shrink_K1 * apart_KP
         return State(mixed_NP)

@@ -39,7 +39,7 @@ class Cyclic(FedAvg):
             "over_selection": getattr(rounds, "over_selection", 1.0),
             "sampling": rounds.sampling.kind,
         }
-        # over_selection too: of two that are asked only the faster would be visited.
+        # Nor over_selection: of two clients that are asked, only the faster one would be visited.
         for key, value in {**self.default_rounds, "over_selection": 1.0}.items():
             if got[key] != value:
                 raise InvalidExperiment(

@@ -78,7 +78,7 @@ class D2(PeerRule):
                 f"under other weights, got {got}: choose a topology such as ring with lazy: true, or algorithm "
                 "gradient_tracking"
             )
-        # eigvals, not eigvalsh: weights of the user's own need not be symmetric to the bit.
+        # Not eigvalsh, since the weights of a user's own topology need not be symmetric to the bit.
         least = float(torch.linalg.eigvals(topology.matrix(1).to_dense()).real.min())
         if least <= _LEAST + _ROUNDING:
             raise InvalidExperiment(

@@ -47,5 +47,5 @@ class DPSGD(PeerRule):
         x_NP = state.model_NP
         if self.order == "adapt_then_combine":
             return State(mix(descend(x_NP)))
-        # steps from x, not from W x: they need not wait for the exchange
+        # Steps go from x, not from W x, so that they need not wait for the exchange.
         return State(mix(x_NP) + (descend(x_NP) - x_NP))

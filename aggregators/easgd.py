@@ -73,14 +73,14 @@ class EASGD(FedAvg):
 
     def report(self, work: ClientWork) -> Report:
         """The pull α (x_i − c), by which the client moves back; weighted alike."""
-        # Not from the anchor: a client's steps begin at its own model.
+        # The trained model is told from where the steps began, the client's own model, not from the anchor.
         trained_KP = work.began_KP + work.update_KP
         pull_KP = self.elasticity_among(work.population) * (trained_KP - work.anchor_P)
         return Report((pull_KP,), torch.ones_like(work.samples_K1), ClientState(trained_KP - pull_KP))
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Add the sum of the pulls, their mean times their number."""
-        # a sum, as in the paper: the fewer clients answer, the less the centre moves; of nobody it is what stages add
+        # A sum, as in the paper: the fewer clients answer, the less the centre moves; of nobody it is what stages add.
         return State(state.model_P + max(reduced.clients, 1) * reduced.update_P)
 
     def elasticity_among(self, population: int) -> float:
@@ -121,6 +121,6 @@ class EAMSGD(EASGD):
         """The pull α (x_i − c) after the velocity's step; the client keeps the velocity."""
         velocity_KP = self.momentum * work.client_state.velocity_P + work.update_KP
         trained_KP = work.client_state.model_P + velocity_KP
-        # unlike the paper's, the difference after the step
+        # Unlike the paper's, the difference after the step.
         pull_KP = self.elasticity_among(work.population) * (trained_KP - work.anchor_P)
         return Report((pull_KP,), torch.ones_like(work.samples_K1), MovingState(trained_KP - pull_KP, velocity_KP))

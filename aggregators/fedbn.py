@@ -35,7 +35,7 @@ class FedBN(FedAvg):
         Raises:
             InvalidModel: if there is none.
         """
-        # the base of all kinds, SyncBatchNorm among them
+        # The base of all kinds, SyncBatchNorm among them.
         layers = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         if not layers:
             raise InvalidModel(

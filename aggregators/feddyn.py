@@ -80,7 +80,7 @@ class FedDyn(Aggregator):
     def report(self, work: ClientWork) -> Report:
         """The update, weighted alike; the client keeps g_i − α (y − x)."""
         kept = ClientState(work.client_state.gradient_P - self.alpha * work.update_KP)
-        # Alike, as in the paper: h is a mean over clients, and so must be what it balances.
+        # Clients count alike, as in the paper: h is a mean over clients, and so must be the update that it corrects.
         return Report((work.update_KP,), torch.ones_like(work.samples_K1), kept)
 
     def resized(self, state: State, before: int, after: int) -> State:
@@ -90,6 +90,6 @@ class FedDyn(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Tilt against the sum of the updates; then go to the mean model, and against the tilt."""
         share = reduced.clients / reduced.population
-        # h is a mean over all clients; a silent one adds nothing
+        # H is a mean over all clients; a silent one adds nothing.
         tilt_P = state.tilt_P - self.alpha * share * reduced.update_P
         return State(state.model_P + reduced.update_P - tilt_P / self.alpha, tilt_P)

@@ -40,5 +40,5 @@ class FedNova(FedAvg):
     def apply(self, state: State, reduced: Reduced) -> State:
         """The mean of the normalised updates, times τ_eff; staleness discounts the former alone."""
         normalised_P, gradients_1, counted_1 = reduced.mean
-        # the 1 that clients report is discounted alike, and cancels the discount of ‖a‖₁
+        # The 1 that clients report is discounted alike, and cancels the discount of ‖a‖₁.
         return State(state.model_P + gradients_1 / counted_1 * normalised_P)

@@ -44,7 +44,7 @@ class FedPer(FedAvg):
         Raises:
             InvalidModel: if that leaves no layer to share.
         """
-        # recurse=False: a container is no layer of its own.
+        # Without recurse=False a container would count as a layer of its own.
         layers = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
         if len(layers) <= self.personal_layers:
             raise InvalidModel(

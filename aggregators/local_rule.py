@@ -37,7 +37,7 @@ class Phase:
 
     def local(self, local: Local) -> Local:
         """The experiment's section ``local`` with this phase's epochs."""
-        # steps goes, or it would count in place of the phase's epochs.
+        # The key steps is removed, since it would count in place of the phase's epochs.
         return local if self.epochs is None else local.model_copy(update={"epochs": self.epochs, "steps": None})
 
     def steps(self, steps: int | None) -> int | None:

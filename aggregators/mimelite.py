@@ -71,7 +71,7 @@ class MimeLite(Aggregator):
     ) -> Tensor:
         """(1 − β) ∇f + β m."""
         (momentum_P,) = broadcast
-        # the momentum stays frozen: a client's own would be its drift
+        # The momentum stays frozen: a client's own would be its drift.
         return (1 - self.beta) * gradient_P + self.beta * momentum_P
 
     def report(self, work: ClientWork) -> Report:

@@ -55,7 +55,7 @@ class MOON(FedAvg):
         """Term added to a batch's loss: μ times the mean of −log of a softmax of two."""
         similarity = nn.functional.cosine_similarity
         nearer_B = similarity(features_BF, server_BF) - similarity(features_BF, previous_BF)
-        # −log of a softmax of two, without overflow
+        # −log of a softmax of two, without overflow.
         return self.mu * nn.functional.softplus(-nearer_B / self.temperature).mean()
 
     def report(self, work: ClientWork) -> Report:

@@ -62,7 +62,7 @@ class NoLoCo(PeerRule):
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """Local steps, and one exchange."""
         x_NP = state.model_NP
-        # both means in one message, since a pair meets once a round
+        # Both means in one message, since a pair meets once a round.
         change_NP, mean_NP = mix(descend(x_NP) - x_NP, x_NP)
         drawn_NP = self.consensus_step * (x_NP - mean_NP)
         momentum_NP = self.outer_momentum * state.momentum_NP + self.outer_lr * change_NP - drawn_NP

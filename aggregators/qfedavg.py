@@ -62,9 +62,9 @@ class QFedAvg(FedAvg):
     def report(self, work: ClientWork) -> Report:
         """A client's terms of the numerator, −f^q w [P], and of the denominator [1], and a 1; weighted alike."""
         assert work.start_loss_K1 is not None
-        # where a schedule ends at a step size of 0 the update is 0, whatever it is multiplied by
+        # Where a schedule ends at a step size of 0 the update is 0, whatever it is multiplied by.
         lipschitz = self.lipschitz or (1 / work.lr if work.lr else 1.0)
-        # w_i of the paper is −ascent: signs are turned here, so that the coordinator adds
+        # The paper's w_i is −ascent: signs are turned here, so that the coordinator adds.
         loss_K1 = work.start_loss_K1.clamp(min=_LEAST_LOSS)
         ascent_KP = lipschitz * work.update_KP
         square_K1 = (ascent_KP**2).sum(1, keepdim=True)

@@ -92,11 +92,11 @@ class Scaffold(Aggregator):
     def report(self, work: ClientWork) -> Report:
         """The update y − x, and c_i⁺ − c_i, which the client adds to its control."""
         (control_P,) = work.broadcast
-        # option II of the paper: no gradient beside those of the steps
+        # Option II of the paper: no gradient beside those of the steps.
         mean_gradient_KP = -work.update_KP / (work.gradients_K1 * work.lr)
         change_KP = mean_gradient_KP - control_P
         kept = ClientState(work.client_state.control_P + change_KP)
-        # Alike, as in the paper, whose mean is over clients and not over samples.
+        # Clients count alike, as in the paper, whose mean is over clients and not over samples.
         return Report((work.update_KP, change_KP), torch.ones_like(work.samples_K1), kept)
 
     def resized(self, state: State, before: int, after: int) -> State:
@@ -106,6 +106,6 @@ class Scaffold(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Take the mean update, and the mean change of the controls times the share of clients that took part."""
         update_P, change_P = reduced.mean
-        # c is a mean over all N clients; the controls of those that were not asked have not changed
+        # C is a mean over all N clients; the controls of those that were not asked have not changed.
         share = reduced.clients / reduced.population
         return State(state.model_P + self.server_lr * update_P, state.control_P + share * change_P)

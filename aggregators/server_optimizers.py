@@ -103,12 +103,12 @@ class _Adaptive(Transform):
 
     def init(self, params_P: Tensor) -> Moments:
         """No first moment, and τ² as the second."""
-        # the paper asks for v ≥ τ² at first: with 0 the first steps would be divided by τ alone
+        # The paper asks for v ≥ τ² at first: with 0 the first steps would be divided by τ alone.
         return Moments(torch.zeros_like(params_P), torch.full_like(params_P, self.tau**2))
 
     def update(self, mean_update_P: Tensor, state: Moments, params_P: Tensor) -> tuple[Tensor, Moments]:
         """The first moment over the root of the second."""
-        # without Adam's correction of early moments, which the paper leaves out
+        # Without Adam's correction of early moments, which the paper leaves out.
         first_P = self.beta1 * state.first_P + (1 - self.beta1) * mean_update_P
         second_P = self.second(state.second_P, mean_update_P**2)
         return first_P / (second_P.sqrt() + self.tau), Moments(first_P, second_P)

@@ -63,7 +63,7 @@ class SGP(PeerRule):
             RunFailed: if so little weight is left to a peer that its steps have no bound.
         """
         z_NP = state.model_NP
-        # gradients are taken at z, the unbiased model, and steps are added to x, which is what mixing conserves
+        # Gradients are taken at z, the unbiased model, and steps are added to x, which is what mixing conserves.
         x_NP, w_N1 = mix(state.x_NP + (descend(z_NP) - z_NP), state.w_N1)
         if (least := float(w_N1.min())) < _LEAST_WEIGHT:
             raise RunFailed(

@@ -60,12 +60,12 @@ class SlowMo(Aggregator):
         """(y − x₀) / γ, γ and a 1; weighted by samples."""
         lr_K1 = torch.full_like(work.samples_K1, work.lr)
         counted_K1 = torch.ones_like(work.samples_K1)
-        # γ travels, since a schedule changes it while late answers are on their way.
+        # Γ travels, since a schedule changes it while late answers are on their way.
         return Report((work.update_KP / work.lr, lr_K1, counted_K1), work.samples_K1)
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Momentum, and a step along it; staleness discounts the updates and not γ."""
         descent_P, lr_1, counted_1 = reduced.mean
         momentum_P = self.slow_momentum * state.momentum_P - descent_P
-        # this round's γ, so that old gradients move the model no more than new ones
+        # This round's γ, so that old gradients move the model no more than new ones.
         return State(state.model_P - self.slow_lr * (lr_1 / counted_1) * momentum_P, momentum_P)

@@ -97,7 +97,7 @@ class Clip(Transform):
 def shortening(vectors_KM: Tensor, norm: float) -> Tensor:
     """Factors [K, 1] that shorten vectors to a norm; 0 where a square overflows."""
     norms_K1 = torch.linalg.vector_norm(vectors_KM, dim=1, keepdim=True)
-    # a vector of zeros stays one, where 0/0 would be NaN
+    # A vector of zeros stays one, where 0/0 would be NaN.
     factors_K1: Tensor = (norm / norms_K1.clamp(min=torch.finfo(norms_K1.dtype).tiny)).clamp(max=1)
     return factors_K1
 

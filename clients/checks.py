@@ -24,7 +24,7 @@ def own_copy(made: object) -> "nn.Module":
     if not isinstance(made, nn.Module):
         raise InvalidModel(f"model must make a torch.nn.Module, got {type(made).__name__}")
     for name, part in made.named_parameters():
-        # deepcopy drops hooks without a word.
+        # Each client trains a copy, and deepcopy drops hooks silently.
         if part._backward_hooks or getattr(part, "_post_accumulate_grad_hooks", None):
             raise InvalidModel(
                 f"parameters must have no hooks, which copies lose and training does not call, got one on {name}: put "
@@ -57,7 +57,7 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: M
             number.
         InvalidData: if targets should be labels and are none.
     """
-    # copies, for a model may change its inputs in place
+    # Copies, for a model may change its inputs in place.
     inputs, targets = (part[:2].clone().cpu() for part in data.read(data.clients[0]))
     # In evaluation, since BatchNorm refuses a single sample when it trains.
     module.eval()
@@ -134,6 +134,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
         check_classes(targets, owner, classes, why="for the model has as many outputs", are_labels=True)
     if not data.is_on_demand:
         return data
+    # Labels on demand are checked when they are read: here only the number of classes is known.
     if data.classes is not None and data.classes > classes:
         raise InvalidData(
             f"data on demand must have at most {classes} classes, for the model's output has no more, got "
@@ -152,6 +153,7 @@ def check_targets(data: FederatedData, loss: Loss) -> None:
     Raises:
         InvalidData: if some are not, in memory, in the test set or on the first client on demand.
     """
+    # A loss of the user's own says nothing of the targets that it takes.
     fit, what = getattr(loss, "targets", (None, ""))
     if fit is None:
         return

@@ -193,13 +193,13 @@ class _Code:
     def _add_source(self, thing: Any, code: Any) -> None:
         """The name of code that belongs to a version of a package, else its source, else its bytecode."""
         module = thing.__module__ or ""
-        # A run folder tells the versions of these: their source would change with every release.
+        # The run folder names the versions of these packages, whose source changes with every release.
         package = module.partition(".")[0]
         if package in _BY_NAME:
             self._write(f"{self._home(package, module)}:{thing.__qualname__}")
             return
         try:
-            # the code object, since getsource() of a decorated function gives the source of the function within
+            # The code object, since getsource() of a decorated function gives the source of the function within.
             self._write(inspect.getsource(code if isinstance(thing, FunctionType) else thing))
         except (OSError, TypeError, SyntaxError):  # it was typed in, or its file is gone or another one
             self.add(code)
@@ -211,5 +211,5 @@ class _Code:
         return package if self._modules is None else self._modules.get(module, module)
 
     def _write(self, text: str) -> None:
-        # With its length, so that two texts in a row are not taken for others of the same letters.
+        # The length comes first: else "ab", "c" and "a", "bc" would be the same letters.
         self._update(f"{len(text)} {text}".encode(errors="surrogatepass"))

@@ -45,7 +45,7 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), ba
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise((math.prod(input_shape), *hidden, classes)):
         layers += [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if batch_norm else []), nn.ReLU()]
-    # neither norm nor ReLU after the last layer
+    # Neither norm nor ReLU after the last layer.
     return nn.Sequential(*layers[: -2 if batch_norm else -1])
 
 
@@ -82,7 +82,7 @@ def cnn(
             f"model cnn halves an image {len(channels)} times, got {height}×{width}: "
             f"give fewer channels than {channels}"
         )
-    # images without channels get one
+    # Images without channels get one.
     layers: list[nn.Module] = [] if depth else [nn.Unflatten(1, (1, height))]
     widths = (depth[0] if depth else 1, *channels)
     for inputs, outputs in pairwise(widths):

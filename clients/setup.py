@@ -100,6 +100,7 @@ class Preparation:
             self.data, self.held_out = held_out.for_each(self.data, evaluation.fraction, experiment.data_streams)
         is_tested = isinstance(evaluation, ByCoordinator | ByBoth)
         self.data = self.data.with_test_set() if is_tested else self.data
+        # Only now: holding samples out may have left a client with a single one.
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
@@ -136,7 +137,7 @@ class Preparation:
         shared = self.layout.shared
         secure = self.secure_aggregation
         changes = bool(self.update_stages())
-        # a changed update travels as it is: as a trained model it would be rounded once more
+        # A changed update travels as it is: as a trained model it would be rounded once more.
         is_encoded = bool(self.codecs or secure or changes)
         message = format_of(self.algorithm, shared, population, is_encoded=is_encoded, clients=clients)
         layers = tuple(part.shape for part in shared.trained)
@@ -244,6 +245,7 @@ class Preparation:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
         inputs, targets = self.data.read(self.data.clients[0])
         outputs = outputs_for(self.loss, targets, self.data.number_of_classes)
+        # Kept for Run.load, which builds the model again without the data.
         self.inputs = ModelInputs(tuple(inputs.shape[1:]), outputs, str(inputs.dtype).removeprefix("torch."))
         return self.inputs.make(section)
 

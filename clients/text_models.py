@@ -36,14 +36,14 @@ class CharTransformer(nn.Module):
         block = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        # PyTorch warns of nested tensors, which norm_first does not allow
+        # PyTorch warns of nested tensors, which norm_first does not allow.
         self.blocks = nn.TransformerEncoder(block, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
         self.read = nn.Linear(width, classes)
         # Tied weights (Press & Wolf 2017): fewer parameters travel.
         self.read.weight = self.embed.weight
         # Read out by a width of numbers about 1, PyTorch's embedding would begin with scores of ± √width.
         nn.init.normal_(self.embed.weight, std=width**-0.5)
-        # not persistent: a constant, which need not travel
+        # Not persistent: a constant, which need not travel.
         self.register_buffer("later", torch.triu(torch.ones(longest, longest, dtype=torch.bool), 1), persistent=False)
 
     def forward(self, characters_BT: Tensor) -> Tensor:

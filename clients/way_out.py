@@ -218,7 +218,7 @@ class WayOut:
         if params_KV is None:  # the algorithm has changed this update
             assert rows.start is not None
             params_KV = (rows.start.double() + update_KM).to(self.message.dtype)
-            # the update as the coordinator finds it, from a model in the type on the wire
+            # The update as the coordinator finds it, from a model in the type on the wire.
             update_KM = params_KV.double() - rows.start
         return Outgoing([(params_V,) for params_V in params_KV], update_KM)
 

@@ -16,7 +16,7 @@ def bytes_text(size_bytes: float) -> str:
         ('999 B', '12.3 kB', '3 GB')
     """
     power = 0
-    # 999.6 is written with three digits as 1e+03
+    # 999.6 is written with three digits as 1e+03.
     while power < len(_UNITS) - 1 and float(f"{size_bytes / 1000**power:.3g}") >= 1000:
         power += 1
     size = size_bytes / 1000**power

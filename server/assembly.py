@@ -78,7 +78,7 @@ def assembled(
         federation,
         begin_scoring=begin_scoring,
         has_scores=is_scored_by_clients or prepared.recipe.test is not None,
-        # in this process they would only delay the next round
+        # An executor in this process would only delay the next round by the scores.
         scores_meanwhile=executor.is_parallel,
         is_simulated=is_simulated,
         load_module=load_module or loaded,

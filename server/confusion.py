@@ -38,6 +38,6 @@ def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequen
     if not counts:
         return Confusion(None, [])
     total_CC = sum(counts[1:], counts[0])
-    # names that are not as many as the model's outputs would be put to the wrong classes
+    # Names that are not as many as the model's outputs would be put to the wrong classes.
     labels: list[object] = list(names) if len(names) == len(total_CC) else list(range(len(total_CC)))
     return Confusion(total_CC.numpy(), labels)

@@ -82,7 +82,7 @@ class Coordinator:
         rule = self.aggregator
         has_own = rule.keeps_private or any(phase.is_personal for phase in rule.phases())
         self.keeps_states = rule.keeps_client_state or has_own
-        # in float64 an update far below a parameter is not rounded away
+        # In float64 an update far below a parameter is not rounded away.
         self._state: Any = rule.init(vector_V[:parameters].double())
         rule.check_state(self._state, parameters, "init")
         self._buffers_R = vector_V[parameters:].double()
@@ -190,13 +190,13 @@ class Coordinator:
                 for none but them.
         """
         for answer in self.fleet.collect(until, enough):
-            # a client that has failed may never have got the model of its task
+            # A client that has failed may never have got the model of its task.
             if self._downlink is not None and not isinstance(answer.content, Failure):
                 self._downlink.note(answer, self.open)
             end = accumulator.take(answer, self.open, version=self.version, weigh=weigh)
             self._tell(answer, end)
             del answer  # it may be large, and the next is on its way
-        # after all answers of the instant: the order of arrival must not choose the client that is named
+        # After all answers of the instant: the order of arrival must not choose the client that is named.
         if accumulator.diverged and (not self.drops_diverged or self._awaits_diverged_alone(accumulator)):
             first = min(accumulator.diverged, key=lambda answer: answer.tasks)
             raise Diverged.of(first.round, first.clients[0], first.problem)
@@ -224,7 +224,7 @@ class Coordinator:
         """Tell observers which of the updates that were collected have moved the model."""
         if not self.observers.want(TaskSettled):
             return
-        # in the order of the tasks, whatever the order of arrival
+        # In the order of the tasks, whatever the order of arrival.
         for task, client in sorted(zip(accumulator.counted, accumulator.replied, strict=True)):
             self.observers.tell(TaskSettled(number, client, task, discount=counted.get(task, 0.0)))
 
@@ -265,7 +265,7 @@ class Coordinator:
                 updates of the others are 0; None: the mean of the updates that came.
             quorum: number of updates below which none moves the model.
         """
-        # for samplings by loss, whether these updates suffice or not
+        # Samplings by loss use these, whether the updates suffice or not.
         self.losses |= accumulator.loss_of
         suffice = bool(accumulator.replied) and self._suffice(len(accumulator.replied), quorum, number)
         counted = accumulator.counted if suffice else {}
@@ -308,7 +308,7 @@ class Coordinator:
         self._population = state["population"]
         self.losses = state["losses"]
         self._asked = state["asked"]
-        # the model that was to be sent is of before the resume
+        # What is kept for sending is of the time before the resume.
         self._sent = None
         if self._sent_sum is not None:
             self._sent_sum.restore(state["sent_sum"])
@@ -337,6 +337,7 @@ class Coordinator:
         """Warn that updates are too few, each time that this has happened ten times as often as at the last warning."""
         self._too_few[reason] += 1
         times = self._too_few[reason]
+        # At the 1st, 10th, 100th time and so on: a long run must not fill its log.
         if str(times).strip("0") != "1":
             return
         often = f", for the {times}th time" if times > 1 else ""
@@ -384,7 +385,7 @@ class Coordinator:
 
     def _vector(self, params_P: Tensor) -> Tensor:
         """The whole vector as it travels; the same tensor for the same parameters."""
-        # by identity: comparing the numbers would cost more than the copy
+        # By identity: comparing the numbers would cost more than the copy.
         if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._buffers_R:
             whole_V = self._whole(params_P)
             vector_V = whole_V.clone() if whole_V.dtype == self.layout.dtype else whole_V.type(self.layout.dtype)

@@ -51,7 +51,7 @@ class Downlink:
             self._reference, difference, self._state = self._reference.towards(
                 numbers_KP, model.version, encoder, self._state, self._streams
             )
-            # older versions get the whole model: memory stays bounded however long a client is away
+            # Older versions get the whole model: memory stays bounded however long a client is away.
             self._differences = (*self._differences, difference)[-MOST_DIFFERENCES:]
         self._version = model.version
         self._find_missing()
@@ -98,7 +98,7 @@ class Downlink:
         whole_bytes = self._reference.numbers_KP.nbytes
         size_bytes = 0
         self._missing = {self._reference.name: ()}
-        # from the newest back: each older version lacks one difference more
+        # From the newest back: each older version lacks one difference more.
         for place in reversed(range(len(self._differences))):
             size_bytes += self._differences[place].size_bytes
             if size_bytes >= whole_bytes:

@@ -74,7 +74,7 @@ class ScoringByCoordinator:
         self._samples = _test_samples(recipe)
         self._of_own = self._samples
         self._sets: list[_ScoredSet] = []
-        # many models are scored on a sample, the federation's alone on all
+        # Many models are scored on a sample, the federation's alone on all.
         if len(own_models) > 1 and 0 < len(sample) < self._samples:
             self._of_own = len(sample)
             self._submit(own_models, recipe, tuple(sample))
@@ -104,15 +104,15 @@ class ScoringByCoordinator:
             means = tuple(line[f"client_{name}_mean"] for name in self._metrics)
             score = Score(statistics.fmean(score.loss for score in own), means)
         else:
-            score = scores[-1]
+            score = scores[-1]  # the federation's model was submitted last
         return Scores({**_test_line(score, self._metrics), **line}, rows)
 
     def _submit(self, states: Sequence[State], recipe: Recipe, places: tuple[int, ...] = ()) -> None:
         """Have models scored, on the whole test set or on some places of it."""
         parts = parts_of(recipe, len(places) or self._samples)
-        # a stack of all models would take as much memory again
+        # A stack of all models would take as much memory again.
         groups = _split(states, MODELS_AT_ONCE)
-        # one after another: an item holds a copy of its models
+        # One after another: an item holds a copy of its models.
         tickets = [
             self._executor.submit(_item(models, first, end, places)) for models in groups for first, end in parts
         ]
@@ -183,6 +183,7 @@ class ScoringByClients:
         return scores_over_clients(found, self._metrics)
 
     def _item(self, clients: Sequence[ClientId]) -> Item:
+        # Clients without models of their own share one copy of the federation's.
         tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
         # The samples of clients on demand are not known before they are read.
         in_memory = isinstance(self._held_out, dict)
@@ -232,7 +233,7 @@ def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Score
         found: score of each client.
         metrics: metrics that were computed, by name.
     """
-    # the keys are there all the same, so that every line of the metrics has the same columns
+    # The keys are there all the same, so that every line of the metrics has the same columns.
     if not found:
         names = [NamedMetric(name).of_clients(figure) for name in metrics for figure in CLIENT_FIGURES]
         return Scores({**_test_line(None, metrics), **dict.fromkeys(names)})
@@ -268,7 +269,7 @@ def parts_of(recipe: Recipe, samples: int | None = None) -> list[tuple[int, int]
         samples: number of samples that are scored; all of the test set unless given.
     """
     samples = _test_samples(recipe) if samples is None else samples
-    # metrics such as AUROC need all samples at once
+    # Metrics such as AUROC need all samples at once.
     part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
     return [(first, min(first + part, samples)) for first in range(0, samples, part)]
 
@@ -316,7 +317,7 @@ def _over_clients(scores: Sequence[Score], metrics: Metrics) -> dict[str, float 
     for place, name in enumerate(metrics):
         values = _defined(scores, place)
         is_finite = bool(values) and all(map(math.isfinite, values))  # pstdev fails for infinity
-        # NaN: measured, but of no value; None: not measured
+        # NaN: measured, but of no value; None: not measured.
         undefined = math.nan if scores else None
         line[f"client_{name}_mean"] = statistics.fmean(values) if values else undefined
         line[f"client_{name}_std"] = statistics.pstdev(values) if is_finite else undefined

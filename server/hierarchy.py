@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fed.wire.format import Format
     from fed.wire.messages import Answer, Task
 
-__all__ = ["HierarchicalFleet", "Hierarchy", "summed"]
+__all__ = ["FleetAbove", "HierarchicalFleet", "Hierarchy", "summed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,47 @@ class Hierarchy(Hyperparameters):
         return self.latency_s + size_bytes / self.bytes_per_s
 
 
-class HierarchicalFleet:
-    """Fleet of clients behind edge coordinators, itself a :class:`fed.server.fleet.Fleet`.
+class FleetAbove:
+    """Base of fleets above the clients' fleet, whose answers take more time; each is a :class:`fed.server.fleet.Fleet`.
+
+    Args:
+        fleet: fleet of clients that answer singly or in groups.
+        message: format of clients' messages.
+    """
+
+    def __init__(self, fleet: "Fleet", message: "Format") -> None:
+        self._fleet = fleet
+        self._message = message
+        # The clients' fleet does these as they are.
+        self.registered = fleet.registered
+        self.available = fleet.available
+        self.size_of = fleet.size_of
+        self.population = fleet.population
+        self.cancel = fleet.cancel
+        self.settle = fleet.settle
+        self._passed_s = 0.0  # above the clients' fleet, whose clock does not know of it
+
+    @property
+    def clock(self) -> float:
+        """Clock of the clients, plus the time that has passed above them."""
+        return self._fleet.clock + self._passed_s
+
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait as the clients' fleet does."""
+        return self._fleet.wait(until - self._passed_s)
+
+    def state(self) -> "Tree":
+        """State of the clients' fleet, and the time that has passed above it."""
+        return {"passed_s": self._passed_s, "fleet": self._fleet.state()}
+
+    def restore(self, state: "Tree") -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self._passed_s = state["passed_s"]
+        self._fleet.restore(state["fleet"])
+
+
+class HierarchicalFleet(FleetAbove):
+    """Fleet of clients behind edge coordinators.
 
     Args:
         fleet: fleet of clients that answer singly or in groups.
@@ -70,29 +109,15 @@ class HierarchicalFleet:
     """
 
     def __init__(self, fleet: "Fleet", hierarchy: Hierarchy, message: "Format") -> None:
-        self._fleet = fleet
-        # the clients' fleet does these as they are
-        self.registered = fleet.registered
-        self.available = fleet.available
-        self.size_of = fleet.size_of
-        self.population = fleet.population
-        self.cancel = fleet.cancel
-        self.settle = fleet.settle
+        super().__init__(fleet, message)
         self._hierarchy = hierarchy
-        self._message = message
         self._received_bytes: dict[int, int] = {}  # edge → bytes that no answer has counted yet
         self._edges: dict[int | str, int] = {}
-        self._passed_s = 0.0
-
-    @property
-    def clock(self) -> float:
-        """Clock of the clients, plus the time that messages between edges and coordinator have taken."""
-        return self._fleet.clock + self._passed_s
 
     def dispatch(self, tasks: "Iterable[Task]") -> None:
         """Send tasks to edges, which send them on."""
         tasks = [*tasks]
-        # by the order of registration, whichever clients a round asks first
+        # By the order of registration, whichever clients a round asks first.
         for client in self._fleet.registered() if len(self._edges) < len(self._fleet.registered()) else ():
             self._edges.setdefault(client, len(self._edges) // self._hierarchy.fan_out)
         for task in tasks:
@@ -102,10 +127,10 @@ class HierarchicalFleet:
         received_bytes = self._bytes_to_edges(tasks)
         for edge, size_bytes in received_bytes.items():
             self._received_bytes[edge] = self._received_bytes.get(edge, 0) + size_bytes
-        # edges receive at the same time: the largest message is the last to arrive
+        # Edges receive at the same time: the largest message is the last to arrive.
         down_s = self._hierarchy.transfer_s(max(received_bytes.values()))
         self._passed_s += down_s
-        # both ways through the edge, for a client's deadline is that of the whole
+        # Both ways through the edge, for a client's deadline is that of the whole.
         ways_s = down_s + self._hierarchy.transfer_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 
@@ -113,7 +138,7 @@ class HierarchicalFleet:
         """Each edge's sum of its clients' updates, as one answer; failures pass through."""
         up_s = self._hierarchy.transfer_s(self._message.sum_bytes)
         of_edges: dict[int, list[Answer]] = {}
-        # the sum still has to reach the coordinator in time
+        # The sum still has to reach the coordinator in time.
         for answer in self._fleet.collect(until - self._passed_s - up_s, enough):
             if answer.problem:
                 yield answer
@@ -121,7 +146,7 @@ class HierarchicalFleet:
                 of_edges.setdefault(self._edges[answer.clients[0]], []).append(answer)
         self._passed_s += up_s if of_edges else 0.0  # once: edges send at the same time, and as many bytes each
         for edge, answers in of_edges.items():
-            # the edge's message and the model that it received travel once more
+            # The edge's message and the model that it received travel once more.
             yield summed(
                 answers,
                 sum(self._message.summed_sizes),
@@ -135,29 +160,19 @@ class HierarchicalFleet:
         for task in {(self._edges[task.client], task.content): task for task in tasks}.values():
             of_edge = received.setdefault(self._edges[task.client], {})
             is_whole = task.differences is None
-            # the differences that one client lacks are the last of those that another lacks
+            # The differences that one client lacks are the last of those that another lacks.
             of_edge[is_whole] = max(of_edge.get(is_whole, 0), task.size_bytes())
         return {edge: sum(of_edge.values()) for edge, of_edge in received.items()}
 
-    def wait(self, until: float = math.inf) -> bool:
-        """Wait as the clients' fleet does."""
-        return self._fleet.wait(until - self._passed_s)
-
     def state(self) -> "Tree":
-        """State of the clients' fleet, and the time spent above it."""
-        return {
-            "passed_s": self._passed_s,
-            "edges": self._edges,
-            "received_bytes": self._received_bytes,
-            "fleet": self._fleet.state(),
-        }
+        """State of the clients' fleet and of the edges, and the time that has passed above the clients."""
+        return {**super().state(), "edges": self._edges, "received_bytes": self._received_bytes}
 
     def restore(self, state: "Tree") -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._passed_s = state["passed_s"]
+        super().restore(state)
         self._edges = state["edges"]
         self._received_bytes = state["received_bytes"]
-        self._fleet.restore(state["fleet"])
 
 
 def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_bytes_down: int) -> "Answer":
@@ -173,7 +188,7 @@ def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_b
     for answer in answers:
         total.add(answer.update.update_M, answer.update.weight)
     integers = [answer.integers_I for answer in answers]
-    # only here, so that reading an experiment loads as little as it can
+    # Only here, so that reading an experiment loads as little as it can.
     from fed.wire.messages import Answer, PartialSum
 
     return Answer(

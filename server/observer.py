@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-# with slots, for a large cohort makes tens of thousands of them a round
+# With slots, for a large cohort makes tens of thousands of them a round.
 @dataclass(frozen=True, slots=True)
 class Event:
     """One thing that has happened in a run."""

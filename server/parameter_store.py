@@ -115,7 +115,7 @@ class ParameterStore:
             InvalidInput: if the key is neither a number nor a text, or the value not a dense tensor of finite numbers.
         """
         _refuse_no_key(key)
-        # before the lock is taken: a copy of a large tensor would hold up all workers
+        # Before the lock is taken: a copy of a large tensor would hold up all workers.
         value = _copy(f"the value of key {key!r}", tensor)
         with self._changed:
             self._values[key] = value
@@ -267,7 +267,7 @@ class ParameterStore:
                         f"after {limit_s:g} s worker {worker!r} still {self._described_wait(worker)}: "
                         "let them tick or leave, or raise timeout_s or the bound"
                     )
-                # a longer wait raises OverflowError
+                # A longer wait raises OverflowError.
                 self._time.wait_on(self._changed, min(left_s, threading.TIMEOUT_MAX))
 
     def state(self) -> State:
@@ -334,7 +334,7 @@ class ParameterStore:
 
 
 def _refuse_no_key(key: object) -> None:
-    # MXNet takes lists of keys, too: the remedy is for those who come from there
+    # MXNet takes lists of keys, too: the remedy is for those who come from there.
     if not isinstance(key, int | str):
         raise InvalidInput(f"a key must be a whole number or a text, got {key!r}: give one key and one tensor a call")
 

@@ -66,7 +66,7 @@ class RunFiles:
             RunFailed: if there is no room.
         """
         assert isinstance(event, RoundEnded)
-        # the metrics last, so that a round with metrics has all its lines
+        # The metrics last, so that a round with metrics has all its lines.
         self._folder.append(event.participation.line(event.round), name="participation.jsonl")
         self._folder.append(*({"round": event.round, **row} for row in event.clients), name="clients.jsonl")
         self._folder.append(event.line)
@@ -85,7 +85,7 @@ class RunLog:
     def observe(self, event: Event) -> None:
         """Say what is worth a line."""
         if isinstance(event, TaskFailed):
-            # a client that fails is everyday, numbers that are not finite are not
+            # A client that fails is everyday, numbers that are not finite are not.
             level = logging.WARNING if event.has_diverged else logging.INFO
             _log.log(level, "round %d: client %r failed: %s", event.round, event.client, event.reason)
         elif isinstance(event, RoundEnded):
@@ -109,7 +109,7 @@ class RunLog:
     def _warn_of_clipping(self, number: int, line: Mapping[str, Any]) -> None:
         """Warn when a share is clipped that is twice what was warned of, and at the first weight that is capped."""
         share = line.get("clipped_share") or 0.0
-        # twice as much: else each round would warn of a little more
+        # Only twice as much is worth a line: else each round would warn of a little more.
         if share > max(_MOST_CLIPPED, 2 * self._warned_share):
             self._warned_share = share
             _log.warning(

@@ -42,7 +42,7 @@ class Members(dict[int | str, int]):
         """Enter a client with its number of samples."""
         if self.take(client):
             self[client] = samples
-        # once: a node dials again and again
+        # Logged once, since such a node dials again and again.
         elif client not in self._came_late:
             self._came_late.add(client)
             _log.info(
@@ -89,10 +89,10 @@ class NodeCounts:
             outcome: "answered", "late", "failed" or "refused".
             reason: reason of a failure or a refusal; empty for other outcomes.
         """
-        # one count for all of them: addresses are without end
+        # Callers without a name share one count: a count for each address would grow without end.
         client = "" if isinstance(sender, Unnamed) else sender
         with self._lock:
-            # apart from those before: a resume reads the others after some calls have come
+            # Counted apart from earlier ones, which a resume may read after the first calls have come.
             self._since[client, outcome] += 1
             if reason:
                 self._last_reasons[client] = reason
@@ -160,8 +160,9 @@ class ClientStateVersions:
     def count(self, client: int | str, task: CountedTask) -> None:
         """Note that a client's update counted; for good where there are no checkpoints to go back to."""
         self.after[client] = task
+        # What was lost before a task that counted does not matter any more.
         self.lost_after.pop(client, None)
-        # no checkpoint will ever ask for an older state
+        # No checkpoint will ever ask for an older state.
         if not self.goes_back:
             self.durable_after[client] = task
 

@@ -16,7 +16,7 @@ from fed.vectors.layout import Layout
 
 __all__ = ["Parts", "check_given_parts", "newest_checkpoint", "run_fingerprint"]
 
-# none of these changes a bit of the results
+# Keys that change no bit of the results.
 _MAY_DIFFER = {"name", "checkpoints", "simulation.workers", "simulation.executor"}
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def newest_checkpoint(
     experiment = fingerprint["experiment"]
     begun = folder.experiment(objects)
     file = str(folder.path / "experiment.yaml")
-    # batching, where it is not given, follows from the model, which comes first
+    # Batching, where it is not given, follows from the model, which comes first.
     _check_alike(experiment, begun.dump(), where=file, may_differ={*_MAY_DIFFER, "simulation"})
     rounds = folder.recorded_rounds()
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
@@ -112,7 +112,7 @@ def newest_checkpoint(
         _check_alike(experiment, written, where=where, may_differ={*_MAY_DIFFER, "simulation"})
         _check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
     _check_parts(parts, folder)
-    # again, now with its batching: without a checkpoint nothing else has compared it
+    # Compared once more, now with the batching: without a checkpoint nothing else has compared it.
     _check_alike(experiment, begun.dump(), where=file)
     return kept
 
@@ -120,7 +120,7 @@ def newest_checkpoint(
 def _check_may_begin_again(every: int | None, rounds: int, folder: RunFolder) -> None:
     """Refuse a run whose checkpoint is missing; one that ended before its first checkpoint may begin again."""
     summarised = (summary_of(folder.path) or {}).get("rounds")
-    # metrics may have been removed, and the summary still tells how far the run was
+    # Metrics may have been removed, and the summary still tells how far the run was.
     rounds = max(rounds, summarised) if isinstance(summarised, int) else rounds
     # A line of metrics is written before the checkpoint of its round.
     if rounds > (every or 0):
@@ -164,7 +164,7 @@ def _completed(written: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[s
     Raises:
         InvalidExperiment: if this code cannot read it.
     """
-    # Of an object the checkpoint has its text alone, by which it is told from the one that is given now.
+    # A checkpoint holds the text of an object, not the object: the texts are what is compared.
     texts = {name: written[name] for name in objects if name in written}
     return {**Experiment.of(written, objects).dump(), **texts}
 
@@ -187,7 +187,7 @@ def _check_alike(
 def _check_parts(parts: Parts, folder: RunFolder) -> None:
     """Refuse to go on with other data or code than the run began with."""
     begun = folder.parts("sha256")
-    # runs of earlier versions have no hashes, and must be resumed all the same
+    # Runs of earlier versions have no hashes, and must be resumed all the same.
     if not begun:
         _log.warning("%s does not say which data and code it began with, so that these are not checked", folder.path)
     now = parts.sha256()
@@ -207,7 +207,7 @@ def _flat(values: Any, path: str = "") -> dict[str, Any]:
     if isinstance(values, Mapping) and values:
         found = [_flat(inner, f"{path}.{key}" if path else str(key)) for key, inner in values.items()]
         return {key: value for part in found for key, value in part.items()}
-    # YAML and checkpoints give lists where the experiment has tuples
+    # YAML and checkpoints give lists where the experiment has tuples.
     return {path: list(values) if isinstance(values, tuple) else values}
 
 

@@ -97,9 +97,9 @@ def mean_loss(losses: Sequence[tuple[float, int]]) -> float | None:
     if not all(math.isfinite(loss) for loss, _ in losses):
         return sum(loss * samples for loss, samples in losses) / total
     with suppress(OverflowError):
-        # exact, whatever the order of arrival
+        # fsum is exact, so that the order of arrival changes nothing.
         mean = math.fsum(loss * samples for loss, samples in losses) / total
         if math.isfinite(mean):
             return mean
-    # losses that are about to diverge have a mean, too
+    # The sum of huge losses, which soon diverge, leaves float64's range, but their mean may not.
     return float(sum(Fraction(loss) * samples for loss, samples in losses) / total)

@@ -81,7 +81,7 @@ class SecureFleet:
         self.population = self.fleet.population
         self.settle = self.fleet.settle
         self.wait = self.fleet.wait
-        # between rounds no session is open: the clients' fleet has all that a resumed run needs
+        # Between rounds no session is open: the clients' fleet has all that a resumed run needs.
         self.state = self.fleet.state
         self.restore = self.fleet.restore
         self._least = self.settings.least_asked(self.fixed.most_clients)
@@ -112,6 +112,7 @@ class SecureFleet:
         """Clients without a task, or none of them while they are too few for a session."""
         there = self.fleet.available()
         is_short = 0 < len(there) < self._least
+        # Said once, since a round looks again and again.
         if is_short and not self._is_short:
             _log.info("%d clients are there, and a secure round needs %d: it waits", len(there), self._least)
         self._is_short = is_short
@@ -120,11 +121,11 @@ class SecureFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send a round's tasks; all of them fail if they are too few for a session."""
         tasks = [*tasks]
-        # a sampling may draw nobody, and a session of nobody would fail
+        # A sampling may draw nobody, and a session of nobody would fail.
         if not tasks:
             return
         try:
-            # before any key is made: a session of too few would fail at its end
+            # Before any key is made: a session of too few would fail at its end.
             self.settings.degree(len(tasks), is_begun=True)
         except InvalidExperiment as error:
             _log.warning("round %d is not begun: %s", tasks[0].round, error)
@@ -144,7 +145,7 @@ class SecureFleet:
                 yield answer
                 continue
             self.sessions.take(answer)
-            # without their lanes: the masked messages of a cohort would fill the memory
+            # Answers are kept without their lanes: the masked messages of a cohort would fill the memory.
             self._answers.append(
                 Answer(
                     tasks=answer.tasks,
@@ -165,7 +166,7 @@ class SecureFleet:
         """End the round: the answers that have come make the sum, all other tasks are cancelled."""
         answered = {task for answer in self._answers for task in answer.tasks}
         self.fleet.cancel([task for task in tasks if task not in answered])
-        # cancel() is the coordinator's word that the round is over, and collect() comes after it
+        # The coordinator cancels when the round is over, and then collects once more: that gives the sum.
         self._is_closing = True
 
     def _closed(self) -> Iterator[Answer]:
@@ -189,7 +190,7 @@ class SecureFleet:
         failed = [Answer.failure(self._tasks[task], problem) for task in sorted({*answered} - {*survivors})]
         if hidden is None:
             _log.warning("round %d has no sum, and no update was revealed: %s", number, problem)
-            # the session's bytes have travelled, and are counted once
+            # The session's bytes have travelled, and are counted once.
             failed[0] = failed[0]._replace(size_bytes=size_bytes, more_bytes_down=result.bytes_down)
         else:
             counted = [self._tasks[task] for task in sorted(survivors)]

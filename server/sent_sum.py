@@ -50,7 +50,7 @@ class SentSum:
         """
         for client in fleet.registered():
             self._weights.setdefault(client, fleet.size_of(client) if self._weighs_samples else 1)
-        # what clients train on may be less than what they hold
+        # What clients train on may be less than what they hold.
         counted = {client: samples if self._weighs_samples else 1 for client, samples in samples_of.items()}
         self._weights |= counted
         expected = sum(counted.values())

@@ -68,7 +68,7 @@ class Observers:
             essential: observers, in the order in which they are called.
         """
         self._essential[:0] = essential
-        # what was found for each kind is out of date
+        # The listeners found for each kind of event are out of date.
         self._listeners = {}
 
     def want(self, kind: type[Event]) -> bool:
@@ -99,6 +99,7 @@ class Observers:
         """Wait until trackers have seen all events, for five seconds at most, and say what they have not seen."""
         until_s = self._clock.monotonic_s() + _CLOSING_S
         for tracker in self._trackers:
+            # All are told before one is waited for, so that they end side by side.
             tracker.end()
         for tracker in self._trackers:
             self._clock.wait(until_s - self._clock.monotonic_s(), tracker.ended)
@@ -160,7 +161,7 @@ class _Tracker:
         with self._changed:
             self._is_ending = True
             self._changed.notify()
-            # nothing will set it: there is no thread
+            # Nothing will set it: there is no thread.
             if self._thread is None:
                 self.ended.set()
 

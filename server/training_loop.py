@@ -101,7 +101,7 @@ class TrainingLoop:
         self._policy = self.experiment.rounds.make()
         self._tally = Tally(keeps_lines=self._is_in_memory)
         files = [] if self.folder is None else [RunFiles(self.folder)]
-        # before the user's, who find the files whole when they hear of a round
+        # These observers come before the user's, which find the files whole when they hear of a round.
         self.observers.put_first(self._tally, *files, RunLog())
         self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
@@ -190,7 +190,7 @@ class TrainingLoop:
         try:
             self._finish(status, reason)
         except Exception as error:  # the error that counts is on its way
-            # said already, where the same full disk has ended the run
+            # The same full disk may have ended the run, and is told already.
             if str(error) != reason:
                 _log.warning("%s", error)
 
@@ -198,7 +198,7 @@ class TrainingLoop:
         """Train, then record the round before, which was scored meanwhile; without workers, record this one too."""
         self.observers.tell(RoundBegan(number))
         stats = self.federation.round(number)
-        # before the last round's scores are waited for, whose time is not this round's
+        # The time is read before the wait for the last round's scores, which is not this round's time.
         line = {"round": number, "virtual_s": self.federation.clock, "wall_s": self._wall_s}
         line |= self.federation.measures()
         self._record_pending()
@@ -256,6 +256,6 @@ class TrainingLoop:
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
         summary = {"status": status, **self._tally.totals.summary(self.experiment, self.metrics), **self.facts()}
-        # until now: the totals end with the last round's line, before its model was written
+        # The time until now: the totals end with the last round's line, before its model was written.
         summary["wall_s"] = self._wall_s
         return {**summary, **({"reason": reason} if reason else {})}

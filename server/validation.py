@@ -10,7 +10,7 @@ from fed.wire.messages import LARGEST, MOST_SAMPLES, one_line
 
 __all__ = ["reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 
-# what a node says of itself is believed up to these: models are made by it, and log lines written
+# What a node says of itself is believed up to these: models are made by it, and log lines written.
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28
 _MOST_SIGNATURE_BYTES = 1 << 16
@@ -20,7 +20,7 @@ _MOST_LETTERS = 60  # of a name, in a refusal
 
 def reason_of(failed: Failed) -> str:
     """Reason that a node gives for a failure. Divergence that a node reports fails its task, not the run."""
-    # a node's text becomes a line of the log, and must not look like several
+    # A node's text becomes a line of the log, and must not look like several.
     reason = one_line(failed.reason) or "it says no reason"
     return f"its training diverged: {reason}" if failed.diverged else reason
 
@@ -40,7 +40,7 @@ def refusal_of_joining(joining: Joining) -> str | None:
     signature = joining.signature
     shapes = (("a sample must have", signature.input_shape), ("a sample's targets must be", signature.target_shape))
     for what, shape in shapes:
-        # the dimensions first: a product over millions of them would take long
+        # The number of dimensions is checked first: a product over millions of them would take long.
         if len(shape) > _MOST_DIMENSIONS or not 0 < math.prod(shape) <= _MOST_INPUT_NUMBERS:
             return (
                 f"{what} 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
@@ -71,7 +71,7 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
     for kind, theirs, ours in (("column", said.columns, asked.columns), ("class", said.labels, asked.labels)):
         if reason := _first_difference(kind, theirs, ours):
             return reason
-    # of very many names a node tells the first and a hash of all
+    # A node with very many names tells the first ones, and a hash of all.
     if said.names_sha256 and asked.names_sha256 and said.names_sha256 != asked.names_sha256:
         return f"columns or classes after the first {len(asked.columns)} differ from the model's: compare the headers"
     expected = _targets(asked)

@@ -157,7 +157,7 @@ class ALIE(Attack):
         if not honest:
             return known.own_AP
         z = self.z_of(honest + attackers, attackers) if self.z is None else self.z
-        # correction 0: of a single client the deviation is 0, not NaN
+        # Correction 0: of a single client the deviation is 0, not NaN.
         forged_P = known.honest_HP.mean(0) - z * known.honest_HP.std(0, correction=0)
         return forged_P.expand_as(known.own_AP)
 
@@ -297,6 +297,7 @@ class Attackers:
             else:
                 answer = encode(answer)
                 if self.attack.looks_at_others:
+                    # Kept only where attackers look at them, since the updates of a cohort take much memory.
                     honest.setdefault(answer.round, []).append(answer)
                 yield answer
         for number, replies in own.items():
@@ -328,7 +329,7 @@ class Attackers:
         return sent_SM.index_copy(0, torch.tensor(own), forged_AM.to(sent_SM.dtype))
 
     def _mimicked(self, honest: Sequence[ClientId]) -> int:
-        # a client's rank does not depend on who else takes part, so that the same one is copied in every round
+        # A client's rank does not depend on who else takes part, so that the same one is copied in every round.
         ranks = [self.streams.torch_seed("mimic", client) for client in honest]
         return ranks.index(min(ranks)) if ranks else 0
 

@@ -255,7 +255,7 @@ class _Pattern(Spells):
         changes_s = self._changes_s
         if math.isfinite(self._period_s):
             period = math.floor(time_s / self._period_s)
-            # a spell of the period before may not have ended
+            # A spell of the period before may not have ended.
             changes_s = [change + (period + k) * self._period_s for k in (-1, 0, 1, 2) for change in changes_s]
         place = bisect_right(changes_s, time_s)
         is_there = place % 2 == 1  # changes alternate: a spell begins, a spell ends

@@ -226,7 +226,7 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
     first = (samples[0][:_PROBE_SAMPLES], samples[1][:_PROBE_SAMPLES])
     inputs, targets = first
     half = -(-len(targets) // 2)
-    # unequal numbers, so that places to fill and clients that finish early are tried too
+    # Unequal numbers, so that places to fill and clients that finish early are tried too.
     pairs = [(inputs[:count], targets[:count]) for count in (len(targets), half, 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, half)})
     state = Layout.of(module, recipe.private).pack(module)
@@ -295,7 +295,7 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
     with torch.no_grad(), contextlib.suppress(Exception):  # a loss that refuses these labels shows nothing
         output = copy.deepcopy(module).to(device).eval()(inputs)
         classes = output.shape[1] if output.ndim > 1 else 1
-        # Every class twice if that fits: a weight of one class alone would otherwise be missed.
+        # So many that every class occurs, if they fit: the weight of a class that does not occur is not seen.
         count = max(min(2 * classes, _PROBE_SCORES // output[0].numel()), 4)
         labels = targets[torch.arange(count, device=device) % len(targets)]
         if not (targets.is_floating_point() or targets.is_complex()):

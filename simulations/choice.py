@@ -60,7 +60,7 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Exe
     count = _worthwhile(simulation, expectation) if asked == "auto" else asked
     if count:
         try:
-            # with auto this process does the work if no worker can start, which only waiting for one shows
+            # With auto this process does the work if no worker can start, which only waiting for one shows.
             return _started(simulation, EXECUTORS.make("workers"), count, awaits=is_free)
         except (InvalidInput, RunFailed) as error:
             if not is_free:
@@ -156,10 +156,10 @@ def _class_of(section: Component) -> type[Executor]:
 def _capacity_bytes(simulation: Simulation) -> int:
     """Bytes that the tensors of an item, or of its result, take at most."""
     codec = simulation.message.codec_state() if simulation.message else {}
-    # clients that were cancelled train all the same for what their codecs keep, and each gives its own
+    # Clients that were cancelled train all the same for what their codecs keep, and each gives its own.
     reduces = not simulation.has_peers and simulation.adds_in_groups and not simulation.policy.keeps_late and not codec
     trained = 1 if reduces else simulation.groups.size
-    # clients' whole models, of which some travel together to be scored
+    # Clients' whole models, of which some travel together to be scored.
     scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
     travelling = max(trained, scored)
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
@@ -168,7 +168,7 @@ def _capacity_bytes(simulation: Simulation) -> int:
     model_size = max(numbers, layout.size) + layout.integer_count
     lost = simulation.groups.size * sum(part.numel() for part in codec.values())
     numbers_in_all = sum(part.numel() for part in tensors) + lost + travelling * model_size
-    # a number takes at most 8 bytes; 4096 more are for rounding each tensor up to 64 bytes
+    # A number takes at most 8 bytes; 4096 more are for rounding each tensor up to 64 bytes.
     return 8 * numbers_in_all + 4096
 
 
@@ -179,7 +179,7 @@ def _check_portable(simulation: Simulation) -> None:
         InvalidExperiment: if it cannot; the message names the part that cannot be pickled.
     """
     recipe = simulation.recipe
-    # a dict of samples goes through shared memory instead
+    # A dict of samples goes through shared memory instead.
     data = [part for part in (simulation.data.train, simulation.held_out) if not isinstance(part, dict)]
     parts: dict[str, Any] = {
         "model": recipe.module,
@@ -232,7 +232,7 @@ class _Arena:
             begin = end
             end += len(labels)
             places[client] = (begin, end)
-        # one memory for all clients: each memory takes a file descriptor
+        # One memory for all clients: each memory takes a file descriptor.
         return cls(SharedTensor(*inputs), SharedTensor(*targets), places)
 
     def __iter__(self) -> Iterator[Tensor]:

@@ -100,7 +100,7 @@ def compare(
     if jobs == 1:
         running = one_by_one(planned, observer, **given)
     else:
-        # the longest first: a long run that began last would be alone at the end
+        # The longest first: a long run that began last would be alone at the end.
         longest_first = sorted(planned, key=lambda run: -_work(Experiment(**run.experiment)))
         running = side_by_side(longest_first, jobs, observer)
     if folder:
@@ -233,7 +233,7 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
         write_atomically(self.path / "comparison.md", markdown(result).encode())
         write_atomically(self.path / "comparison.tex", latex(result).encode())
-        # Last: fed report and others take it for the sign that all is there.
+        # Written last: fed report takes it for the sign that all is there.
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":

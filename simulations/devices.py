@@ -132,7 +132,7 @@ class Devices(Hyperparameters, ABC):
         """Times at which a client registers, and at which it leaves for good."""
         joins, stays, *_ = streams.uniforms("membership", client)
         joins_s = joins * self.joining_s
-        # the inverse of the exponential distribution; stays is below 1, so the logarithm is finite
+        # The inverse of the exponential distribution; stays is below 1, so the logarithm is finite.
         stays_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
         return joins_s, joins_s + stays_s
 

@@ -57,7 +57,7 @@ def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
         first = simulation.trainees
         return up, first * message.downlink_bytes + (sent - first) * message.later_downlink_bytes
     newcomers = min(sent, simulation.population)
-    # mean number of versions from one task of a client to its next
+    # Mean number of versions from one task of a client to its next.
     behind = math.ceil(simulation.population * simulation.policy.count / sent)
     return up, newcomers * message.downlink_bytes + (sent - newcomers) * message.later_task_bytes(behind)
 
@@ -67,7 +67,7 @@ def _tasks(simulation: Simulation) -> tuple[int, int]:
     policy = simulation.policy
     trainees = simulation.trainees
     moving = trainees if simulation.has_peers else policy.cohort_of(simulation.population)
-    # tasks whose answers do not count: those in flight at the end, or those beyond the cohort in every round
+    # Tasks whose answers do not count: those in flight at the end, or those beyond the cohort in every round.
     beyond = (trainees - moving) * (1 if policy.keeps_late else policy.count)
     answered = policy.count * moving
     return answered + beyond, answered

@@ -131,7 +131,7 @@ class SimulatedFleet:
                 replies += sum(flight.counts for flight in arrived)
             expected = sum(flight.counts for flight in due)
             yield from self._answers(due)
-            # training shows which clients diverge: each one dropped is a reply less, and others are waited for
+            # Training shows which clients diverge: each one dropped is a reply less, and others are waited for.
             dropped = expected - sum(flight.counts for flight in due)
             replies -= dropped
             if not dropped:
@@ -178,7 +178,7 @@ class SimulatedFleet:
 
     def state(self) -> Tree:
         """Whole state for a checkpoint, client states included."""
-        # sorted, because a heap's own order depends on its history
+        # Sorted, because a heap's own order depends on its history.
         flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
         return {
             "clock": self.clock,
@@ -189,7 +189,7 @@ class SimulatedFleet:
 
     def occupation(self) -> dict[str, Any]:
         """Clients' use of their time, for a summary."""
-        # fsum is exact, so that the order of the heap, which a resume changes, does not matter
+        # Sums by fsum are exact, so that the order of the heap, which a resume changes, does not matter.
         to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
         return self._occupation.summary(clients=len(self.clients.data.clients), clock=self.clock, to_come_s=to_come_s)
 
@@ -262,6 +262,7 @@ class SimulatedFleet:
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
         if wanted:
+            # Where late answers count, their flights will be trained in any case: larger groups take less time.
             others = self._flights.values() if self.looks_ahead else ()
             ahead = [one for one in others if one.counts and one.answer is None]
             is_over = False
@@ -270,6 +271,7 @@ class SimulatedFleet:
                     is_over |= answer.content.has_diverged and not self.drops_diverged
                 given |= set(answer.tasks)
                 yield answer
+            # The run ends with this divergence: other answers would only cost time.
             if is_over:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
@@ -288,7 +290,7 @@ class SimulatedFleet:
             pass  # one that diverged leaves nothing
         for flight in cancelled:
             if self.attackers is not None and flight.answer is not None:
-                # from the state that the task began with
+                # From the state that the task began with.
                 outgoing = self._outgoing(flight.answer, flight.lost, flight.task.repeats)
                 flight.lost = client_state(None, (), _first_row(outgoing.lost))
             self.states.commit(flight.task.client, flight.lost)
@@ -300,7 +302,7 @@ class SimulatedFleet:
         one round.
         """
         batches: dict[object, list[Flight]] = {}
-        # groups follow from the order of flights, so that must be one which a resume does not change
+        # Groups follow from the order of flights, so that must be one which a resume does not change.
         for flight in sorted([*due, *ahead], key=lambda flight: (flight.arrives_s, flight.task.id)):
             task = flight.task  # a group has one step size, and one broadcast
             key = (task.lr, task.steps) if not task.model.broadcast and ahead else task.model.version

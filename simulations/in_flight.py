@@ -89,9 +89,9 @@ def depart(
     seen = groups.seen(samples, steps or task.steps)
     takes_s = device.task_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
     if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
-        # a client that may answer with a part of its steps takes as many as end in time
+        # A client that may answer with a part of its steps takes as many as end in time.
         in_time = device.samples_in(task.deadline_s, bytes_down=bytes_down, bytes_up=bytes_up)
-        # 0 means that not even one step fits: the client then takes all its steps, and is late
+        # 0 means that not even one step fits: the client then takes all its steps, and is late.
         steps = groups.steps_within(in_time, samples, task.steps) or steps
         seen = groups.seen(samples, steps or task.steps)
         takes_s = device.task_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
@@ -142,10 +142,10 @@ class Occupation:
         """
         if not clock:
             return {}
-        # by str, since numbers and names do not compare
+        # By str, since numbers and names do not compare.
         most = sorted(self.late, key=lambda client: (-self.late[client], str(client)))[:_MOST_LATE]
         told = [{"client": client, "late": self.late[client], "tasks": self.asked[client]} for client in most]
-        # where all clients are always busy, rounding may take the sum above the whole
+        # Where all clients are always busy, rounding may take the sum above the whole.
         idle = max(0.0, 1 - (self.busy_s - to_come_s) / (clients * clock))
         figures: dict[str, Any] = {"idle_share": idle}
         if told:

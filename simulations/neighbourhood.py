@@ -143,7 +143,7 @@ class SimulatedNeighbourhood:
                 self.left_out |= {self.members[row] for row in self._rows_S[senders_X[is_late_X]].tolist()}
                 np.maximum.at(ready_s_S, receivers_X[is_late_X], until_s_X[is_late_X])
         for ends_X in (receivers_X, senders_X):
-            # assignment by index would keep one of several messages to a peer, not the latest
+            # Assignment by index would keep one of several messages to a peer, not the latest.
             np.maximum.at(ready_s_S, ends_X[counts_X], arrives_s_X[counts_X])
         self._ready_s_N[self._rows_S] = ready_s_S
         self._has_mixed_S[receivers_X[counts_X]] = True
@@ -195,7 +195,7 @@ class SimulatedNeighbourhood:
         self.clock = max(self.clock, float(finished_s_S.max()))
         if len(finished_s_S) < len(ready_s_N):
             takes_part_N = self._takes_part_N
-            # the others wait for the first peer that has finished, and for the latest of their neighbours
+            # The others wait for the first peer that has finished, and for the latest of their neighbours.
             ready_s_N[~takes_part_N] = np.maximum(ready_s_N[~takes_part_N], finished_s_S.min())
             if self._whole:
                 rows_X = self._whole.rows_X.numpy()
@@ -274,7 +274,7 @@ class SimulatedNeighbourhood:
             else:
                 rows_S.append(row)
                 steps_S.append(steps)
-        # peers that have not taken part since the last departure begin anew
+        # Peers that have not taken part since the last departure begin anew.
         anew_S = np.flatnonzero(self._generations_N[rows_S] < len(self.gone)).tolist()
         self._generations_N[rows_S] = len(self.gone)
         return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed, anew_S)
@@ -314,7 +314,7 @@ def _nobody_else(number: int, there: int) -> str:
 def _either_way(chosen_X: np.ndarray, receivers_X: np.ndarray, senders_X: np.ndarray) -> np.ndarray:
     """True for each chosen pair, and for the pair of the same two peers in the other direction."""
     peers = 1 + max(receivers_X.max(), senders_X.max())
-    # one number for each ordered pair
+    # One number for each ordered pair.
     there_X = receivers_X * peers + senders_X
     back_X = senders_X * peers + receivers_X
     either_X: np.ndarray = chosen_X | np.isin(back_X, there_X[chosen_X])

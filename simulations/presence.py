@@ -37,7 +37,7 @@ class Presence(Sequence[ClientId]):
     def set(self, client: ClientId, is_there: bool) -> None:
         """Note that a client is present, or is not."""
         place = self._place_of(client)
-        # Noted twice, a change must not count twice.
+        # A change that is noted twice must count once.
         if by := is_there - self._there[place]:
             self._there[place] = is_there
             self._size += by
@@ -71,7 +71,7 @@ class Presence(Sequence[ClientId]):
     def _change(self, place: int, by: int) -> None:
         if self._counts is None:
             nodes = range(-(-len(self._clients) // _LEAF) + 1)
-            # the last leaf counts places beyond the last client as well, so that no search goes past it
+            # The last leaf counts places beyond the last client as well, so that no search goes past it.
             self._counts = [_LEAF * (node & -node) for node in nodes]
         counts = self._counts
         size = len(counts)
@@ -98,7 +98,7 @@ class Presence(Sequence[ClientId]):
         width = _LEAF
         while width > 1:
             width //= 2
-            # bytearray.count runs at the speed of memory: halving a leaf takes fewer steps than a deeper tree.
+            # A count of bytes runs at the speed of memory: to halve a leaf takes fewer steps than a deeper tree.
             before = there.count(1, place, place + width)
             if before <= index:
                 place += width

@@ -5,15 +5,13 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from fed.clients.data import ClientId
 from fed.clients.data.holdings import in_order
-from fed.server.hierarchy import summed
+from fed.server.hierarchy import FleetAbove, summed
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.storage.checkpoints import Tree
 from fed.vectors.reduction import PACKED_BYTES
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
@@ -33,9 +31,8 @@ def ring_bytes(message: Format, peers: int) -> int:
     return 2 * (peers - 1) * (summed_bytes + peers * integers_bytes)
 
 
-@dataclass
-class RingFleet:
-    """Fleet of peers of which each is a replica of the coordinator, itself a :class:`fed.server.fleet.Fleet`.
+class RingFleet(FleetAbove):
+    """Fleet of peers of which each is a replica of the coordinator.
 
     The peers train; those that are in time then sum their updates in a ring, in the order of clients. Each of 2(N − 1)
     steps takes as long as the slowest of its N links needs for a chunk, of which there are N. The outcome is at all
@@ -50,37 +47,21 @@ class RingFleet:
         message: format of clients' messages.
     """
 
-    fleet: SimulatedFleet
-    clients: SimulatedClients
-    message: Format
-
-    def __post_init__(self) -> None:
-        """Begin before the first ring."""
-        fleet = self.fleet
-        self.registered = fleet.registered
-        self.available = fleet.available
-        self.size_of = fleet.size_of
-        self.population = fleet.population
-        self.cancel = fleet.cancel
-        self.settle = fleet.settle
+    def __init__(self, fleet: SimulatedFleet, clients: SimulatedClients, message: Format) -> None:
+        super().__init__(fleet, message)
+        self._clients = clients
         self.moved_bytes = 0
-        self._passed_s = 0.0
-
-    @property
-    def clock(self) -> float:
-        """Clock of the peers' training, plus the time that rings have taken."""
-        return self.fleet.clock + self._passed_s
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Let peers train: each has the model already."""
         self.moved_bytes = 0
-        self.fleet.dispatch(tasks)
+        self._fleet.dispatch(tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """The sum of all updates that are in time, as one answer; failures pass through."""
         updates = []
         # The fleet's clock does not know of the rings' time.
-        for answer in self.fleet.collect(until - self._passed_s, enough):
+        for answer in self._fleet.collect(until - self._passed_s, enough):
             if answer.problem:
                 yield answer
             else:
@@ -88,31 +69,18 @@ class RingFleet:
         if updates:
             # Sorted, so that the ring, and with it the time, does not depend on who came first.
             peers = in_order(chain.from_iterable(answer.clients for answer in updates))
-            self.moved_bytes += ring_bytes(self.message, len(peers))
+            self.moved_bytes += ring_bytes(self._message, len(peers))
             self._passed_s += self._ring_s(peers)
-            yield summed(updates, sum(self.message.summed_sizes), size_bytes=0, more_bytes_down=0)
+            yield summed(updates, sum(self._message.summed_sizes), size_bytes=0, more_bytes_down=0)
 
     def _ring_s(self, peers: Sequence[ClientId]) -> float:
         """Seconds that a ring of these peers takes, in this order."""
         if len(peers) == 1:
             return 0.0
-        chunk_bytes = ring_bytes(self.message, len(peers)) / (2 * (len(peers) - 1) * len(peers))
-        devices = [self.clients.device_of(peer) for peer in peers]
+        chunk_bytes = ring_bytes(self._message, len(peers)) / (2 * (len(peers) - 1) * len(peers))
+        devices = [self._clients.device_of(peer) for peer in peers]
         steps_s = [
             max(one.latency_s, after.latency_s) + chunk_bytes / min(one.up_bytes_per_s, after.down_bytes_per_s)
             for one, after in zip(devices, [*devices[1:], devices[0]], strict=True)
         ]
         return 2 * (len(peers) - 1) * max(steps_s)
-
-    def wait(self, until: float = math.inf) -> bool:
-        """Wait as the peers' fleet does."""
-        return self.fleet.wait(until - self._passed_s)
-
-    def state(self) -> Tree:
-        """State of the peers' fleet, and the time spent in rings."""
-        return {"passed_s": self._passed_s, "fleet": self.fleet.state()}
-
-    def restore(self, state: Tree) -> None:
-        """Resume from what :meth:`state` wrote down."""
-        self._passed_s = state["passed_s"]
-        self.fleet.restore(state["fleet"])

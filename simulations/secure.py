@@ -104,7 +104,7 @@ class SimulatedSessions(ABC):
         _log.info("round %d tries again with fresh keys, among %d clients", number, len(survivors))
         masked_bytes = len(survivors) * self.fixed.lanes * self.fixed.dtype.itemsize
         result.bytes_up += masked_bytes
-        # one after the other: keys and shares, their delivery, masked messages
+        # One after the other: keys and shares, their delivery, masked messages.
         self._pass_time(survivors, [Traffic(sharing.up, 0), Traffic(0, sharing.down), Traffic(masked_bytes, 0)])
         return True
 
@@ -189,6 +189,7 @@ class RealSessions(SimulatedSessions):
         coordinator, clients = self._parties(of_name, attempt)
         counted = _Counted()
         total: SecureSum | None = None
+        # A session of too few clients has no sum, and the round is tried again.
         with contextlib.suppress(SessionFailed):
             total = self._held(of_name, coordinator, clients, counted, is_enough=is_enough)
         return total, counted.traffic()
@@ -245,7 +246,7 @@ class RealSessions(SimulatedSessions):
             run=f"simulation of seed {streams.seed}",
             round=task.round,
             attempt=attempt,
-            plan_sha256=b"simulated",
+            plan_sha256=b"simulated",  # clients and coordinator are one process, with no plan to agree on
             task_sha256=digest("model", *model),
             identities_sha256=identities.sha256,
         )
@@ -264,7 +265,7 @@ class RealSessions(SimulatedSessions):
 
     def _signer(self, name: str) -> ec.EllipticCurvePrivateKey:
         if name not in self._signers:
-            # 64 bits more than the order has, so that the remainder is all but uniform
+            # 64 bits more than the order has, so that the remainder is all but uniform.
             drawn = int.from_bytes(self.clients.streams.generator("identity", name).bytes(40), "big")
             self._signers[name] = ec.derive_private_key(1 + drawn % (_ORDER - 1), ec.SECP256R1())
         return self._signers[name]

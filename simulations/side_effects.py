@@ -31,7 +31,7 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
     tried = copy.deepcopy(module).cpu().train()
     before = {name: part.clone() for name, part in _tensors(tried)}
     attributes = {name: _attributes(part) for name, part in tried.named_modules()}
-    # as text: == of NumPy's state would compare its array elementwise
+    # As text: == of NumPy's state would compare its array elementwise.
     drawn = (random.getstate(), repr(np.random.get_state()))
     with torch.no_grad(), contextlib.suppress(Exception):  # the first step of the loop will raise it again
         # Two, for BatchNorm refuses one.

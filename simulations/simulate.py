@@ -100,7 +100,7 @@ def simulate(
     leave_rerun()  # without a main guard every worker runs this line
     keep_freed_memory()
     with contextlib.ExitStack() as stack:
-        # one thread gives the same bits however many processes share the machine, and is faster for small models
+        # One thread gives the same bits however many processes share the machine, and is faster for small models.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         folder = _folder(output, overwrite, resume)
@@ -119,7 +119,7 @@ def simulate(
             if resume:
                 kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts)
         told = Observers(observers)
-        # It takes time, and is made only where somebody listens.
+        # The estimate takes a trial: it is made only where an observer listens.
         expectation = expect(simulation) if told.want(Expectation) else None
         if folder is not None:
             # Before workers start, which take seconds: a second run in this folder ends at once.
@@ -180,7 +180,7 @@ def _loop(
         graph=lambda: graph,
         partition=lambda: partition_of(simulation.data),
         load_module=simulation.load_module,
-        # where clients learn alone each one's model is scored, and their mean is none
+        # Where clients learn alone each one's model is scored, and their mean is none.
         has_one_model=simulation.algorithm.primitive is not None,
         is_simulated=True,
     )

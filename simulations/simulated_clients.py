@@ -79,7 +79,7 @@ class SimulatedClients:
         """
         if not (self.devices.failure or self.devices.interruption):
             return None, None
-        # all at once: the rate of failures does not move the draw of interruptions
+        # All at once: the rate of failures does not move the draw of interruptions.
         fails, at, is_cut, after = self.streams.uniforms("fate", *named)
         total = self.groups.steps(samples, steps)
         cut: int | None = None

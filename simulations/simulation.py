@@ -81,6 +81,7 @@ class Simulation:
         self.data = self.prepared.data
         self.held_out = self.prepared.held_out
         check_scored_by_both(experiment, has_test_set=self.prepared.recipe.test is not None)
+        # Of clients on demand this is not known before they are read.
         if isinstance(self.held_out, dict) and not self.held_out:
             raise no_held_out_samples(self.population)
         self.algorithm = self.prepared.algorithm
@@ -92,16 +93,17 @@ class Simulation:
         self.attackers: Attackers | None = None
         if experiment.adversaries is not None:
             self.attackers = Attackers.recruited(experiment.adversaries, self.data.clients, self.streams)
-            # after clients have held out their shares: attackers score on true labels
+            # After clients have held out their shares: attackers score on true labels.
             self.data = self.attackers.poisoned(self.data)
         if self.algorithm.pools_data:
-            # also after clients have held out their shares: each of them scores on its own samples
+            # Also after clients have held out their shares: each of them scores on its own samples.
             self.data = self.data.pooled()
         if self.algorithm.primitive == "mix" and self.data.is_on_demand:
-            # all peers train in every round, and their models are in memory in any case
+            # All peers train in every round, and their models are in memory in any case.
             self.data = _held(self.data)
         self.message = None if self.has_peers else self._message(experiment)
         self.way_out = None if self.message is None else self.prepared.way_out(self.message)
+        # Read anew, since data may have been poisoned, pooled or taken into memory above.
         recipe = replace(self.prepared.recipe, read=self.data.read, way_out=self.way_out)
         self.batching = choose(
             experiment.simulation,
@@ -208,7 +210,7 @@ class Simulation:
             replace(clients, have_links=not self.is_replicated),
             states=states,
             way_out=self.way_out,
-            # an edge sums the answers of its own clients alone, and in a real session each client masks its own
+            # An edge sums the answers of its own clients alone, and in a real session each client masks its own.
             reduces=self.adds_in_groups,
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
@@ -223,6 +225,7 @@ class Simulation:
             sessions = RealSessions if secure.mode == "real" else EmulatedSessions
             fixed = self.message.fixed
             fleet = SecureFleet(simulated, sessions(simulated, clients, secure, fixed), secure, fixed)
+        # Pooled data are in one place: nothing is sent.
         moved_bytes = (lambda: (0, 0)) if pools_data else None
         if self.is_replicated:
             fleet = ring = RingFleet(simulated, clients, self.message)
@@ -284,6 +287,7 @@ class Simulation:
             InvalidExperiment: if the algorithm needs other weights.
         """
         topology = topology_of(self.algorithm, section, self.population, self.streams)
+        # Partners that the rule itself chooses fit it by construction.
         if topology is None or section is None:
             return topology
         self.algorithm.check_topology(topology)
@@ -364,6 +368,7 @@ def begin_scoring_by_coordinator(
         own = ()  # clients score their own models
     elif simulation.has_peers and not only_own:
         own = evaluation.scored(simulation.honest_peers, simulation.streams)
+    # The last scores go into the summary: they are on all samples.
     if simulation.held_out is None and test is not None and not is_last:
         sample = evaluation.sample(len(tuple(test)[1]), simulation.streams)
     scoring = ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own, own=own, sample=sample)
@@ -374,6 +379,7 @@ def _by_clients(
     simulation: Simulation, held_out: Mapping[ClientId, Pair], federation: Federation, executor: Executor
 ) -> Scoring:
     if simulation.has_peers and simulation.attackers is not None:
+        # An attacker's model says nothing of how the honest peers fare.
         held_out = {client: held_out[client] for client in simulation.honest_peers if client in held_out}
     scoring = ScoringByClients(held_out, simulation.recipe.metrics, federation, executor)
     return scoring.scores
@@ -382,6 +388,7 @@ def _by_clients(
 def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:
     """The experiment as it is run: sections replaced by Python objects are null, and choices are written down."""
     given: dict[str, Any] = dict.fromkeys(replaced)
+    # On another kind of device the choice might differ, and batching changes results by rounding.
     given["simulation.batching"] = "on" if batching.is_batched else "off"
     if batching.is_batched:
         given["simulation.group"] = batching.group

@@ -62,7 +62,7 @@ rounds.cohort, or lower bucketing, until there are 7, or lower attackers
         """One message: the point."""
         needed = self.per_attacker * self.attackers + self.beside
         if messages < needed:
-            # the class's name as experiments write it: MultiKrum is multi_krum
+            # The class's name as experiments write it: MultiKrum is multi_krum.
             kind = re.sub(r"\B(?=[A-Z])", "_", type(self).__name__).lower()
             raise InvalidExperiment(
                 f"{kind} needs n ≥ {self.per_attacker}f + {self.beside} messages in a round, got n={messages} with "
@@ -189,7 +189,7 @@ class CenteredClipping(Outvoting):
         for _ in range(self.iterations):
             away_SM = messages_SM - centre_M
             centre_M = centre_M + (shares_S * shortening(away_SM, self.radius).squeeze(1)) @ away_SM
-        # a view would keep the buffers' part too
+        # A view would keep the buffers' part too.
         return Centre(centre_M[:params].clone()), messages.replaced_by(centre_M)
 
 

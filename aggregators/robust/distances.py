@@ -92,9 +92,9 @@ class NearestNeighbourMixing(Outvoting):
     def reduce(self, state: None, messages: Messages, generator: np.random.Generator) -> tuple[None, Messages]:
         """Means of neighbours, in the order of the messages."""
         messages_SM, weights_S = messages
-        # Itself counts among them, at distance 0, as in the paper.
+        # A message counts among its own neighbours, at distance 0, as in the paper.
         neighbours = self.left(len(messages_SM)) - self.attackers
-        # stable: of equal distances the first tasks' count on every machine
+        # A stable sort: of equal distances the first tasks' count on every machine.
         nearest_SZ = squared_distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
         mixing_SS = torch.zeros(len(messages_SM), len(messages_SM), dtype=messages_SM.dtype)
         mixing_SS.scatter_(1, nearest_SZ, weights_S[nearest_SZ])
@@ -127,7 +127,7 @@ class GeometricMedian(Point):
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The smoothed geometric median."""
         shares_S = weights_S / weights_S.sum()
-        # Steps among S products cost S² each, whatever the length of the messages: almost all are taken there.
+        # Almost all steps are taken on the S² products: there a step's cost does not grow with the messages' length.
         mix_S, left = self._mix(Gram.of(messages_SM), shares_S)
         point_M = mix_S @ messages_SM
         for _ in range(left):
@@ -277,7 +277,7 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
     Of two that are each other's only neighbour, as at Bulyan's end, the scores are equal. The one whose next neighbour
     is nearer then comes first, so that the order of clients does not decide.
     """
-    # 1 at least, for Bulyan's last choices are among too few for Krum's number
+    # 1 at least, for Bulyan's last choices are among too few for Krum's number.
     neighbours = max(len(squares_SS) - attackers - 2, 1)
     sorted_SS = squares_SS.sort(1).values[:, 1:]  # without the distance to itself
     scores_S1 = sorted_SS[:, :neighbours].sum(1, keepdim=True)

@@ -41,7 +41,7 @@ class Gram(NamedTuple):
         sample_SS = _from_differences(messages_SM[:, :: max(step, 1)])
         # By the median, so that fewer than half of the messages, the attackers', cannot choose a far one.
         centre = int(sample_SS.nan_to_num(torch.inf).median(1).values.argmin())
-        # Differences first, then products: products of the messages themselves would cancel where updates are alike.
+        # Products are of differences from the centre: those of alike messages themselves would cancel in float64.
         products_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
         for away_SJ in differences_from(messages_SM, messages_SM[centre]):
             products_SS.addmm_(away_SJ, away_SJ.T)
@@ -85,7 +85,7 @@ def differences_from(messages_SM: Tensor, point_M: Tensor) -> Iterator[Tensor]:
 def _from_differences(messages_SM: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
     """Squared distances between some rows."""
     parts = torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)
-    # pdist sums each pair's squares without a tensor [S, S, C], which would not fit into the cache.
+    # Unlike broadcasting, pdist makes no tensor [S, S, C], which would not fit into the cache.
     squares_U = torch.stack([nn.functional.pdist(part_SJ[rows].contiguous()).square() for part_SJ in parts]).sum(0)
     count = len(messages_SM[rows, :0])
     squares_SS = messages_SM.new_zeros(count, count)

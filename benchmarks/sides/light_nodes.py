@@ -71,7 +71,7 @@ def main() -> None:
     torch.set_num_threads(1)
     nodes = []
     for name in given.names.split(","):
-        channel = NodeCredentials.load(given.credentials / name).for_grpc()
+        channel = NodeCredentials.load(given.credentials / name).for_dialling()
         training: Any = AtOnce(given.inputs, given.classes)
         folder = given.folder / name
         nodes.append(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["class_counts", "heat_map", "looked_at", "partition_of"]
 
 _MOST_CLASSES = 10_000
-# Each client on demand may be a file to read, or a drawing to make.
+# To read a client on demand may take a file, or a drawing of its samples.
 _MOST_READ = 200
 _MOST_ROWS = 30  # of the picture, and its columns of classes: a terminal shows both without scrolling
 _MOST_COLUMNS = 10
@@ -112,7 +112,7 @@ def heat_map(data: FederatedData) -> "Group":
 
 def _spaced(length: int, most: int | None) -> list[int]:
     """Places of a sequence, at most ``most`` of them, evenly spaced from the first to the last."""
-    # unique, since rounding may meet one place twice.
+    # Rounding may meet one place twice.
     places: list[int] = np.unique(np.linspace(0, length - 1, min(most or length, length)).astype(int)).tolist()
     return places
 

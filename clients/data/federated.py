@@ -129,6 +129,7 @@ class FederatedData:
         """
         if self.test is not None or not self.client_tests:
             return self
+        # There may be a million test sets on demand: the first ones stand for all.
         most = None if isinstance(self.client_tests, dict) else _MOST_READ
         return replace(self, test=_joined(map(self.read_test, islice(self.client_tests, most))))
 
@@ -206,7 +207,7 @@ class FederatedData:
         owner = f"client {client!r}"
         check_pair(pair, owner)
         if self._like is None:
-            # copies, since views would keep the client's samples
+            # Copies, since views would keep the client's samples.
             object.__setattr__(self, "_like", tuple(part[:0].clone() for part in pair))
         self._check_like_the_first(pair, owner)
         said = self._said_size_of(client)

@@ -69,7 +69,7 @@ def holding_out(data: FederatedData, fold: FoldSection, streams: Streams) -> Fed
         return replace(data, train=train, test=None, client_tests=ByClient(tested, parted.held_out))
     held = {client: parted.kept(client) for client in data.clients}
     tests = {client: parted.held_out(client) for client in tested}
-    # held-out samples may have the largest label
+    # Held-out samples may have the largest label.
     return replace(data, train=held, test=None, classes=data.number_of_classes(), client_tests=tests)
 
 

@@ -125,7 +125,7 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     if not held_out:
         raise no_held_out_samples(len(parts))
     train = {client: pair for client, (pair, _) in parts.items()}
-    # held-out samples may have the largest label
+    # Held-out samples may have the largest label.
     return replace(data, train=train, classes=data.number_of_classes()), held_out
 
 
@@ -151,6 +151,7 @@ class _Cut:
         return ClientsOnDemand(self.data.clients, self.kept, self.size if knows_sizes else None)
 
     def size(self, client: ClientId) -> int:
+        # The number follows from the size: no permutation need be drawn for it.
         size = self.data.size_of(client)
         return size - share(size, self.fraction)
 

@@ -35,7 +35,7 @@ def by_holder(holders_E: NDArray[np.generic]) -> Holdings:
     number = {client: index for index, client in enumerate(clients)}
     numbers_E = np.array([number[client] for client in ids], dtype=np.int64)
     ends = np.cumsum(np.bincount(numbers_E, minlength=len(clients)))[:-1]
-    # stable: each client's indices ascend
+    # A stable sort, so that each client's indices ascend.
     members = np.split(np.argsort(numbers_E, kind="stable").astype(np.int64), ends)
     return dict(zip(clients, members, strict=True))
 
@@ -57,7 +57,7 @@ def largest(holdings: Holdings, clients: int | None) -> Holdings:
             f"data.clients must be at most the number of clients in the data, got clients={clients} and "
             f"{len(holdings)} clients in the data: lower data.clients, or set it to null for all"
         )
-    # a stable sort of clients in order
+    # A stable sort of clients in order.
     kept = sorted(in_order(holdings), key=lambda client: len(holdings[client]), reverse=True)[:clients]
     return {client: holdings[client] for client in in_order(kept)}
 

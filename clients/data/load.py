@@ -48,6 +48,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
         >>> len(data.train), len(data.test[1])
         (10, 359)
     """
+    # Cut from the data as they are dealt without folds: all folds share one partition.
     if section.fold is not None:
         return holding_out(load(section.model_copy(update={"fold": None}), streams), section.fold, streams)
     with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # a user's own source may draw
@@ -55,11 +56,12 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
         if source.test is not None or source.client_tests is not None or section.test_fraction == 0:
             return source
+        # To hold out of clients on demand at once would read all of them.
         if source.is_on_demand:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
     samples = _samples(source, section.kind)
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
-    # a partition that takes no number of clients finds the clients in the samples
+    # A partition that takes no number of clients finds the clients in the samples.
     takes_clients = "clients" in inspect.signature(partition.target).parameters
     deal = _deal_to_numbers if takes_clients else _deal_to_names
     dealt = deal(samples, section, partition, streams)
@@ -100,6 +102,7 @@ def _deal_to_numbers(samples: Samples, section: DataSection, partition: Partitio
 
 def _deal_to_names(samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams) -> _Dealt:
     """Give clients their own samples, then hold out of each, unless samples are marked for testing."""
+    # Of all samples, since those for testing belong to their holders, too.
     holders_E = partition.make(samples=samples, generator=streams.generator("partition"))
     train, marked = _to_train_and_test(samples)
     holders_E = _checked(holders_E, len(samples), partition)
@@ -168,7 +171,7 @@ def _samples(source: object, kind: str) -> Samples:
         pairs = [*map(source.read, source.clients), *map(source.read_test, tests)]
         inputs, targets = zip(*pairs, strict=True)
         lengths = list(map(len, targets))
-        # objects: NumPy would turn a mixture of numbers and names into texts
+        # Objects: NumPy would turn a mixture of numbers and names into texts.
         holders = np.repeat(np.array([*source.clients, *tests], dtype=object), lengths)
         is_test = np.arange(len(lengths)).repeat(lengths) >= len(source.clients) if tests else None
         return Samples(

@@ -70,7 +70,7 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     else:
         texts = [str(value).encode() for value in _values(samples, by, "hash").tolist()]
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    # little-endian on every machine
+    # Little-endian on every machine.
     return (np.frombuffer(digests, dtype="<u8") % np.uint64(clients)).astype(np.int64)
 
 
@@ -96,7 +96,7 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
         ) from None
     order = np.argsort(-scores_E, kind="stable")
     turn_E, seat_E = np.divmod(np.arange(len(samples)), clients)
-    # every second turn goes back, so that the first client does not always choose first
+    # Every second turn goes back, so that the first client does not always choose first.
     return _dealt(order, np.where(turn_E % 2 == 0, seat_E, clients - 1 - seat_E))
 
 
@@ -146,7 +146,7 @@ def dirichlet(
     labels_E = _labels(samples, "dirichlet")
     members = [np.flatnonzero(labels_E == label) for label in np.unique(labels_E)]
     holders_E = np.empty_like(labels_E)
-    # Else no draw can succeed, and a thousand would be made in vain.
+    # Without enough samples no draw can succeed, and a thousand would be made in vain.
     if len(samples) >= clients * min_samples:
         for _ in range(_DRAWS):
             for indices in members:
@@ -195,7 +195,7 @@ def shards(
 def _shards(sizes_C: NDArray[np.int64], clients: int, classes_per_client: int) -> NDArray[np.int64]:
     """Number of shards of each class: one each, then one more where shards are the largest, until all are given."""
     total = clients * classes_per_client
-    # a shard has a sample at least, and a client no two shards of one class
+    # A shard has a sample at least, and a client no two shards of one class.
     most_C = np.minimum(sizes_C, clients)
     if not len(sizes_C) <= total <= most_C.sum() or classes_per_client > len(sizes_C):
         raise InvalidData(

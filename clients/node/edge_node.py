@@ -153,7 +153,7 @@ class EdgeNode(Dialler):
             greeting = pb.FromNode(joining=pb.Joining(name=self.name, held=held))
             greeting.joining.MergeFrom(self._described)
             outbox.put(self._disclosed(greeting))
-            # under one lock with the list: a task that ended in between would be told on the old connection
+            # Under one lock with the list: a task that ended in between would be told on the old connection.
             self._outbox = outbox
 
     def heartbeat(self) -> pb.FromNode:
@@ -213,11 +213,11 @@ class EdgeNode(Dialler):
             self._join_again()
             return
         if self.secure is not None and not is_other:
-            # the thread that trains may wait for a message of the very sessions that would wait for it
+            # The thread that trains may wait for a message of the very sessions that would wait for it.
             self._hear_in_session(plan)
             self._join_again()
             return
-        # the thread that trains prepares: take() must not take long
+        # The thread that trains prepares: take() must not take long.
         with self._lock:
             self._plans_to_prepare += 1
             self._is_prepared.clear()
@@ -255,11 +255,11 @@ class EdgeNode(Dialler):
         """Hold a task. One that is told again is kept if its content and its attempt are the same, else replaced."""
         name = name_of(assignment.task)
         own_sha256 = digests_of(self._plan or pb.Plan(), assignment).own
-        # counted from now, since the clocks of two machines differ
+        # Counted from now, since the clocks of two machines differ.
         due_s = self.clock.monotonic_s() + assignment.deadline_s
         with self._lock:
             before = self._held.get(name)
-            # a delivery of the last attempt ends: its masked message must not count in this one
+            # A delivery of the last attempt ends: its masked message must not count in this one.
             if before is None or (before.own_sha256, before.assignment.attempt) != (own_sha256, assignment.attempt):
                 path = self.folder / f"{self._mark}-{own_sha256.hex()[:32]}"
                 held = _Held(assignment, own_sha256, path=path, due_s=due_s)

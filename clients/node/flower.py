@@ -124,7 +124,7 @@ class FlowerNode:
         """Folder of the client's states in a run."""
         if not plan.run.isalnum():  # it becomes part of a path
             raise InvalidInput(f"a run's name must be letters and digits, got {plan.run[:40]!r}")
-        # Without a folder nothing is kept, which describe() has checked: the system's own is enough.
+        # describe() refuses runs that keep states without a folder: for others a temporary one is enough.
         base = Path(str(self._config.get("folder", tempfile.gettempdir()))).expanduser()
         return base / plan.run / str(self.client)
 

@@ -115,7 +115,7 @@ class KeptStates:
         if not rows:
             return
         after = dict(zip(states.names, rows, strict=False))
-        # a client whose message is lost goes on from the state before, but with the codecs' state for that case
+        # A client whose message is lost goes on from the state before, but with the codecs' state for that case.
         before |= dict(zip(states.codec_names, rows[len(states.names) :], strict=True))
         kept = {"before": before, "after": after, "are_lost": are_lost, "own_sha256": own_sha256}
         place = self._folder / name_of(task)

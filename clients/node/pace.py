@@ -45,7 +45,7 @@ class Pace:
         if len(self._recipe.phases) > 1:
             return train
         if self._step_s is None:
-            # twice: the first try has costs that come once, and tells nothing of the pace
+            # Twice: the first try has costs that come once, and tells nothing of the pace.
             self._step_s = min(self._tried_step_s(train, do) for _ in range(2))
         most = self._steps_of(train)
         left_s = until_s - self._clock.monotonic_s()

@@ -59,7 +59,7 @@ class KeptReference:
         check_tensors([(type_name(one.dtype), one.numel()) for one in messages], message.difference * len(differences))
         held = self._held()
         names = [assignment.since, *(one.after for one in differences)]
-        # The server is told, and sends the whole model.
+        # The node answers that it lacks the model, and the server sends all of it.
         if held is None or held.name not in names:
             return None
         missing = range(names.index(held.name), len(differences))

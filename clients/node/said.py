@@ -105,7 +105,7 @@ def disclosed(message: _Said) -> _Said:
         message: a ``FromNode``, or the ``Answer`` that heads a delivery.
     """
     found = type(message)()
-    # A copy: the node goes on with its own numbers.
+    # A copy, since the node itself goes on with these numbers.
     found.CopyFrom(message)
     _withhold(found)
     return found
@@ -122,6 +122,7 @@ def _withhold(message: Message) -> None:
         elif field.message_type is not None:
             for part in value if _is_repeated(field) else [value]:
                 _withhold(part)
+    # A field that was cleared reads as 0 or empty: only other constants must be set.
     for name, constant in WITHHELD.items():
         kind, field_name = name.split(".")
         if kind == message.DESCRIPTOR.name and constant:

@@ -82,7 +82,7 @@ class NodeTraining:
         self._folder = folder
         with os_errors_as(InvalidInput, f"{folder} cannot be written to", "give another --state"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # mkdir leaves the mode of a folder that is there already.
+            # A folder that is there already keeps its mode, whatever mkdir is told.
             folder.chmod(0o700)
         self._prepared = Preparation(experiment, replace(data, classes=plan.signature.classes or None))
         own = self._prepared.message_format(1)
@@ -165,7 +165,7 @@ class NodeTraining:
             answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
             return self._diverged(answer, trained, path)
         count = len(self._message.uplink)
-        # before the answer goes, which the server may count at once
+        # Before the answer goes, which the server may count at once.
         rows = [part[0].clone() for part in tensors[count:]]
         self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
         self._pace.note(train, self._clock.monotonic_s() - began_s)

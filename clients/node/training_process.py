@@ -135,7 +135,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
     """Answer the questions of the node's other process, one after another, until it is gone."""
     os.umask(0o077)  # states are files of this user alone
     end_with_parent()  # no task goes on after the node, which may have been started again and have the same folder
-    # one thread gives the bits of a simulation
+    # One thread gives the bits of a simulation.
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     # Read at the first question, and once: data may take minutes to load.
     own = cache(lambda: samples_of(description, client))

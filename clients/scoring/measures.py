@@ -108,6 +108,7 @@ def metrics_in_force(experiment: Experiment, loss: "Loss | None", given: "Metric
         return dict(given)
     if given is not None:
         return {"accuracy": given}
+    # The default metrics suit built-in losses; of another loss they may say nothing.
     if loss is not None and "metrics" not in experiment.model_fields_set:
         return {}
     if experiment.metrics is None:

@@ -104,7 +104,7 @@ def auroc(output: Tensor, target: Tensor) -> float:
     if not torch.isfinite(scored.scores).all():
         return math.nan
     if scored.are_classes:
-        # probabilities: the scores of one class order samples otherwise
+        # Probabilities: the scores of one class order samples otherwise.
         scores = scored.scores.double().softmax(1)
         labels = nn.functional.one_hot(scored.labels, output.shape[1])
     else:
@@ -147,7 +147,7 @@ def r2(output: Tensor, target: Tensor) -> float:
     NaN also where an output is not finite.
     """
     outputs, targets = alike(output, target, torch.float64)
-    # scikit-learn raises or warns here, and a diverged model is no reason to end a run.
+    # Here scikit-learn would raise or warn, and a diverged model is no reason to end a run.
     if len(targets) < 2 or not torch.isfinite(outputs).all():
         return math.nan
     with _scikit_learn():
@@ -193,7 +193,7 @@ def calibration_error(output: Tensor, target: Tensor, bins: PositiveInt = 15) ->
     """
     scored = _one_label("calibration_error", output, target)
     scores_N = scored.scores.double()
-    # torchmetrics has it too, but imports torchvision wherever that is installed, of whatever build it is.
+    # Torchmetrics has it too, but imports torchvision wherever that is installed, of whatever build it is.
     confidence_N = scores_N.softmax(1).amax(1) if scored.are_classes else scores_N.abs().sigmoid()
     excess_N = confidence_N - (scored.predicted == scored.labels).double()
     # Bins are open below and closed above, as in the paper: a confidence of 1 is in the last one.

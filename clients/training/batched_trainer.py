@@ -100,7 +100,7 @@ class BatchedTrainer(TorchTrainer):
             self._steps.plan(targets.shape[0], self.phase.steps(steps))
             for (_, targets), steps in zip(samples, said, strict=True)
         ]
-        # so that clients with steps left are always the first rows
+        # So that clients with steps left are always the first rows.
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
         if back is not None:
@@ -161,7 +161,7 @@ class BatchedTrainer(TorchTrainer):
                 sizes_LK = block.sizes_LK[step:end, :rows]
                 step = end
                 losses_LK = torch.stack(losses) * sizes_LK
-                # 0 × NaN is NaN: the losses of a finished row must not count
+                # 0 × NaN is NaN: the losses of a finished row must not count.
                 sums_K[:rows].add_((losses_LK if running == rows else losses_LK.where(sizes_LK > 0, 0)).sum(0))
         return sums_K
 
@@ -205,7 +205,7 @@ class BatchedTrainer(TorchTrainer):
         """Refuse a model that mixes the samples of a batch, and a loss that is not their mean."""
         half = -(-inputs.shape[1] // 2)
         with self.precision:
-            # copies, for a model may change its inputs in place
+            # Copies, for a model may change its inputs in place.
             outputs = self._outputs(state, inputs.clone())
             of_half = self._outputs(state, inputs[:, :half].clone())
             if not self._agree(outputs[:, :half], of_half):
@@ -244,7 +244,7 @@ class BatchedTrainer(TorchTrainer):
     def _forward(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         given = self._constants | dict(zip(self._names, state, strict=True))
         after = dict(given)
-        # functional_call writes into ``after`` whatever the module has set
+        # functional_call writes into ``after`` whatever the module has set.
         output: Tensor = functional_call(self.module, after, (inputs,))
         if any(after[name] is not part for name, part in given.items()):
             raise _unfit("a model's forward pass must not set its parameters or buffers")

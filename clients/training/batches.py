@@ -82,7 +82,7 @@ def normalises_batches(module: "nn.Module") -> bool:
         >>> normalises_batches(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
         True
     """
-    # the base of all kinds, SyncBatchNorm among them
+    # The base of all kinds, SyncBatchNorm among them.
     return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
@@ -116,7 +116,7 @@ class Block(NamedTuple):
         batches = len(self.index_E) // len(self.active)
         its = slice(step * batches, (step + 1) * batches)
         pairs = zip(self.index_E[its], self.weights_KB[its], strict=True)
-        # what is recorded once takes weights in one piece, and those of several batches of a step lie apart
+        # What is recorded once takes weights in one piece, and those of several batches of a step lie apart.
         return [
             (index_E[: rows * weights_KB.shape[1]], weights_KB[:rows].contiguous()) for index_E, weights_KB in pairs
         ]
@@ -187,9 +187,9 @@ class GroupSteps:
                 own_L = steps_L[steps_L < plan.steps]
                 if len(own_L):
                     index_LKW[: len(own_L), row] = next(its_places)
-                    # every epoch has the sizes of the first
+                    # Every epoch has the sizes of the first.
                     sizes_LK[: len(own_L), row] = np.take(plan.sizes, own_L, mode="wrap")
-            # a finished client has size 0
+            # A finished client has size 0.
             weights_LKW = (places_W < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
             index_UKB, weights_UKB = (
                 part.reshape(*sizes_LK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)

@@ -123,7 +123,7 @@ def _channels(x: Tensor, dim: int | None, clients: int) -> Tensor:
     x_BKC = x.unsqueeze(1).expand(-1, clients, *x.shape[1:]) if dim is None else x.movedim(dim, 1)
     if x_BKC.ndim != 5 or x.device.type != "cpu":
         return x_BKC.flatten(1, 2)
-    # channels last in memory: with them a CPU's convolutions are fastest
+    # Channels last in memory: with them a CPU's convolutions are fastest.
     return x_BKC.permute(0, 3, 4, 1, 2).flatten(3).contiguous().permute(0, 3, 1, 2)
 
 

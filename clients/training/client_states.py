@@ -134,7 +134,7 @@ class ClientStates:
         """Each client's own model, its private parts joined to this shared state; empty where clients keep neither."""
         if not (self._keeps_models or self._layout.private):
             return {}
-        # a copy: the next round commits while these are scored
+        # A copy: the next round commits while these are scored.
         kept = {**self._kept}
         before = self.before(model)
 

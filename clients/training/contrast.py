@@ -40,7 +40,7 @@ class Contrast:
 
     def hold(self, server: dict[str, Tensor], previous: dict[str, Tensor]) -> None:
         """Set the two models to compare with: parameters by name, and the module's present buffers."""
-        # training changes the module's own in place
+        # Training changes the module's own in place.
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         self._others = {**buffers, **server}, {**buffers, **previous}
 

@@ -46,7 +46,7 @@ def evaluate(module: "nn.Module", loss: Loss, metrics: Metrics, samples: Pair, d
     """
     module.eval()
     tally = _Tally(loss, metrics, device)
-    # not inference_mode: a module may train later with tensors that it caches here
+    # Not inference_mode: a module may train later with tensors that it caches here.
     with torch.no_grad():
         for inputs, target in _batches(samples, device):
             tally.add(module(inputs), target)

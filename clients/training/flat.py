@@ -67,7 +67,7 @@ class FlatParameters:
         """
         arranged = [channels_last and convolves for convolves in self._convolves]
         if arranged != self._channels_last:
-            # copies, since x_Q, which they view, is overwritten
+            # Copies, since x_Q, which they view, is overwritten.
             values = [parameter.detach().clone() for parameter in self._parameters]
             self._channels_last = arranged
             self.x_Q.copy_(self._joined(values))
@@ -122,17 +122,17 @@ class FlatParameters:
         if loss.ndim or not loss.is_cpu:
             parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
         else:
-            # in this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable
+            # In this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable.
             parts = _run_backward(
                 (loss,), (torch.ones_like(loss),), keep_graph, False, self._parameters, True, accumulate_grad=False
             )
-        # embeddings may be sparse
+        # Embeddings may be sparse.
         return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         """Tensors in the parameters' shapes as one vector [Q]."""
         pieces = []
-        # not strict: the tensors may be of the first parameters alone
+        # Not strict: the tensors may be of the first parameters alone.
         for gap, channels_last, part in zip(self._gaps, self._channels_last, parts, strict=False):
             if gap is not None:
                 pieces.append(gap.to(part.dtype))

@@ -85,7 +85,7 @@ class GroupTraining:
         try:
             return self._answer(self._sent(task, pairs, *tensors))
         except Exception as error:
-            # the user's own error, with the clients on whose samples it arose
+            # The user's own error, with the clients on whose samples it arose.
             error.add_note(f"while {label_of(task)} trained")
             raise
 
@@ -215,7 +215,7 @@ class _PhaseTraining:
         if recipe.make_trainer is not None:
             self.trainer = recipe.make_trainer(phase, loss, device)
         else:
-            # a copy, for the trainer makes its parameters views of one vector
+            # A copy, for the trainer makes its parameters views of one vector.
             self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None

@@ -81,5 +81,5 @@ class Groups:
         said = steps or [None] * len(samples)
         order = sorted(range(len(samples)), key=lambda place: -self.steps(samples[place], said[place]))
         count = -(-len(order) // self.size)
-        # cut at equal shares: with full groups first the last one might be a single client
+        # Cut at equal shares: with full groups first the last one might be a single client.
         return [order[number * len(order) // count : (number + 1) * len(order) // count] for number in range(count)]

@@ -111,13 +111,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
     def inputs(self, examples: Sequence[Tensor]) -> list[Tensor]:
         """Copies of the examples, each an input of the graph."""
-        # one copy for all examples that share memory
+        # One copy for all examples that share memory.
         copies: dict[int, Any] = {_place(example): example.untyped_storage() for example in examples}
         copies = {place: storage.clone() for place, storage in copies.items()}
         inputs = []
         for number, example in enumerate(examples):
             storage = copies[_place(example)]
-            # with the example's offset and strides, which clone() would drop
+            # With the example's offset and strides, which clone() would drop.
             copy = example.new_empty(0).set_(storage, example.storage_offset(), example.shape, example.stride())
             inputs.append(copy)
             self._note(self._graph.placeholder(f"input_{number}"), inputs[-1])
@@ -179,7 +179,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
 
 def _key(tensor: Tensor) -> Hashable:
-    # lazy conjugation and negation: the same memory holds other numbers
+    # Lazy conjugation and negation: the same memory holds other numbers.
     form = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
     return _place(tensor), form
 

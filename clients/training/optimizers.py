@@ -41,7 +41,7 @@ class SGD:
             gradient_P = gradient_P.add(x_P, alpha=self.weight_decay)
         if self.momentum:
             if self._momentum_P is None:
-                # as torch.optim begins; a copy, for the gradient's memory is used again
+                # As torch.optim begins; a copy, for the gradient's memory is used again.
                 self._momentum_P = gradient_P.clone()
             else:
                 self._momentum_P = self._momentum_P[: len(gradient_P)]
@@ -89,7 +89,7 @@ class AdamOptimizer:
         beta1, beta2 = self.betas
         first_P.lerp_(gradient_P, 1 - beta1)
         second_P.mul_(beta2).addcmul_(gradient_P, gradient_P, value=1 - beta2)
-        # in torch.optim's order, so that the last bits agree
+        # In torch.optim's order, so that the last bits agree.
         root_P = second_P.sqrt().div_(math.sqrt(1 - beta2**self._steps)).add_(self.eps)
         x_P.addcdiv_(first_P, root_P, value=-self.lr / (1 - beta1**self._steps))
 

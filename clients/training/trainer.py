@@ -57,7 +57,7 @@ class Trainer(TorchTrainer):
         )
         self._contrast = Contrast(self.module, rule) if rule is not None and rule.contrasts else None
         self._is_scaled = self.half is torch.float16
-        # in half precision normalising by groups becomes much slower with channels last
+        # In half precision normalising by groups becomes much slower with channels last.
         self._tries_channels_last = (
             (self.device.type, self.half) == ("cpu", None)
             and self.layout.dtype.itemsize >= 4
@@ -121,7 +121,7 @@ class Trainer(TorchTrainer):
                 self.load(vector_V, integers_I, channels_last=True)
                 return self._train(samples, order, seed, context)
             except RuntimeError as error:
-                # PyTorch's words for a .view() that meets channels last
+                # PyTorch's words for a .view() that meets channels last.
                 if "view size is not compatible" not in str(error):
                     raise
             self._in_usual_order.add(shape)
@@ -153,7 +153,7 @@ class Trainer(TorchTrainer):
                 self._flat.bind_again()
                 if self.phase.rule is not None and self.phase.rule.corrects:
                     gradient_Q = context.corrected(self.phase.rule, gradient_Q, x_Q, shared)
-                # slices are views, so that the step moves x_Q
+                # Slices are views, so that the step moves x_Q.
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         params_V, integers_I = self.layout.pack(self.module)
         return LocalResult(params_V.cpu(), integers_I.cpu(), losses.mean())
@@ -175,7 +175,7 @@ class Trainer(TorchTrainer):
         losses = _MeanLoss()
         chunks = max(len(samples[1]) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
         parts = (part.to(self.device).tensor_split(chunks) for part in samples)
-        # copies, for a model may change its inputs in place
+        # Copies, for a model may change its inputs in place.
         step = [(inputs_B.clone(), targets_B.clone()) for inputs_B, targets_B in zip(*parts, strict=True)]
         with seeded_torch(seed, self.device), torch.set_grad_enabled(gradient):
             if gradient:

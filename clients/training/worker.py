@@ -22,7 +22,7 @@ __all__ = ["Work", "on_device"]
 
 def on_device(measure: Any, device: "torch.device") -> Any:
     """A loss or metric, moved to the device if it is a module, such as one with weights of classes."""
-    # to() would move the user's own module
+    # to() would move the user's own module.
     return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure
 
 
@@ -75,7 +75,7 @@ class Work:
 
     def _confusion_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
         samples = self._test_samples(slice(task.first, task.last))
-        # the draws of the evaluation, so that a model that draws gives the scored outputs
+        # The draws of the evaluation, so that a model that draws gives the scored outputs.
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             module = self._training.trainer.load(vector_V, integers_I)
             counts_CC = confusion_counts(module, samples, self._device)

@@ -14,7 +14,7 @@ from fed.config.docstrings import summary
 
 __all__ = ["algorithms"]
 
-# two primes: the size of a message shows what it is made of
+# Two primes: the size of a message shows what it is made of.
 _PARAMETERS = 1009
 _POPULATION = 13
 
@@ -68,6 +68,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         return
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"
+    # A layout of numbers alone: the size of a message depends on the model's length, not on its layers.
     layout = Layout(parameters=_PARAMETERS, size=_PARAMETERS, dtype=torch.float32, trained=(), averaged=(), integers=())
     message = format_of(algorithm, layout, _POPULATION)
     encoded = f", encoded by {' and '.join(algorithm.uplink)}" if algorithm.uplink else ""
@@ -100,7 +101,7 @@ def _clause(method: Any) -> str:
 
 def _fields(state: Any) -> str:
     """The names of a named tuple's values, those of its parts among them, without their shape suffixes."""
-    # the suffixes are for readers of code, and mean nothing on a terminal
+    # The suffixes are for readers of code, and mean nothing on a terminal.
     names: list[str] = []
     for name, part in ({} if state is None else state._asdict()).items():
         if isinstance(part, tuple):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["codecs"]
 
-# a layer so large that headers and indices do not blur the figures
+# A layer so large that headers and indices do not blur the figures.
 _SIDE = 1000
-# updates are small numbers around 0
+# Updates of clients are small numbers around 0.
 _SCALE = 0.01
 _MEASURED = "measured on a layer of 1,000 × 1,000 Gaussian values in float32, standard deviation 0.01"
 _LATE = 1 << 20  # a round after any warm-up
@@ -34,7 +34,7 @@ def codecs(
     if name is not None:
         tell(CODECS, name, partial(_facts, name))
         return
-    # each is made once, for it is both measured and described
+    # Each is made once, for it is both measured and described.
     made = {kind: CODECS.make(kind).make() for kind in CODECS.builtin}
     bits = {kind: _bits(codec) for kind, codec in made.items()}
 
@@ -104,6 +104,7 @@ def _bits(codec: Any) -> float:
 
     chain = CodecChain((codec,), _values())
     size_bytes = chain.size_bytes
+    # A length that depends on the values cannot be computed: it is measured.
     if not isinstance(codec, Codec) or not codec.has_fixed_size:
         row_1M = torch.randn(1, chain.values.numbers, generator=torch.Generator().manual_seed(0)).mul_(_SCALE)
         state = {name: part[None] for name, part in chain.init().items()}

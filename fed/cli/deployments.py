@@ -40,7 +40,7 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > _LAST_PORT:
         raise InvalidInput(f"{option} must be HOST:PORT, the port at most {_LAST_PORT}, got {address!r}")
-    # to obey one of the two would surprise who meant the other
+    # To obey one of them silently would surprise a user who meant the other.
     if credentials is not None and insecure:
         raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
     if credentials is None and not insecure:
@@ -64,7 +64,7 @@ def name_of(who: str, name: str | None, credentials: Path | None, certified: str
     Raises:
         InvalidInput: if option and certificate differ, or there is neither.
     """
-    # the other side would refuse it too, but later and less plainly
+    # The other side would refuse it too, but later and less plainly.
     if certified is not None and name not in {None, certified}:
         raise InvalidInput(
             f"--name must be {certified}, as the certificate in {credentials} says, got {name}: leave --name out"
@@ -84,7 +84,7 @@ def running(command: str, name: str, options: RunOptions) -> Iterator[tuple[Line
         options: options of the command.
     """
     shown = display()
-    # a server or a peer runs for days without anyone at the terminal: its log is all there is to read
+    # A server or a peer runs for days without anyone at the terminal: its log is all there is to read.
     say_all(shown)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
     with folder(name, options.resume or options.output, options.overwrite) as directory, shown.running():

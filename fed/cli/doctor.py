@@ -68,7 +68,7 @@ def _required() -> list[Requirement]:
 def _problem(package: Requirement) -> str:
     """A sentence with the remedy where a package is missing or of another version; else empty."""
     found = _version(package.name)
-    # a pre-release that is installed was the user's choice
+    # A pre-release that is installed was the user's choice.
     if found is not None and package.specifier.contains(found, prereleases=True):
         return ""
     what = "is missing" if found is None else f"is {found}, not {package.specifier}"
@@ -86,7 +86,7 @@ def _devices() -> tuple[list[tuple[str, str]], list[str]]:
     """Devices to train on; and what keeps a GPU from being one."""
     try:
         import torch
-    # torch is among the packages that are told to be missing
+    # PyTorch may be missing: the table of packages says so already.
     except ImportError:
         return [], []
     found = [("cpu", f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")]

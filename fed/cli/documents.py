@@ -12,7 +12,7 @@ from fed.errors import InvalidInput, located
 
 __all__ = ["changes", "flower_app", "in_force", "read", "read_comparison", "read_experiment", "schema", "show"]
 
-# keys that no experiment has
+# No experiment has these keys, so that one of them tells a comparison from an experiment.
 _OF_COMPARISONS = ("base", "compare", "grid", "random")
 
 
@@ -81,7 +81,7 @@ def read(path: Path, settings: Sequence[str] | None) -> "fed.Experiment | fed.Co
 
     values = changes(settings or ())
     keys = yaml.load(path)
-    # before it is checked, so that mistakes are told of the document that was meant
+    # Before it is checked, so that mistakes are told of the document that was meant.
     document = fed.Comparison if any(key in keys for key in _OF_COMPARISONS) else fed.Experiment
     with located(f"{path} with --set" if settings else path):
         return document(**with_overrides(keys, values))

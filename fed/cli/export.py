@@ -79,7 +79,7 @@ def _columns(folder: Path, what: str) -> dict[str, list[Any]]:
         own |= {"variant": [name] * rows}
         own |= {key: [number] * rows for key, number in zip(("seed", "fold"), seed_and_fold, strict=False)}
         for key in {**columns, **own}:
-            # runs may have other metrics than those before them: their rows above are empty
+            # Runs may have other metrics than those before them: their rows above are empty.
             columns.setdefault(key, [None] * before).extend(own.get(key, [None] * rows))
     return columns
 
@@ -88,7 +88,7 @@ def _csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Write RFC 4180, but for ends of lines: nothing where there is no value, and JSON for what is nested."""
     from fed.storage.atomic_files import replaced
 
-    # whole or not at all: another program may read the file meanwhile
+    # Whole or not at all: another program may read the file meanwhile.
     with replaced(path) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="")
         writer = csv.writer(text, lineterminator="\n")
@@ -123,7 +123,7 @@ def _flat(value: Any) -> Any:
 
 
 def _alike(values: list[Any]) -> list[Any]:
-    # a column of Parquet has one type
+    # A column of Parquet has one type.
     if any(isinstance(value, str) for value in values):
         return [None if value is None else str(value) for value in values]
     return values

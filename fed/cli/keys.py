@@ -39,7 +39,7 @@ def _init(folder: _Folder, hosts: _Hosts = None, days: _Days = 3650) -> None:
     """
     from fed.identity.authority import Authority
 
-    # Typer gives an empty list where the option is left out
+    # Typer gives an empty list where the option is left out.
     authority = Authority.create(folder, hosts=hosts or None, days=days)
     typer.echo(f"{folder}: an authority, valid until {authority.facts.expires:%Y-%m-%d}: keep it to yourself")
     typer.echo(_about_server(authority))
@@ -74,7 +74,7 @@ def _revoke(folder: _Folder, name: _Node) -> None:
     authority = _load(folder)
     entry = authority.revoke(name)
     typer.echo(f"{name}: revoked on {entry.revoked:%Y-%m-%d}")
-    # the authority's key may be kept on another machine
+    # The authority's key may be kept on another machine.
     if authority.identifies(name):
         typer.echo(f"the signed identities still name it: run fed keys sign {folder} where the authority's key is")
 

@@ -93,7 +93,7 @@ def section_of(family: "Family[_Section]", keys: Mapping[str, Any]) -> "_Section
     from fed.config.validation import sentences
 
     kind = keys["kind"]
-    # by itself: an unknown kind is told with the nearest known one, before any of its keys
+    # Read before its keys: for an unknown kind the error names the nearest known one, and keys mean nothing.
     with located(kind):
         family.section(kind)
     try:

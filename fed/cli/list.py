@@ -24,7 +24,7 @@ def runs(
     """List runs: how they ended, how far they came, and what they could be resumed from."""
     from fed.storage.run_reader import kept_run, runs_below
 
-    # a system's own limits: links in a circle, names too long
+    # A system's own limits: links in a circle, names too long.
     with os_errors_as(InvalidInput, f"{folder} cannot be read", "make it readable"):
         found = [kept_run(path) for path in runs_below(folder, _tell)]
     if as_json:
@@ -38,7 +38,7 @@ def runs(
     for column in shown.columns[4:6]:
         column.justify = "right"
     console().print(shown)
-    # below the table, whose columns a long reason would squeeze
+    # Below the table, whose columns a long reason would squeeze.
     for run in found:
         if run.reason:
             typer.echo(f"{run.folder}: {' '.join(run.reason.split())}")
@@ -57,7 +57,7 @@ def _row(run: "KeptRun", folder: Path) -> tuple[str, ...]:
     from fed.storage.run_reader import RunState
 
     is_read = run.state is not RunState.UNREADABLE
-    # a damaged experiment.yaml does not say how many were planned
+    # A damaged experiment.yaml does not say how many were planned.
     planned = f" of {run.rounds_planned}" if run.rounds_planned is not None else ""
     return (
         str(run.folder.relative_to(folder)) if run.folder != folder else str(folder),

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(_NEW_OBJECTS)
     _append_working_folder()
     _prepare_streams()
-    # before gRPC is loaded: it would write what strangers do to its ports, thousands of lines a second
+    # Before gRPC is loaded: it would write what strangers do to its ports, thousands of lines a second.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
@@ -140,7 +140,7 @@ def _leave_quietly(end: BaseException) -> int:
 
 def _append_working_folder() -> None:
     """Let ``python:`` kinds name the user's own modules; last on the path, so that they shadow no installed module."""
-    # its name as it is now: the program, or a module of the user's, may change to another
+    # Its name as it is now: the program, or a module of the user's, may change to another.
     with contextlib.suppress(FileNotFoundError):  # it has been removed
         if (folder := str(Path.cwd())) not in sys.path:
             sys.path.append(folder)

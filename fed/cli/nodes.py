@@ -77,7 +77,7 @@ def server(
 
     hold_to_certificates(listen, credentials=credentials, insecure=insecure, option="--listen")
     cohort = getattr(experiment.rounds.make(), "cohort", None)
-    # some members of a resumed run may not come back, and its rounds wait by themselves
+    # Some members of a resumed run may not come back, and its rounds wait by themselves.
     least = cohort if isinstance(cohort, int) and resume is None else 1
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     host = listen.rpartition(":")[0]
@@ -90,7 +90,7 @@ def server(
             min_nodes=min_nodes or least,
             overwrite=overwrite,
             resume=resume is not None,
-            # the port may be one that the system chose
+            # The port may be one that the system chose.
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
             observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
         )
@@ -202,9 +202,10 @@ def client(
     if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
     limits = {"minimum_cohort": minimum_cohort, "corrupt": corrupt, "threshold": threshold}
+    # Limits has the defaults: None stands for an option that was not given.
     given_limits = {key: value for key, value in limits.items() if value is not None}
     if not secure and (given_limits or new_record or allow_state):
-        # to ignore them would leave the owner with less protection than was asked for
+        # To ignore them would leave the owner with less protection than was asked for.
         raise InvalidInput(
             "--minimum-cohort, --corrupt, --threshold, --allow-state and --new-record go with --secure, which is not "
             "given: add it"
@@ -214,6 +215,7 @@ def client(
         hold_to_certificates(server, credentials=credentials, insecure=insecure, option="--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
     name = name_of("node", name=name, credentials=credentials, certified=loaded.name if loaded else None)
+    # The name is part of the folder's, so that several nodes may share one DATA.yaml.
     place = state or data.parent / f".fed-{name}"
     training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
     if dry_run:
@@ -255,9 +257,10 @@ def _attend(
     say_all(shown)
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # an event, not an exception: the node ends its stream and its training process in order
+        # An event, not an exception: the node ends its stream and its training process in order.
         signal.signal(number, lambda *_: stopped.set())
-    channel = credentials.for_grpc() if credentials else None
+    channel = credentials.for_dialling() if credentials else None
+    # Two nodes in one folder would overwrite each other's states.
     with held(folder, "give another --state"):
         folder.chmod(0o700)  # it may be there from an earlier version
         secure = sessions() if sessions else None  # only now: its record is in the folder that is held

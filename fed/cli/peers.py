@@ -90,6 +90,7 @@ def peer(
     from fed.identity.credentials import PeerCredentials
     from fed.server.peer.deploy import PeerSetup, end_is_kept, take_part
 
+    # The end of a finished run is served once more where members had not come to it.
     if experiment is None and (resume is None or not end_is_kept(resume)):
         return 0
 
@@ -142,7 +143,7 @@ def _check_addresses(given: Mapping[str, Sequence[str]], credentials: Path | Non
         raise InvalidInput(
             "a peer must listen or join others, got neither: give --listen HOST:PORT or --join HOST:PORT"
         )
-    # those that are dialled too: this peer would show them what it learns
+    # Also for addresses that are dialled: this peer sends its vectors there.
     for option, addresses in given.items():
         for address in addresses:
             hold_to_certificates(address, credentials=credentials, insecure=insecure, option=option)
@@ -172,7 +173,7 @@ def _serve_end(own: "NodeData", setup: "PeerSetup", options: RunOptions) -> None
 
 
 def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:
-    # the host as it was given, and the port that the system may have chosen
+    # The host as it was given, and the port that the system may have chosen.
     if listen is not None:
         shown.say(f"listening on {listen.rpartition(':')[0]}:{port}")
 

@@ -57,7 +57,7 @@ class Lines:
             text: text to write beside it.
         """
         tenths = int(10 * done / total + 1e-6)  # a sum of floats may end just short of a tenth
-        # a log that is kept must not have a line for each of thousands of rounds
+        # A log that is kept must not have a line for each of thousands of rounds.
         if tenths > self._tenths:
             self._tenths = tenths
             self.say(text)
@@ -75,7 +75,7 @@ class Bar(Lines):
             TextColumn("{task.description}", markup=False),
             console=Console(stderr=True),
             transient=True,
-            # a user's own prints go above the bar, but stay in the file that standard output may be
+            # A user's own prints go above the bar, but stay in the file that standard output may be.
             redirect_stdout=sys.stdout.isatty(),
         )
         self._task = self._progress.add_task("", total=None)
@@ -86,7 +86,7 @@ class Bar(Lines):
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        # a client's name may look like markup
+        # A client's name may look like markup.
         self._progress.console.print(text, markup=False, highlight=False)
 
     def show(self, done: float, total: float, text: str) -> None:
@@ -98,7 +98,7 @@ def display() -> Lines:
     """A bar where standard error is a terminal that can show one, lines elsewhere."""
     from rich.console import Console
 
-    # a dumb terminal, as editors have, shows the codes of a bar as text
+    # A dumb terminal, as editors have, shows the codes of a bar as text.
     return Bar() if sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal else Lines()
 
 
@@ -133,9 +133,9 @@ class _Clock:
         self._before = done
 
     def left(self, done: float, total: float) -> str:
-        # rounds from before a resume took their time in another process
+        # Rounds from before a resume took their time in another process.
         each_s = (time.monotonic() - self._began_s) / (done - self._before)
-        # a run may take longer than was expected
+        # A run may take longer than was expected.
         return f"{duration_text(each_s * max(0.0, total - done))} left"
 
 
@@ -210,6 +210,7 @@ class SimulationProgress:
     def _count(self, line: Mapping[str, Any]) -> None:
         self.rounds_done = line["round"]
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
+        # Not each round is evaluated: the last score stays in view.
         self._score = score_in_words(line) or self._score
 
     def done(self) -> str:
@@ -273,7 +274,7 @@ class ComparisonProgress:
         self._runs = len(runs)
         self._clock = _Clock()
         self.has_begun = True
-        # with fewer runs than jobs some cores have nothing to do
+        # With fewer runs than jobs some cores have nothing to do.
         whole_s = self._whole_s / min(self._jobs, self._runs)
         if whole_s > _LONG_S:
             size_bytes = self._repetitions * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
@@ -291,7 +292,7 @@ class ComparisonProgress:
         """
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
         expected = self._expected[name]
-        # by time, not by number: rounds of a slow variant would make the estimate jump
+        # By time, not by number: rounds of a slow variant would make the estimate jump.
         self._left_s[name, repetition] -= expected.wall_s / expected.rounds
         self._show()
 
@@ -310,6 +311,7 @@ class ComparisonProgress:
         score = summary.get(metric.final)
         what = summary["status"] if score is None else f"{metric.words} {mean_text(score, None)}"
         self._last = f", {name} seed {repetition_text(repetition, ' ')}: {what}"
+        # A run that failed has no rounds left, whatever was expected.
         self._left_s[name, repetition] = 0.0
         self._show()
 

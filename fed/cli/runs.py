@@ -95,7 +95,7 @@ def to_run(command: str, options: RunOptions) -> "fed.Experiment | None":
         if options.file is None:
             raise InvalidInput(f"fed {command} needs an experiment, got none: give a file, or --resume DIR")
         return read_experiment(options.file, options.settings)
-    # the run goes on with the experiment in its folder: other values would not be those of its checkpoints
+    # The run goes on with the experiment in its folder: other values would not be those of its checkpoints.
     if options.file is not None or options.settings or options.output is not None or options.overwrite:
         raise InvalidInput("--resume takes the experiment from the run's folder: give that folder and no other options")
     from fed.storage.run_folder import RunFolder, state_of
@@ -155,7 +155,7 @@ def compare(
     from fed.reports.tables import columns, difference_columns, table
 
     comparison = read_comparison(file, settings)
-    # of this process: in a container they are fewer than the machine's
+    # Of this process: in a container they are fewer than the machine's.
     jobs = jobs or usable_cores()
     shown = display()
     with _all_to_standard_error(json):
@@ -173,6 +173,7 @@ def compare(
             terminal.print(table(differences, terminal.width))
             terminal.print("\n".join(difference_notes(result)), markup=False)
         typer.echo(directory / "report.html")
+    # Notes go to standard error: standard output holds the table or the JSON alone.
     if difference := unlike(result):
         _note(f"note: {difference}")
     for line in (failed := failures(result)):
@@ -226,7 +227,7 @@ def _watched(watch: _Progress, shown: Lines, directory: Path, as_json: bool) -> 
         with _all_to_standard_error(as_json), shown.running():
             yield
     except (KeyboardInterrupt, Exception) as error:
-        # an error before the first round says all: nothing is kept of such a run
+        # An error before the first round says all: nothing is kept of such a run.
         if watch.has_begun or isinstance(error, KeyboardInterrupt):
             _say_what_is_kept(directory, watch, as_json)
         raise
@@ -268,7 +269,7 @@ def _say_what_is_kept(directory: Path, watch: _Progress, as_json: bool) -> None:
     _note(f"stopped after {watch.done()}; what was done is kept in {directory}")
     if has_checkpoints:
         _note(f"go on with: fed simulate --resume {shlex.quote(str(directory))}")
-    # with --json a program reads standard output, and gets what there is
+    # With --json a program reads standard output, and gets what there is.
     for name in ("summary.json", "comparison.json"):
         if as_json and (directory / name).is_file():
             _print_file(directory / name)

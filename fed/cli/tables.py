@@ -27,7 +27,7 @@ def console() -> "Console":
     """Standard output, for tables."""
     from rich.console import Console
 
-    # who sets COLUMNS wants that width in a pipe, too
+    # A user who sets COLUMNS wants that width in a pipe, too.
     is_file = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, width=_WIDE if is_file else None)
 
@@ -85,6 +85,7 @@ def data(
 def _in_words(dealt: "fed.FederatedData") -> str:
     from fed.clients.data.describe import looked_at
 
+    # Clients on demand are not all read, which could take hours.
     clients = looked_at(dealt)
     is_whole = len(clients) == len(dealt.clients)
     trained_on = f"{sum(map(dealt.size_of, clients))} samples" if is_whole else "samples on demand"

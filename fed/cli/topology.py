@@ -111,7 +111,7 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
             weights=section.weights,
             lazy=section.lazy,
         )
-    # it is a sentence for the user already
+    # It is a sentence for the user already.
     except FedError:
         raise
     except Exception as error:  # whatever a user's function raises
@@ -123,7 +123,7 @@ def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection,
 def _sketch(made: "Topology", peers: int) -> Iterator[str]:
     """Adjacency: a row for each sender, and where graphs change the first round of each pair."""
     firsts: dict[tuple[int, int], int] = {}
-    # from the last round back, so that the first one stays
+    # From the last round back, so that the first one stays.
     for number in range(_ROUNDS if made.changes else 1, 0, -1):
         graph = made.graph(number)
         pairs = [*graph.edges()] if graph.is_directed() else [*graph.edges(), *((j, i) for i, j in graph.edges())]

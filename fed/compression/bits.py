@@ -67,7 +67,7 @@ def pack_into(packed_KO: NDArray[np.uint8], codes_KM: NDArray[Any], bits: int, b
     first = begin // 8
     place = slice(first, first + -(-codes_KM.shape[-1] // 8))
     for bit in range(bits):
-        # packbits reads bytes, and takes any but 0 for a one
+        # Packbits reads bytes, and takes any but 0 for a one.
         byte_KM = codes_KM if bits <= 8 else (codes_KM >> (bit & 8)).astype(np.uint8)
         plane_KM = byte_KM & (1 << (bit & 7)) if bits > 1 else byte_KM
         packed_KO[..., bit * width : (bit + 1) * width][..., place] = np.packbits(plane_KM, axis=-1)

@@ -21,7 +21,7 @@ def as_bytes(tensor_KM: Tensor) -> Tensor:
 def from_bytes(content_KO: Tensor, dtype: "torch.dtype") -> Tensor:
     """Reverse :func:`as_bytes`."""
     numbers_KM = torch.empty(len(content_KO), content_KO.shape[1] // dtype.itemsize, dtype=dtype)
-    numbers_KM.view(torch.uint8).copy_(content_KO)  # which may begin at an odd byte
+    numbers_KM.view(torch.uint8).copy_(content_KO)  # copied, since the content may begin at an odd byte
     return numbers_KM
 
 
@@ -71,7 +71,7 @@ def peak(block: Tensor) -> Tensor:
 
 def euclidean_norm(block: Tensor) -> Tensor:
     """The Euclidean norm, at most the type's largest number."""
-    # squares of large or small numbers leave float32's range
+    # Squares of large or small numbers leave float32's range.
     norms: Tensor = torch.linalg.vector_norm(block, dim=2, dtype=torch.float64)
     # Infinity would decode to NaN at every zero.
     return norms.clamp_max_(torch.finfo(block.dtype).max)

@@ -21,7 +21,7 @@ from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["CodecChain", "check_order"]
 
-_VERSION = 1
+_VERSION = 1  # the first byte of a message, by which a later format could be told apart
 _LENGTH = np.dtype("<u4")
 
 
@@ -213,6 +213,7 @@ class CodecChain:
         if index == len(self.lossy):
             return [as_bytes(rows.to(values.dtype))]
         if not values.numbers:
+            # So that no codec need know how to encode nothing.
             return [torch.empty(len(rows), 0, dtype=torch.uint8)] * (self._contents_count - index)
         made = self.lossy[index].encode(rows, values, {}, draw)
         _check_names(self.lossy[index], made, frozenset())
@@ -223,6 +224,7 @@ class CodecChain:
         parts = [torch.from_numpy(lengths.view(np.uint8)), *contents]
         if self.lossless:
             frame = self.lossless.compress(torch.cat(parts).numpy().data)
+            # As a bytearray: PyTorch warns of memory that cannot be written to.
             parts = [torch.frombuffer(bytearray(frame), dtype=torch.uint8)]
         return torch.cat([torch.tensor([_VERSION], dtype=torch.uint8), *parts])
 

@@ -71,7 +71,7 @@ class Values(NamedTuple):
                 groups.append([place])
             elif shape.numel():
                 small.append(place)
-        # The small ones share one scale, last, so that a bias of few numbers does not pay for its own.
+        # Small layers share the last scale: one of its own would cost a bias of few numbers too much.
         return [*groups, small] if small else groups
 
 

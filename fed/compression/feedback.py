@@ -270,7 +270,7 @@ class Encoder:
             decoded_KM = decoded_KM * scales_K1
             messages = [torch.cat(parts) for parts in zip(as_bytes(scales_K1), messages, strict=True)]
         counted, lost = self.feedback.states(wanted_KM, decoded_KM, state)
-        # no name is in both: init has checked that, and the chain that codecs write their own names alone
+        # No name is in both: init has checked that, and the chain that codecs write their own names alone.
         return Sent(
             messages=messages,
             decoded_KM=decoded_KM,
@@ -331,7 +331,7 @@ def error_unknown(codec: object) -> str:
 
 def _shrinking(wanted_KM: Tensor, decoded_KM: Tensor) -> Tensor:
     """1/(1 + ω) of each message, [K, 1]: the scale at which its error is smallest, at least 0."""
-    # a row alone: products of batches differ in the last bit
+    # A row alone: products of batches differ in the last bit.
     pairs = [*zip(wanted_KM.double(), decoded_KM.double(), strict=True)]
     common = torch.stack([torch.dot(wanted_M, decoded_M) for wanted_M, decoded_M in pairs])
     # In float64: squares of large numbers leave float32's range.

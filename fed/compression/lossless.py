@@ -54,7 +54,7 @@ class Zstd(Hyperparameters):
 
         try:
             said = zstandard.frame_content_size(frame)
-            # Checked before decompression takes the memory; −1 stands for a frame that does not say.
+            # Checked before decompression takes the memory; −1 is the size of a frame that does not say it.
             if not 0 <= said <= most_bytes:
                 raise InvalidPayload(f"a zstd frame must say that it holds at most {most_bytes} bytes, got {said}")
             # A window of 128 MiB, Zstandard's own default limit: a frame may ask for gigabytes.

@@ -46,7 +46,7 @@ def pieces(shape: Sequence[int], multiple: int = 1) -> Iterator[tuple[slice, sli
 
 def empty(shape: Sequence[int], dtype: "torch.dtype") -> Tensor:
     """Memory for numbers that are to be written."""
-    # NumPy asks Linux for pages of 2 MB where PyTorch takes what comes, pages of 4 KB
+    # NumPy asks Linux for pages of 2 MB where PyTorch takes what comes, pages of 4 KB.
     memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(memory).view(dtype).view(*shape)
 

@@ -59,7 +59,7 @@ class PowerSGD(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Multiply by the factors of the last message that counted."""
-        # one client after the other: products of batches differ in the last bit
+        # One client after the other: products of batches differ in the last bit.
         befores = state.get("factors", rows_KM.new_empty(len(rows_KM), 0))
         made = [self._factors(row_M, before, values) for row_M, before in zip(rows_KM, befores, strict=True)]
         nothing = torch.empty(len(rows_KM), 0, dtype=torch.uint8)
@@ -101,7 +101,7 @@ class PowerSGD(Codec):
             left = torch.linalg.qr(matrix @ before[begin:end].view(columns, -1)).Q
             right = matrix.T @ left
             sent += [left.flatten(), right.flatten()]
-            # a factor of zeros would stay one
+            # A factor of zeros would stay one.
             kept.append(right.flatten() if right.any() else before[begin:end])
             begin = end
         sent += [row_M[place] for place in _others(matrices, values)]

@@ -226,10 +226,10 @@ class Sign(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Keep the signs."""
-        # a sum of large numbers leaves float32's range
+        # A sum of large numbers leaves float32's range.
         sums_K1 = torch.zeros(len(rows_KM), 1, dtype=torch.float64)
         for rows, columns in pieces(rows_KM.shape):
-            # blocks as long as these are summed in one order, whether there is one row or more
+            # Blocks as long as these are summed in one order, whether there is one row or more.
             for block in blocks_of(rows_KM[rows, columns], 4096):
                 sums_K1[rows] += block.double().abs().sum(2).sum(1, keepdim=True)
         means_K1 = (sums_K1 / values.numbers).to(rows_KM.dtype)

@@ -31,7 +31,7 @@ def _words(streams: list[np.random.Generator], rows: slice, columns: slice, kind
     """
     count = columns.stop - columns.start
     size = -(-count * kind.itemsize // 8)
-    # these are the words that Generator.random and Generator.integers would shift, in half their time
+    # These are the words that Generator.random and Generator.integers would shift, in half their time.
     drawn = [stream.bit_generator.random_raw(size).view(kind)[:count] for stream in streams[rows]]
     return drawn[0][None] if len(drawn) == 1 else np.stack(drawn)
 
@@ -75,12 +75,12 @@ class QSGD(Codec):
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Round down or up at random."""
         norms_KB = reduced_by_block(rows_KM, self.bucket, peak if self.norm == "max" else euclidean_norm)
-        # zeros have no norm, and stay zeros whatever stands in for it
+        # Zeros have no norm, and stay zeros whatever stands in for it.
         divisors_KB = norms_KB.where(norms_KB > 0, 1)
         streams = [draw.own(row) for row in range(len(rows_KM))]
 
         def code(rows: slice, columns: slice) -> NDArray[np.uint8]:
-            # floor(y + u) rounds negative numbers without bias too, and a conversion of positive ones is the floor
+            # The floor of y + u has no bias below 0 either, and for positive numbers a conversion is the floor.
             levels = _uniforms(streams, rows, columns).add_(self._middle)
             scaled = by_block(rows_KM[rows, columns], divisors_KB[rows], self.bucket, columns)
             for (block, norm), level in zip(scaled, blocks_of(levels, self.bucket), strict=True):
@@ -140,7 +140,7 @@ class TernGrad(Codec):
         digits_KM = empty((len(rows_KM), -(-values.numbers // 5) * 5), torch.uint8)
         # 1 is the digit of zero: a message has the same bytes whatever memory held before.
         digits_KM[:, values.numbers :] = 1
-        # a row's numbers are drawn in its order
+        # A row's numbers are drawn in its order.
         for place, peaks_K in sorted(_by_layer(groups, peaks_KG), key=lambda layer: layer[0].start):
             layer_KM = rows_KM[:, place]
             digits = digits_KM[:, place].numpy()
@@ -219,7 +219,7 @@ class Natural(Codec):
         def code(rows: slice, columns: slice) -> NDArray[np.uint16]:
             words = words_KM[rows, columns]
             drawn = _words(streams, rows, columns, kind) >> (exponent + 1)
-            # adding below the mantissa carries into the exponent as often as it should
+            # Adding below the mantissa carries into the exponent as often as it should.
             rounded = ((words & ((1 << (mantissa + exponent)) - 1)) + drawn) >> mantissa
             exponents = np.minimum(rounded, (1 << exponent) - 2)
             codes: NDArray[np.uint16] = (exponents | (words >> mantissa & (1 << exponent))).astype(np.uint16)

@@ -91,7 +91,7 @@ def hadamard(block: Tensor) -> Tensor:
     """
     size = block.shape[-1]
     columns = 1 << (size.bit_length() - 1) // 2
-    # neighbours are added as columns are, where runs of numbers are long
+    # Neighbours are added as columns are, where runs of numbers are long.
     by_column = _sums_and_differences(block.reshape(-1, size // columns, columns).transpose(1, 2).contiguous())
     return _sums_and_differences(by_column.transpose(1, 2).contiguous()).view(block.shape)
 

@@ -107,7 +107,7 @@ class Sketch(Codec):
             signs = (half & np.uint64(1)).astype(np.int8)
             signs += signs
             signs -= 1
-            # the highest bits tell the bucket, the lowest one the sign
+            # The highest bits tell the bucket, the lowest one the sign
             # A product and a shift instead of a remainder, which takes several times as long.
             half *= count
             half >>= np.uint64(32)

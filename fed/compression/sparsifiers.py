@@ -197,7 +197,7 @@ class Threshold(Codec):
 
     def size_bytes(self, values: Values) -> int:
         """The number of values, and their positions."""
-        # a Golomb–Rice code takes at most 1.08 bits for each place where one may be, and a byte a plane
+        # A Golomb–Rice code takes at most 1.08 bits for each place where one may be, and a byte a plane.
         return _COUNT.itemsize + packed_bytes(values.numbers + values.numbers // 8, 1) + 33
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:

@@ -55,6 +55,7 @@ class Variant(Section):
         experiment = handler.resolve_ref_schema(handler(Experiment.__pydantic_core_schema__))
         own["properties"] = {**experiment["properties"], **own["properties"]}
         del own["properties"]["seed"]  # the comparison's seeds decide
+        # Pydantic takes any key here, and the variant's experiment checks it: an editor should mark a slip at once.
         own["additionalProperties"] = False
         own["patternProperties"] = {r"\.": {"description": "A dotted path such as rounds.count"}}
         return own
@@ -88,7 +89,7 @@ class Distribution(Section):
         """Value from the stream of that name; numbers have five significant digits, so that names show them whole."""
         generator = streams.generator("comparison", *name)
         if self.choice is not None:
-            # variants must not share a list
+            # Variants must not share a list.
             return copy.deepcopy(self.choice[int(generator.integers(len(self.choice)))])
         if self.integer is not None:
             return int(generator.integers(self.integer[0], self.integer[1], endpoint=True))
@@ -175,7 +176,7 @@ class Comparison(Document):
         if len(given) != 1:
             raise ValueError(f"must hold exactly one of compare, grid and random, got {given or 'none of them'}")
         for key, values in (self.grid or {}).items():
-            # as texts, for lists and mappings have no hash
+            # As texts, for lists and mappings have no hash.
             _hold_distinct(f"grid.{key}", [json.dumps(value, sort_keys=True, default=str) for value in values])
         # One seed twice would count as two independent runs.
         _hold_distinct("seeds", self.seeds)

@@ -150,6 +150,7 @@ def check_combination(experiment: Sections) -> None:
         InvalidExperiment: one line for each pair of them.
     """
     _refuse(_terms(experiment))
+    # Only after the features, whose sentences name a way out on both sides.
     for _, part in _parts(experiment):
         part.check_experiment(experiment)
 
@@ -223,6 +224,7 @@ def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:
 def _refuse(terms: _Terms) -> None:
     needed = [(term.subject or name, term) for name, (needs, _) in terms.items() for term in needs]
     lacked = [(term.subject or name, term) for name, (_, lacks) in terms.items() for term in lacks]
+    # All at once: a user need not mend one combination to hear of the next.
     problems = [
         f"{subject} needs {need.feature.value}{_clause(need)}, got {other}{_clause(lack)}: "
         f"{need.way_out}, or {lack.way_out}"

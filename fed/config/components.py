@@ -139,7 +139,7 @@ class Family(Generic[_Section]):
         """The parameters that are no keys; of a function of (output, target) the first two, whatever their names."""
         if not self.of_functions:
             return self.given
-        # By place, for their names are the user's own.
+        # A user chooses the names of a function's first two arguments, so that they are told by their place.
         return () if inspect.isclass(target) else tuple(_named(target))[:2]
 
     def validate(self, value: object) -> _Section:
@@ -213,7 +213,7 @@ class Family(Generic[_Section]):
         pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
         users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
         names = {"enum": list(self.builtin), "type": "string", "description": "A kind, with its defaults."}
-        # anyOf rather than oneOf: a section without a kind fits more than one.
+        # Not oneOf: a section without a kind fits more than one.
         return {"anyOf": [names, *choices, users] if choices else [pattern, users]}
 
     def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def _of_known_types(fields: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str
 def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
     """Annotations of the parameters of these names; all others may be for type checkers alone."""
     if inspect.isclass(target):
-        # a dataclass has annotations of its own, another class those of __init__
+        # A dataclass has annotations of its own, another class those of __init__.
         return get_type_hints(target, include_extras=True) | _annotations(target.__init__, names)
     function = inspect.unwrap(target)
     # The others are left out, for get_type_hints imports nothing, and a name under TYPE_CHECKING would raise.

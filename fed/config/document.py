@@ -57,7 +57,7 @@ class Document(Section):
         Raises:
             InvalidExperiment: one line for each thing wrong.
         """
-        # Only where the keys say so: an object must not replace a section that the file names.
+        # An object counts only where the keys ask for one: it must not replace a section that the file names.
         given = {name: made for name, made in objects.items() if any(map(is_object, _parts_of(keys.get(name))))}
         return cls(**{**keys, **given})
 

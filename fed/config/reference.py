@@ -64,7 +64,7 @@ def _kinds(sections: Mapping[str, type[Component]], path: str) -> Iterator[str]:
     for kind, section in sections.items():
         rows.append(f"| **`{kind}`** | | | {_cell(docstrings.summary(section.target))} |")
         own = {key: _row(key, {kind: section}) for key in section.model_fields if key not in ("kind", *shared)}
-        # Rows that repeat are named in one line, or the page would be twice as long.
+        # Rows that repeat share one line: else the page would be twice as long.
         again = [f"`{key}`" for key, row in own.items() if row in rows]
         rows += [row for row in own.values() if row not in rows]
         rows += [f"| {', '.join(again)} | | | as above |"] if again else []

@@ -106,6 +106,7 @@ class DataSection(Component):
     def _fill_in(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(keys, dict):
             return handler(keys)
+        # Nothing is known of a user's own source: it gets no defaults of ours.
         is_users_own = str(keys.get("kind")).startswith("python:")
         defaults = {} if is_users_own else cls._defaults_of_the_source(keys)
         if keys.get("fold") is not None and "test_fraction" not in keys:
@@ -204,6 +205,7 @@ _RULES = {
     **_in("aggregators.post_local_sgd", "PostLocalSGD"),
 }
 
+# All-reduce applies these at each peer: they need nothing but the mean of the messages.
 RULES = Family("rule", Component, _RULES, default="fedavg")
 
 ALGORITHMS = Family(

@@ -87,6 +87,7 @@ def sentences(error: ValidationError) -> Iterator[str]:
             case "model_type" | "dict_type":
                 yield f"{path or 'the document'} must be a mapping of keys to values, got {_short(value)}"
             case "list_type" | "tuple_type" if isinstance(value, str):
+                # One name in place of a list is the likeliest slip.
                 yield f"{path} must be a list, got {_short(value)}: write [{value}]"
             case _:
                 allowed = re.sub(r"^\w+ should ", "", message).partition(" after validation")[0].replace("a valid", "a")

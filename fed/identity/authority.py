@@ -97,7 +97,7 @@ class Authority:
         started = clock()
         expires = _expiry(started, days)
         with _written_into(folder), _new_folder(folder):
-            # TLS looks an issuer up by its name, which two authorities must not share
+            # TLS looks an issuer up by its name, which two authorities must not share.
             name = f"fed authority {secrets.token_hex(4)}"
             pair = issue(Role.AUTHORITY, name, issued=started, expires=expires)
             authority._write("authority", {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem})
@@ -117,7 +117,7 @@ class Authority:
         authority = cls(folder, clock)
         if not (folder / "authority").is_dir():
             raise InvalidCredentials(f"{folder} must be an authority's folder, got none: make one with fed keys init")
-        # read now: damage must not be found only when a node calls
+        # Read now: damage must not be found only when a node calls.
         _ = authority.roster
         return authority
 
@@ -206,7 +206,7 @@ class Authority:
                 role = Role.PEER if is_peer else Role.NODE
                 entries = {**entries, name: self._issue(place, role=role, name=name, days=days)}
                 self._sign(entries)
-                # the roster last, for it is what makes the certificate count
+                # The roster last, for it is what makes the certificate count.
                 keep(self._roster_file, entries)
                 undo.pop_all()
         return self.folder / place
@@ -227,7 +227,7 @@ class Authority:
             InvalidCredentials: if a host is none, the lifetime out of range, the authority has expired, or its folder
                 cannot be read and written.
         """
-        # nodes go on dialling what they were told
+        # Nodes go on dialling what they were told.
         hosts = self.server_facts.hosts if hosts is None else valid_hosts(hosts)
         with self._locked():
             self._issue("server", role=Role.SERVER, name="fed server", days=days, hosts=hosts)
@@ -250,7 +250,7 @@ class Authority:
                 )
             if entries[name].revoked is None:
                 entries[name] = replace(entries[name], revoked=self.clock())
-                # the roster first: it refuses the node at once, whatever becomes of the signatures
+                # The roster first: it refuses the node at once, whatever becomes of the signatures.
                 keep(self._roster_file, entries)
                 with suppress(InvalidCredentials):  # the authority's key may be kept elsewhere
                     self._sign(entries)
@@ -316,7 +316,7 @@ class Authority:
         admitted = [name for name, entry in entries.items() if entry.revoked is None]
         folders = {name: self.folder / "nodes" / name for name in admitted}
         here = {name: read_pem(folder / "certificate.pem") for name, folder in folders.items() if folder.is_dir()}
-        # folders that were moved to their nodes are not here any more, and their keys stay known
+        # Folders that were moved to their nodes are not here any more, and their keys stay known.
         points = {name: before.points[name] for name in admitted if before and name in before.points}
         content = signed_identities(
             before.version + 1 if before else 1,
@@ -324,14 +324,14 @@ class Authority:
             points=points,
             authority_key_pem=own.key_pem,
         )
-        # the roster has, too, what was revoked without the key, and gets another certificate now
+        # The roster has, too, what was revoked without the key, and gets another certificate now.
         known = [*self.roster.entries().values(), *entries.values()]
         certificates = {entry.sha256 for entry in known if entry.revoked is not None}
         names = [name for name, entry in entries.items() if entry.revoked is not None]
         revocations = signed_revocations(
             self.revocations(), certificates=certificates, names=names, authority_key_pem=own.key_pem
         )
-        # a node speaks with its server alone, which has the list
+        # A node speaks with its server alone, which has the list.
         peers = [name for name, certificate_pem in here.items() if facts_of(certificate_pem).role is Role.PEER]
         for folder in (self.folder / "server", *(folders[name] for name in here)):
             write_atomically(folder / IDENTITIES_FILE, content, mode=0o600)
@@ -341,7 +341,7 @@ class Authority:
     def _write(self, place: str, files: Mapping[str, bytes]) -> None:
         """Write files into a folder, all or, if there is no room, none of them."""
         _make_private(self.folder / place)
-        # all files take their places when the block ends: a key without its certificate is of no use
+        # All files take their places when the block ends: a key without its certificate is of no use.
         with ExitStack() as stack:
             for name, content in files.items():
                 file = stack.enter_context(replaced(self.folder / place / name, mode=0o600))

@@ -124,7 +124,7 @@ def issue(
     Raises:
         InvalidCredentials: if ``by`` is not a certificate and its key.
     """
-    # P-256, the curve that every TLS library has
+    # P-256, the curve that every TLS library has.
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer_key = key if by is None else private_key_of(by.key_pem)
@@ -186,7 +186,7 @@ def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
     """True if an authority signed a certificate."""
     try:
         _certificate(certificate_pem).verify_directly_issued_by(_certificate(authority_pem))
-    # TypeError: its key is of another kind than an authority's
+    # TypeError: its key is of another kind than an authority's.
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
@@ -213,7 +213,7 @@ def facts_of(certificate_pem: bytes) -> CertificateFacts:
     role = Role.AUTHORITY
     hosts: tuple[str, ...] = ()
     try:
-        # by the uses that TLS checks, not by a name, which an issuer may choose
+        # The role is read from the uses that TLS checks: a name may be anything that the issuer chose.
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
             purposes = frozenset(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
             role = {purposes_of: role for role, purposes_of in _PURPOSES.items()}[purposes]
@@ -265,7 +265,7 @@ def _uses(role: Role, name: str, hosts: Sequence[str]) -> list[tuple[x509.Extens
     never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
     usage = x509.KeyUsage(**signs, **dict.fromkeys(never, False), decipher_only=False)
     common: list[tuple[x509.ExtensionType, bool]] = [
-        # an authority certifies no other authority
+        # An authority certifies no other authority.
         (x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), True),
         (usage, True),
     ]

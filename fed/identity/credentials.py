@@ -56,13 +56,24 @@ class _Credentials:
         """Name in the certificate."""
         return self.facts.name
 
-    def _for_dialling(self) -> grpc.ChannelCredentials:
+    def for_dialling(self) -> grpc.ChannelCredentials:
+        """Credentials for ``grpc.secure_channel``: who is dialled needs a certificate of this authority for servers.
+
+        A peer's names the host that :func:`peer_host` tells.
+        """
         return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
 
-    def _for_listening(self, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
+    def for_listening(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
+        """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority.
+
+        It must be for a node or a peer. A roster or a list of revocations then admits or refuses each call.
+
+        Args:
+            on_connection: function that is called at each new connection, in a thread of gRPC's.
+        """
         pair = (self.key_pem, self.certificate_pem)
         shown = grpc.ssl_server_certificate_configuration([pair], self.authority_pem)
-        # gRPC asks at each connection for another certificate; there is no other way to hear of connections
+        # gRPC asks at each connection for another certificate; there is no other way to hear of connections.
         return grpc.dynamic_ssl_server_credentials(
             shown,
             on_connection,  # type: ignore[arg-type]  # None, which means no change, is missing in the stubs
@@ -108,21 +119,11 @@ class ServerCredentials(_Credentials):
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
                 or the folder is a node's.
         """
-        # the authority's folder will do where server and authority share a machine
+        # The authority's folder will do where server and authority share a machine.
         folder = folder / "server" if (folder / "server").is_dir() else folder
         own = _load(folder, Role.SERVER, clock)
         roster = Roster(folder / "roster.json", clock=clock)
         return cls(**vars(own), roster=roster, identities_file=folder / IDENTITIES_FILE)
-
-    def for_grpc(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
-        """Credentials for ``server.add_secure_port``: a client needs a certificate of this authority for a node.
-
-        The roster then admits or refuses each call.
-
-        Args:
-            on_connection: function that is called at each new connection, in a thread of gRPC's.
-        """
-        return self._for_listening(on_connection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,10 +151,6 @@ class NodeCredentials(_Credentials):
         """
         own = _load(folder, Role.NODE, clock)
         return cls(**vars(own), identities=_identities(folder / IDENTITIES_FILE, own.authority_pem))
-
-    def for_grpc(self) -> grpc.ChannelCredentials:
-        """Credentials for ``grpc.secure_channel``: a server needs a certificate of this authority for servers."""
-        return self._for_dialling()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,18 +185,6 @@ class PeerCredentials(_Credentials):
             revocations=RevocationFile(folder / REVOCATIONS_FILE, own.authority_pem),
         )
 
-    def for_listening(self, on_connection: Callable[[], None] = lambda: None) -> grpc.ServerCredentials:
-        """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority.
-
-        Args:
-            on_connection: function that is called at each new connection, in a thread of gRPC's.
-        """
-        return self._for_listening(on_connection)
-
-    def for_dialling(self) -> grpc.ChannelCredentials:
-        """Credentials for ``grpc.secure_channel``, which checks the host as :func:`peer_host` names it."""
-        return self._for_dialling()
-
     @property
     def is_revoked(self) -> bool:
         """True if the authority has revoked this peer's own certificate."""
@@ -232,7 +217,7 @@ class PeerCredentials(_Credentials):
         try:
             entries = self.roster.entries()
         except InvalidCredentials as error:
-            # a roster that cannot be read admits nobody
+            # A roster that cannot be read admits nobody.
             return dict.fromkeys(names, str(error))
         time = now()
         for name in names:
@@ -242,7 +227,7 @@ class PeerCredentials(_Credentials):
         return found
 
 
-# kept, for every message of a stream is held to the list again
+# Kept, for every message of a stream is held to the list again.
 @lru_cache(10_000)
 def _fingerprint_of(certificate_pem: bytes) -> str:
     return fingerprint(certificate_pem)
@@ -288,14 +273,14 @@ def hold_to_loopback(address: str) -> None:
 def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentials:
     if not folder.is_dir():
         raise InvalidCredentials(f"{folder}: no such folder: {_remedy(role)}")
-    # the authority's key must not lie on the machine of a server or a node
+    # The authority's key must not lie on the machine of a server or a node.
     if (folder / "authority").is_dir():
         raise InvalidCredentials(f"{folder} is the authority's folder: {_remedy(role)}")
     authority = folder / "authority.pem"
     certificate = folder / "certificate.pem"
     authority_pem = read_pem(authority)
     facts = read_facts(certificate)
-    # before the key is read: the likeliest mistake is the folder of another
+    # Before the key is read: the likeliest mistake is the folder of another.
     if facts.role is not role:
         raise InvalidCredentials(f"{folder} holds {_WHOSE[facts.role]} certificate: {_remedy(role)}")
     pair = read_pair(certificate, folder / "key.pem")
@@ -304,7 +289,7 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
         raise InvalidCredentials(
             f"{certificate} must be signed by the authority in {authority}, and is not: copy both from the same folder"
         )
-    # first, for another certificate of an expired authority would not help
+    # The authority comes first: where it has expired, another certificate of it would not help.
     if clock() >= authority_facts.expires:
         raise InvalidCredentials(
             f"{authority} expired on {authority_facts.expires:%Y-%m-%d}: begin a new authority with fed keys init"

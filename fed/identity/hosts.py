@@ -17,7 +17,7 @@ _HOST = re.compile(
 def default_hosts() -> tuple[str, ...]:
     """Hosts under which a server is reached: its own machine's, and its host name."""
     own = socket.gethostname()
-    # all three loopback names: which of them a resolver chooses differs between systems
+    # All three loopback names: which of them a resolver chooses differs between systems.
     return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", *([own] if _is_host(own) else ()))))
 
 
@@ -42,5 +42,5 @@ def _is_host(host: str) -> bool:
         ipaddress.ip_address(host)
     except ValueError:
         last = host.rpartition(".")[2]
-        return bool(_HOST.fullmatch(host)) and not last.isdigit()  # else an address that is none
+        return bool(_HOST.fullmatch(host)) and not last.isdigit()  # 1.2.3.4.5 is no host name, but a mistyped address
     return "%" not in host  # a zone such as fe80::1%eth0 means nothing to another machine

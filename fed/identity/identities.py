@@ -73,7 +73,7 @@ class _Keys(Mapping[str, ec.EllipticCurvePublicKey]):
         self._made: dict[str, ec.EllipticCurvePublicKey] = {}
 
     def __getitem__(self, name: str) -> ec.EllipticCurvePublicKey:
-        # a point takes long to check, and a session has few of many clients
+        # A point takes long to check, and a session has few of many clients.
         if name not in self._made:
             point = bytes.fromhex(self._points[name])
             self._made[name] = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
@@ -104,6 +104,6 @@ def signed_identities(
     for name, certificate_pem in certificates_pem.items():
         key = public_key_of(certificate_pem)
         found[name] = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
-    # an authority issues to such names alone: another one is a mistake of this program
+    # An authority issues to such names alone: another one is a mistake of this program.
     assert all(map(NODE_NAME.fullmatch, found))
     return signed(_KIND, {"version": version, "clients": dict(sorted(found.items()))}, authority_key_pem)

@@ -78,7 +78,7 @@ def signed_revocations(
         InvalidCredentials: if the key cannot be used, or the list is too long.
     """
     all_certificates = before.certificates | frozenset(certificates)
-    # an unchanged list keeps its version: another would go round among all peers
+    # An unchanged list keeps its version: another would go round among all peers.
     if before.content and (all_certificates, frozenset(names)) == (before.certificates, before.names):
         return before.content
     said = {"version": before.version + 1, "certificates": sorted(all_certificates), "names": sorted(names)}
@@ -105,7 +105,7 @@ class RevocationFile:
     def __init__(self, path: Path, authority_pem: bytes) -> None:
         self.path = path
         self._authority_pem = authority_pem
-        # the service's loop and TLS ask for it in threads of their own
+        # The service's loop and TLS ask for it in threads of their own.
         self._lock = threading.Lock()
         self._state = file_state(path)
         self._latest = self._read() if path.exists() else Revocations()
@@ -132,7 +132,7 @@ class RevocationFile:
         """
         if content == self._latest.content or not self._adopt(Revocations.read(content, self._authority_pem)):
             return
-        # it is in force by now, even where it cannot be written
+        # The list is in force by now, even where it cannot be written.
         try:
             with os_errors_as(InvalidCredentials, f"{self.path} cannot be written", "make its folder writable"):
                 write_atomically(self.path, content, mode=0o600)
@@ -141,7 +141,7 @@ class RevocationFile:
 
     def _adopt(self, found: Revocations) -> bool:
         with self._lock:
-            # an earlier list would admit again who was revoked
+            # An earlier list would admit again who was revoked.
             is_later = found.version > self._latest.version
             if is_later:
                 self._latest = found

@@ -97,7 +97,7 @@ class Roster:
             InvalidCredentials: if the file has changed and cannot be read any more.
         """
         read = self._read  # one look at the attribute, which other threads replace
-        # at every message: a look at the file's state costs far less than reading it
+        # At every message: a look at the file's state costs far less than reading it.
         if file_state(self.path) != read[0]:
             read = self._read = _read(self.path)
         return read[1]
@@ -121,7 +121,7 @@ class Roster:
         sha256 = None
         with suppress(ValueError):  # it is not PEM
             sha256 = fingerprint(certificate_pem)
-        # a node that lost its key gets another certificate, and the lost one must not count
+        # A node that lost its key gets another certificate, and the lost one must not count.
         if sha256 != entry.sha256:
             return f"{name!r} came with another certificate than the one that it was issued on {entry.issued:%Y-%m-%d}"
         return None
@@ -133,7 +133,7 @@ def keep(path: Path, entries: Mapping[str, Entry]) -> None:
     Raises:
         OSError: if it cannot be written; the former file stays.
     """
-    # sorted and indented, for people read it and compare it
+    # Sorted and indented, for people read it and compare it.
     text = json.dumps(dict(sorted(entries.items())), indent=2, default=_plain)
     write_atomically(path, f"{text}\n".encode(), mode=0o600)
 
@@ -148,7 +148,7 @@ def file_state(path: Path) -> _State | None:
         found = path.stat()
     except OSError:
         return None
-    # a file replaced within one tick of the clock has another inode
+    # A file replaced within one tick of the clock has another inode.
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 

@@ -31,7 +31,7 @@ def read_signed(kind: str, content: bytes, authority_pem: bytes, most_bytes: int
         signature = bytes.fromhex(second.decode())
     except ValueError:
         signature = b""
-    # the size first: a hash over a hostile file of gigabytes would take long
+    # The size first: a hash over a hostile file of gigabytes would take long.
     if len(content) > most_bytes or not is_signed(public_key_of(authority_pem), digest(kind, first), signature):
         raise InvalidCredentials(
             f"the {kind} must be signed by this node's authority, got others: copy {kind}.json anew from the "
@@ -52,6 +52,6 @@ def signed(kind: str, said: Mapping[str, Any], authority_key_pem: bytes) -> byte
     Raises:
         InvalidCredentials: if the key cannot be used.
     """
-    # one line: what is signed are these bytes, which are never written again in another form
+    # One line: what is signed are these bytes, which are never written again in another form.
     line = json.dumps(said).encode()
     return line + b"\n" + sign(private_key_of(authority_key_pem), digest(kind, line)).hex().encode()

@@ -24,7 +24,7 @@ def spawned(target: Callable[..., None], *arguments: Any, **named: Any) -> tuple
         arguments: positional arguments of ``target`` behind the pipe's end.
         named: further arguments of :class:`multiprocessing.Process`.
     """
-    # a fork copies locks that other threads hold, gRPC's among them, and CUDA cannot be used in it
+    # A fork copies locks that other threads hold, gRPC's among them, and CUDA cannot be used in it.
     spawning = multiprocessing.get_context("spawn")
     ours, its = spawning.Pipe()
     with its:  # closed here, or the end of the process would never be seen

@@ -6,7 +6,7 @@ import sys
 
 __all__ = ["keep_freed_memory", "pool_freed_memory", "usable_cores"]
 
-# constants of GNU's malloc.h
+# Constants of GNU's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8

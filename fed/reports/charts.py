@@ -180,6 +180,7 @@ def against_time(
             _line(axes, curve.virtual_s / unit_s, curve, look[name], len(lines)) for name, curve in lines.items()
         ]
         if _lie_apart(ends_s, _LOGARITHMIC_TIME):
+            # A logarithmic axis has no place for a time of 0.
             first_s = min(float(curve.virtual_s[curve.virtual_s > 0][0]) for curve in lines.values())
             _logarithmic(axes, first_s / unit_s, max(ends_s) / unit_s)
             axes.xaxis.set_major_formatter("{x:g}")
@@ -241,6 +242,7 @@ def short_labels(names: Sequence[str]) -> list[str]:
         ['1: local.lr=0.1, local.batch_si…', '2: local.lr=0.1, local.batch_si…']
     """
     labels = [_within(name, _LABEL_WIDTH) for name in names]
+    # Two long names may be shortened to the same text.
     if len(set(labels)) < len(labels):
         labels = [_within(f"{number}: {name}", _LABEL_WIDTH) for number, name in enumerate(names, 1)]
     return labels
@@ -304,6 +306,7 @@ def _mark_target(axes: "Axes", target: float | None, *, is_named: bool = False) 
 
 
 def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style, among: int) -> "Line2D":
+    # A single point makes no line: it is drawn as a dot.
     (line,) = axes.plot(x, curve.mean, linewidth=1.7, marker="o" if len(x) == 1 else "", **style.line)
     if curve.deviation.any():
         low = curve.mean - curve.deviation
@@ -332,6 +335,7 @@ def _bytes_axis(
     totals = [float(of[-1]) for of in sent.values() if of[-1] > 0]
     if totals and _lie_apart(totals, _LOGARITHMIC_BYTES):
         _logarithmic(axes, min(float(of[of > 0][0]) for of in sent.values() if of[-1] > 0), max(totals))
+    # The margin of an axis may reach below 0, where no size is.
     axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size) if size >= 0 else "")
     axes.set_xlabel(label if totals else f"{label}: none")
     return handles

@@ -29,7 +29,7 @@ def finding(result: ComparisonResult) -> str:
         return "No variant was measured to the end."
     if difference := unlike(result):
         return difference
-    # A bound would nearly always win, and win nothing: it trains on other terms.
+    # A bound, such as centralized training, nearly always wins: it trains on other terms, and is no rival.
     rivals = [row for row in measured if row["algorithm"] not in _BOUNDS] or measured
     against = against_the_baseline(result, [row["name"] for row in rivals])
     sentences = [_best(rivals, metric), *([against] if against else [])]

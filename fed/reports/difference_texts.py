@@ -60,6 +60,7 @@ def difference_notes(result: ComparisonResult) -> list[str]:
     # Equal differences are suspicious rather than certain: the noise is not zero, it is not seen.
     elif any(one.pairs > 1 and one.interval is None for one in found):
         notes.append("Where all pairs differ by the same, the noise is not known, and there is no interval.")
+    # With several seeds folds are no pairs: a seed's folds are averaged first.
     if comparison.folds is not None and "folds" not in methods:
         notes.append("A seed's value is the mean over its folds.")
     notes += [_VARIED[comparison.vary]] if len(comparison.seeds) > 1 else []

@@ -208,7 +208,7 @@ def _bootstrapped(paired: Sequence[float], confidence: float, streams: Streams, 
     tail = min(int((resampled_t >= t).sum()), int((resampled_t <= t).sum()))
     # One is added above and below, for the sample itself: p is never 0.
     p = min(1.0, 2 * (tail + 1) / (_RESAMPLES + 1))
-    # the quantiles trade places: a resampled mean above the sample's suggests a true mean below it
+    # The quantiles trade places: a resampled mean above the sample's suggests a true mean below it.
     return Interval(low=float(mean - high * error), high=float(mean - low * error), p=p, method="bootstrap")
 
 

@@ -39,7 +39,7 @@ def write(graph: "nx.Graph[Any]", path: Path) -> None:
         path.write_text(for_file(picture(graph)), encoding="utf-8")
         return
     with blank(_SIDE_INCH, _SIDE_INCH) as figure:
-        # Other formats have no page beneath them.
+        # An SVG is drawn on the page around it; other formats need a ground of their own.
         figure.patch.set(facecolor="white", alpha=1)
         _draw(figure, graph)
         figure.savefig(path, dpi=_DPI)

@@ -37,7 +37,7 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
         )
         totals = panels[0, 0]
         last = panels[-1, 0]
-        # one outline, however many
+        # One outline, however many.
         totals.stairs(counts_KC.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
         totals.set_ylabel("samples")
         totals.set_ylim(bottom=0)

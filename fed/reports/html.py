@@ -25,14 +25,14 @@ from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns, difference_columns
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run import Run
-from fed.storage.run_folder import RunFolder, environment, written_to
-from fed.storage.run_reader import json_of, metrics_lines, summary_so_far
+from fed.storage.run_folder import environment, written_to
+from fed.storage.run_reader import json_of
 from fed.storage.scores import LOSS, NamedMetric, metrics_of
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Recorded", "comparison_report", "comparison_svg", "run_report", "write_run_report"]
+__all__ = ["comparison_report", "comparison_svg", "run_report", "write_run_report"]
 
 _Partitions: TypeAlias = Mapping[str, population.Partition | None]
 
@@ -49,20 +49,6 @@ class _Figure(NamedTuple):
     heading: str
     note: str
     svg: str
-
-
-class Recorded(NamedTuple):
-    """A run as its folder has it, without its model.
-
-    Args:
-        experiment: the experiment, with every default resolved.
-        metrics: one mapping for each round.
-        summary: summary of the run; of a run without an end the totals of its metrics.
-    """
-
-    experiment: Experiment
-    metrics: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
 
 
 def comparison_report(
@@ -99,7 +85,7 @@ def comparison_report(
         difference_notes=difference_notes(result),
         looks=list(look.values()),
         failures=failures(result),
-        # Name and seed are the variants' own.
+        # Variants have names and seeds of their own, which are in the tables.
         settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),
         changes={name: _changed_keys(reference, variant) for name, variant in variants.items()},
     )
@@ -116,23 +102,21 @@ def write_run_report(folder: Path) -> Path:
     Raises:
         InvalidInput: if there is no run, or it cannot be read or written to.
     """
-    kept = RunFolder.existing(folder)
-    experiment = kept.experiment()
-    metrics = [line for line, _ in metrics_lines(folder)]
-    summary = summary_so_far(folder, experiment, metrics)
-    # Of the run, not of this machine: a report may be drawn elsewhere.
+    run = Run.load(folder)
+    # The environment of the run: a report may be drawn on another machine.
     found = json_of(folder / "environment.json") or environment()
+    # A resume needs these; they tell a reader nothing.
     for name in ("given", "inputs", "sha256"):
         found.pop(name, None)
     drawn = population.read(json_of(folder / "population.json") or population.described(None))
-    page = run_report(Recorded(experiment, metrics, summary), *drawn, found, last_client_scores(folder))
+    page = run_report(run, *drawn, found, last_client_scores(folder))
     with written_to(folder):
         write_atomically(folder / "report.html", page.encode())
     return folder / "report.html"
 
 
 def run_report(
-    run: Run | Recorded,
+    run: Run,
     partition: population.Partition | None,
     graph: "nx.Graph[Any] | None" = None,
     confusion: population.Confusion | None = None,
@@ -185,11 +169,11 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    # names and reasons may hold markup
+    # Names and reasons may hold markup.
     pages = Environment(
         loader=PackageLoader("fed.reports", ""),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a slip in a template must fail, not leave a gap in the page
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -209,7 +193,7 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     )
 
 
-def _run_figures(run: Run | Recorded, clients: ClientScores) -> Iterator[_Figure]:
+def _run_figures(run: Run, clients: ClientScores) -> Iterator[_Figure]:
     """Pictures of a run."""
     metrics = run.metrics
     first, *others = metrics_of(run.summary)
@@ -272,6 +256,7 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
     """Pictures of a comparison's curves."""
     first = result.metrics()[0]
     target = result.comparison.target
+    # The loss is drawn only where no run has measured the metric.
     for metric in (first, LOSS):
         if lines := _lines(result.runs, metric.test):
             label = f"test {metric.words}"
@@ -285,6 +270,7 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
             yield _Figure(f"{metric.title} against simulated time", "seeds", svg)
             break
     by_clients = _where_clients_evaluate(result.runs, first)
+    # Scores on clients' own samples and on one test set do not compare: they have pictures of their own.
     others = {name: runs for name, runs in result.runs.items() if name not in by_clients}
     mean = first.of_clients("mean")
     worst = first.of_clients("worst_decile")
@@ -327,7 +313,7 @@ def _lines(runs: Runs, measure: str) -> dict[str, charts.Curve]:
 def _reference(result: ComparisonResult) -> Experiment:
     """Experiment to compare the others with: the base, or the first variant if the base is no experiment by itself."""
     try:
-        return Experiment(**result.comparison.base)
+        return Experiment(**result.comparison.base)  # the base may lack what each variant brings
     except InvalidExperiment:
         return next(iter(result.comparison.variants().values()))
 

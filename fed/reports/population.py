@@ -71,7 +71,7 @@ def described(
         "counts": None if confusion.counts_CC is None else confusion.counts_CC.tolist(),
         "names": list(confusion.names),
     }
-    # Others would fill the folder with edges that no page shows.
+    # A graph that is too large to draw would fill the folder with edges that no page shows.
     met = _edges(graph) if graph is not None and can_be_drawn(graph) else None
     return {"partition": held, "graph": met, "confusion": taken}
 

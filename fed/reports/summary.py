@@ -105,6 +105,7 @@ class ComparisonResult:
         }
         if baseline not in values:
             return []
+        # Resamples follow from the comparison alone: a report that is drawn again has the same intervals.
         streams = Streams(comparison.seeds[0])
         return differences(values, baseline, confidence=comparison.confidence, folds=comparison.folds, streams=streams)
 
@@ -134,6 +135,7 @@ def row_of(
         with the seeds.
     """
     finished = {repetition: run for repetition, run in sorted(runs.items()) if has_finished(run)}
+    # Runs often fail for one reason: it is told once, with the seeds.
     reasons = dict[str, list[Repetition]]()
     for repetition, run in sorted(runs.items()):
         if repetition not in finished:
@@ -196,6 +198,7 @@ def _to_target(
         (next((line for line in metrics if metric.reaches(line.get(metric.test), target)), None), metrics)
         for metrics in metrics_of_runs
     ]
+    # Runs that never reach the target are left out of the means; how many reach it stands beside them.
     there = [(line, metrics) for line, metrics in found if line is not None]
     return {
         "rounds_to_target": spread(line["round"] for line, _ in there)[0],

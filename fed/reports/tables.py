@@ -49,6 +49,7 @@ def columns(result: ComparisonResult) -> list[Column]:
     shown += _of_clients(rows, metrics[0])
     shown += _of_tasks(rows)
     shown.append(_column("wall time", rows, "wall_s", duration_text))
+    # A column that says the same of all variants takes room from the names.
     if any(row["status"] != "finished" for row in rows):
         shown.append(Column("status", [str(row["status"]) for row in rows], is_number=False))
     return shown

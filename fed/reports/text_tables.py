@@ -81,7 +81,7 @@ def _columns(result: ComparisonResult) -> list[Column]:
     ]
     of, *others = difference_columns(result) or [Column("variant", [])]
     for column in others:
-        # By name, since the baseline has no row among the differences.
+        # Found by name, since the baseline has no row among the differences.
         text_of = dict(zip(of.texts, column.texts, strict=True))
         shown.append(Column(column.heading, [text_of.get(name, "–") for name in names]))
     return shown

@@ -197,7 +197,7 @@ class SessionCoordinator:
         holder = self._places[name]
         if holder not in self._consents:
             raise InvalidPayload(f"{name!r} has not consented")
-        # holding is mutual: a client holds shares of those that hold its own
+        # Holding is mutual: a client holds shares of those that hold its own.
         held = self._seeds_sha256.keys() & {*session.graph.holders(holder)}
         seeds, keys = ({one.place - 1: one.share for one in kind} for kind in (unmasking.seeds, unmasking.keys))
         # A place that is named twice would hide the second share.

@@ -27,7 +27,7 @@ _COUNT_BITS = 54  # of numbers of samples, and of clipped coordinates
 _LOSS_BITS = 64
 _LOSS_UNIT = 2.0**-16
 _LARGEST_LOSS = 2.0**46  # of a client's loss times its samples: in units of 2⁻¹⁶ below 2⁶³
-# without any number of a client, since the sentence may leave it
+# Without any number of a client, since the sentence may leave it.
 _TOO_LARGE = "training loss times its samples is beyond the range of the sum, 7e13: scale the loss"
 
 
@@ -162,7 +162,7 @@ class FixedPoint:
             InvalidExperiment: if one of the clients' numbers is out of its range.
         """
         if not torch.isfinite(message_KM).all():
-            # a constant: a client's numbers belong in no sentence
+            # A constant: a client's numbers belong in no sentence.
             raise InvalidInput("all numbers of a message must be finite, got NaN or infinity")
         rows = [
             self._row(message_M, weight, samples, loss, generator)

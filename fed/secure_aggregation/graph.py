@@ -125,7 +125,7 @@ def _threshold(clients: int, degree: int, colluders: int, dropped: float, is_sem
     staying = math.ceil((1 - dropped) * clients)
     if degree <= lost:  # with fewer lost clients than mask partners none is cut off
         pairs = math.log(clients) + math.log(clients - degree - 1) - math.log(2) if clients > degree + 1 else -math.inf
-        # logarithms, since the factorials of many clients leave float64's range
+        # Logarithms, since the factorials of many clients leave float64's range.
         ways = math.lgamma(lost + 1) + math.lgamma(clients - degree + 1)
         ways -= math.lgamma(clients + 1) + math.lgamma(lost - degree + 1)
         if pairs + ways >= -(_SECURITY_BITS + 1) * math.log(2):

@@ -83,7 +83,7 @@ def keystream_mode() -> type[CTR] | type[GCM]:
 
 
 def _context(key: bytes, mode: type[CTR] | type[GCM]) -> CipherContext:
-    # GCM's own counter begins at 1, which its tag takes
+    # GCM's own counter begins at 1, which its tag takes.
     return Cipher(AES(key), GCM(_NONCE) if mode is GCM else CTR(_NONCE + b"\0\0\0\2")).encryptor()
 
 

@@ -275,7 +275,7 @@ class Participant:
         if own_sha256 != joined.digests.own:
             return []  # made for another task: it is not masked here
         entry = self._revealed.of_message(joined.round, lanes)
-        # without weight it adds nothing: clients whose training diverged have it again, and nobody may learn of that
+        # Without weight it adds nothing: clients whose training diverged have it again, and nobody may learn of that.
         weight = lanes[self._agreed_plan().fixed.numbers :][:1]
         if weight.any() and self._revealed.holds(entry):
             return self._ended(joined, Reason.REVEALED, "this very message is in a sum that was revealed")

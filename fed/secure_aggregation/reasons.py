@@ -13,20 +13,20 @@ class Reason(StrEnum):
     It tells which of these things happened, and nothing else of the client's data or settings.
     """
 
-    NOT_READY = "the server asks before it has told its plan"
-    HIDES_TOO_LITTLE = "the plan hides less than this node's owner allows: the node's log names the limit"
-    KEEPS_STATE = "the plan has clients keep something between tasks, which a sum could show of one of them alone"
-    OLD_IDENTITIES = "the plan's identities are older than those that the node knows, or not signed by its authority"
+    NOT_READY = "the server has sent a task before the plan of its run"
+    HIDES_TOO_LITTLE = "the plan protects clients less than this node's owner asks for: the node's log names the limit"
+    KEEPS_STATE = "the plan's clients keep a state, which a lying server could learn: start the node with --allow-state"
+    OLD_IDENTITIES = "the plan's identities are older than those that the node has, or not signed by its authority"
     CANNOT_FOLLOW = "the node cannot follow the plan: its log has the reason"
-    TOLD_TWICE = "the server has told one task in two ways"
-    TAKES_PARTS = "under secure aggregation a client takes all steps of a task: the server must not ask for fewer"
-    REVEALED = "the node has revealed shares of this round, or of this message, before: it joins no other sum of it"
-    BROKEN_RULE = "the server has broken a rule of the session: the node's log has which"
-    NO_MESSAGE = "the task gave no message that can be added: the node's log has the reason"
+    TOLD_TWICE = "the server has described one task in two different ways"
+    TAKES_PARTS = "the server asks for fewer steps than the task's, and under secure aggregation clients take all"
+    REVEALED = "the node has revealed shares of this round, or of this message, already: it joins no second sum"
+    BROKEN_RULE = "the server has broken a rule of the session: the node's log says which one"
+    NO_MESSAGE = "the node could not make a message of this task: its log has the reason"
     OTHER_MODEL = "the model is not the one that the round's clients have agreed on"
-    LACKS_MODEL = "the node does not have the model that the differences are added to"
-    SCORES_NOTHING = "a node under secure aggregation scores no model, since scores are numbers of one client"
-    NODE_FAILED = "the node could not do it: its log has the reason"
+    LACKS_MODEL = "the node does not have the earlier model that the differences belong to, and needs the whole model"
+    SCORES_NOTHING = "the node scores no model, since scores are numbers of one client, which secure aggregation hides"
+    NODE_FAILED = "the node could not do what the server asked: its log has the reason"
 
 
 class ClientRefusal(RunFailed):

@@ -86,7 +86,7 @@ class RevealedRounds:
             lanes: the message, signed integers of R bits.
         """
         content = np.ascontiguousarray(lanes.numpy()).data.cast("B")
-        # GMAC takes a tenth of the time of SHA-256; without the key nobody can find two messages with one tag
+        # GMAC takes a tenth of the time of SHA-256; without the key nobody can find two messages with one tag.
         pieces = (content[first : first + _PIECE_BYTES] for first in range(0, len(content), _PIECE_BYTES))
         # One nonce for all is safe here: nothing is encrypted, and no tag leaves this object but hashed.
         tags = [self._cipher.encrypt(_NONCE, b"", piece) for piece in pieces]

@@ -99,7 +99,7 @@ class SecureAggregation(Hyperparameters):
         Args:
             clients: n, number of clients of the session.
         """
-        # 0.07 · 100 is 7.000000000000001 in float64, and tolerates 7
+        # 0.07 · 100 is 7.000000000000001 in float64, and tolerates 7.
         return math.ceil(round(self.corrupt * clients, 9))
 
     def degree(self, clients: int, *, is_begun: bool = False) -> Degree:
@@ -239,7 +239,7 @@ class SecureAggregation(Hyperparameters):
                 f"{asked} clients, which needs {least}: lower over_selection"
             )
         weight = 1 if self.max_weight == "auto" else self.max_weight
-        # refused where so many clients with such weights leave no level
+        # Refused where so many clients with such weights leave no level.
         FixedPoint(bits=self.bits, parts=(1,), clips=(1.0,), most_clients=asked, max_weight=weight)
 
 

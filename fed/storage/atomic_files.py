@@ -50,16 +50,16 @@ def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     Raises:
         OSError: if it cannot be written; the file that was there is unchanged.
     """
-    # in the same folder: a rename is atomic within one file system only
+    # In the same folder: a rename is atomic within one file system only.
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)  # an earlier process of this number left it: its mode would stay
-        # created with its mode: not even for a moment can others read a key
+        # Created with its mode: not even for a moment can others read a key.
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            # before the rename: a loss of power would else leave the new name without its content
+            # Before the rename: a loss of power would else leave the new name without its content.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:

@@ -19,7 +19,7 @@ __all__ = ["file_name", "flaw_of", "newest_whole", "numbers_in", "remove_all", "
 
 _NAME = re.compile(r"round-([0-9]{6,})\.safetensors")
 _SEAL = "format 1, round {number}, sha256 {digest}"
-# found without parsing JSON that may be damaged
+# Found without parsing JSON that may be damaged.
 _SEALED = re.compile(rb'"checkpoint":"format ([0-9]+), round ([0-9]+), sha256 ([0-9a-f]{64})"')
 _UNSEALED = "0" * 64  # is hashed in the digest's place, as no digest can cover itself
 _HEADER_BYTES = 4096
@@ -115,7 +115,7 @@ def write_sealed(file: BinaryIO, number: int, structure: bytes, tensors: Iterabl
         OSError: if there is no room.
     """
     header = _header(number, len(structure), size_bytes)
-    # In the same pass as the writing: a second one would read gigabytes again.
+    # The digest is taken while the file is written: a second pass would read gigabytes again.
     digest = hashlib.sha256(header)
     file.write(header)
     parts: Iterator[bytes | memoryview] = chain([structure], tensors)

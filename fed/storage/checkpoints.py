@@ -61,11 +61,11 @@ class Checkpoints:
         try:
             if not self.folder.is_dir():
                 self.folder.mkdir(parents=True)
-                # Else a loss of power could take the new folder with all its files.
+                # Without it a loss of power could take the new folder with all its files.
                 sync_folder(self.folder.parent)
             remove_unfinished(self.folder)
             with replaced(self._path(number)) as file:
-                # map is lazy: one tensor at a time is copied from its device
+                # Map is lazy: one tensor at a time is copied from its device.
                 write_sealed(
                     file,
                     number,

@@ -35,7 +35,7 @@ class ModelInputs(NamedTuple):
         module: nn.Module = section.make(input_shape=tuple(self.input_shape), classes=self.classes)
         is_users_own = section.kind.startswith("python:")
         dtype = getattr(torch, self.dtype)
-        # a matrix product of two types raises
+        # A matrix product of two types raises.
         return module.to(dtype) if dtype.is_floating_point and not is_users_own else module
 
 

@@ -158,6 +158,7 @@ class _Kept(Run):
     def _made(self) -> "nn.Module":
         """A module of the run's shape."""
         with seeded_torch(0, torch.device("cpu")):  # so that the global generator stays as it is
+            # A copy, since each client's model may be read into one, and the user's own must stay as it is.
             if isinstance(self._factory, nn.Module):
                 return copy.deepcopy(self._factory)
             if self._factory is not None:

@@ -226,7 +226,7 @@ class RunFolder:
             RunFailed: if there is no room.
         """
         content = "".join(f"{to_json(line)}\n" for line in lines).encode()
-        # unbuffered: one call of the system
+        # Unbuffered: one call of the system.
         with self._written_on(), (self.path / name).open("ab", buffering=0) as file:
             size_bytes = file.tell()
             written_bytes = file.write(content)
@@ -261,7 +261,7 @@ class RunFolder:
         """
         with self._written_on():
             write_atomically(self.path / "population.json", to_json(population).encode())
-            # Last of all: its presence says that the run has ended.
+            # The summary is written last: its presence says that the run has ended.
             write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 
     def _written_on(self) -> AbstractContextManager[None]:
@@ -277,7 +277,7 @@ def clear_run(folder: Path) -> None:
         OSError: if one cannot be removed.
     """
     remove_all(folder / "checkpoints")
-    # False sorts before True.
+    # environment.json goes last, since False sorts before True: it marks the folder as a run's.
     names = sorted(RunFolder.FILES, key="environment.json".__eq__)
     for path in (*unfinished(folder, names), *map(folder.joinpath, names)):
         path.unlink(missing_ok=True)

@@ -113,6 +113,7 @@ def kept_run(path: Path) -> KeptRun:
         metrics = [line for line, _ in metrics_lines(path)]
     except InvalidInput as error:
         return KeptRun(folder=path, state=RunState.UNREADABLE, reason=str(error), written=_written(path))
+    # From the lines, not from the summary, which a killed run does not have.
     rounds = metrics[-1]["round"] if metrics else 0
     metric, score = _last_score(summary, metrics) or (None, None)
     return KeptRun(

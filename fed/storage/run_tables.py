@@ -30,7 +30,7 @@ def rows_of(folder: Path, what: str) -> list[dict[str, Any]]:
     metrics = [line for line, _ in metrics_lines(folder)]
     if what == "metrics":
         return metrics
-    # a round's other lines are written before its metrics, and a crash may come in between
+    # A round's other lines are written before its metrics, and a crash may come in between.
     last = metrics[-1]["round"] if metrics else 0
     return [line for line, _ in metrics_lines(folder, f"{what}.jsonl") if line["round"] <= last]
 
@@ -60,7 +60,7 @@ def columns_of(folder: Path, what: str) -> dict[str, list[Any]]:
     """
     rows = rows_of(folder, what)
     if what != "participation":
-        # Of all rows, for a metric may begin in a later round.
+        # The names of all rows, since a metric may begin in a later round.
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
     found = [(row["round"], client, event) for row in rows for event in _EVENTS for client in row.get(event, ())]

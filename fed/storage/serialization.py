@@ -47,7 +47,7 @@ def plain(state: Any, path: _Path = ()) -> Tree:
         >>> plain(State(1.5, (None, State(2, ()))))
         {'model_P': 1.5, 'kept': (None, {'model_P': 2, 'kept': ()})}
     """
-    # exact types: NumPy's float64 is a float, and no plain one
+    # Exact types: NumPy's float64 is a float, and no plain one.
     if isinstance(state, Tensor) or type(state) in _SCALARS:
         return state
     if _is_named(state):
@@ -189,7 +189,7 @@ def _described(tree: Tree, tensors: dict[int, tuple[int, Tensor]], path: _Path) 
             "dict": [[_described(key, tensors, path), _described(part, tensors, (*path, key))] for key, part in pairs]
         }
     if isinstance(tree, Tensor) and not (tree.layout != torch.strided or tree.is_quantized or tree.is_meta):
-        # the dict keeps the tensor alive, and with it its id
+        # The dict keeps the tensor alive, and with it its id.
         return {"tensor": tensors.setdefault(id(tree), (len(tensors), tree))[0]}
     raise _refused(f"a {kind.__module__}.{kind.__qualname__}", path)
 

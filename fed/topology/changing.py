@@ -117,7 +117,7 @@ def _plan(
         return [], np.zeros(0), 0.0
     probabilities = _most_connected(peers, matchings, budget * len(matchings))
     mean = _laplacian(peers, matchings, probabilities)
-    # E[(Σ B L)²] = (Σ p L)² + Σ p (1 − p) L², and of a matching L² = 2 L
+    # E[(Σ B L)²] = (Σ p L)² + Σ p (1 − p) L², and of a matching L² = 2 L.
     square = mean @ mean + 2 * _laplacian(peers, matchings, probabilities * (1 - probabilities))
     return matchings, probabilities, _best_weight(mean, square)
 
@@ -171,7 +171,7 @@ def _turn_fan(mates: dict[int, dict[int, int]], colours: range, peer: int, other
         at = following
         colour = own + last - colour  # the other of the two colours
     _recolour(mates, path, [own + last - colour for _, _, colour in path])
-    # the exchange along the path may have broken the fan behind the first that lacks the colour now
+    # The exchange along the path may have broken the fan behind the first that lacks the colour now.
     before = [-1, *(next(c for c, mate in mates[peer].items() if mate == one) for one in fan[1:])]
     end = next(place for place, one in enumerate(fan) if last not in mates[one])
     turned = list(zip([peer] * (end + 1), fan, before, strict=False))
@@ -251,7 +251,7 @@ def _most_connected(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]"
         if value > most:
             best = candidate
             most = value
-        # gᵀ q is largest where the largest slopes count in full, up to the budget
+        # Gᵀ q is largest where the largest slopes count in full, up to the budget.
         bound = min(bound, float(np.sort(slope)[::-1] @ np.clip(total - np.arange(count), 0, 1)))
         if bound - most <= _CLOSE * most:
             break

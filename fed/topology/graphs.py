@@ -69,6 +69,7 @@ def torus(peers: int, rows: PositiveInt | None = None) -> "nx.Graph[int]":
     Raises:
         InvalidExperiment: if n is no multiple of the rows.
     """
+    # The grid that is most nearly a square has the shortest ways, and mixes fastest.
     rows = rows or max(divisor for divisor in range(1, math.isqrt(peers) + 1) if peers % divisor == 0)
     if peers % rows:
         raise InvalidExperiment(f"topology torus must have full rows, got {peers} peers in {rows} rows: change rows")
@@ -93,6 +94,7 @@ def hypercube(peers: int) -> "nx.Graph[int]":
             f"{1 << (peers.bit_length() - 1)} of them, or topology exponential"
         )
     cube: nx.Graph[int] = nx.Graph()
+    # Nodes first: a cube of one peer has no edge that would bring them.
     cube.add_nodes_from(range(peers))
     bits = [1 << bit for bit in range(peers.bit_length() - 1)]
     cube.add_edges_from((peer, peer ^ bit) for peer in range(peers) for bit in bits)
@@ -140,7 +142,7 @@ def exponential(peers: int) -> "nx.Graph[int]":
         Ying et al. 2021, "Exponential graph is provably efficient for decentralized deep training", arXiv 2110.13363;
         here the graph is undirected, as Metropolis–Hastings weights need it.
     """
-    # of a single peer [1], a loop, which mixing leaves out
+    # Of a single peer [1], a loop, which mixing leaves out.
     return nx.circulant_graph(peers, _hops(peers) or [1])
 
 
@@ -239,7 +241,7 @@ def clusters(peers: int, count: PositiveInt = 2, bridges: PositiveInt = 1) -> "n
         graph.add_edges_from((one, other) for one in cluster for other in cluster if one < other)
         following = members[(place + 1) % count]
         if count > 1:
-            # from the last peers of one to the first of the next
+            # From the last peers of one to the first of the next.
             graph.add_edges_from(zip(cluster[::-1][:bridges], following[:bridges], strict=True))
     return graph
 
@@ -309,8 +311,10 @@ def random_directed(peers: int, streams: Streams, degree: PositiveInt = 2) -> "n
             f"topology random_directed needs more peers than receivers of each, got {degree} of {peers}: lower degree"
         )
     generator = streams.generator("topology")
+    # The ring keeps the graph strongly connected, whatever is drawn.
     graph = nx.DiGraph(_circulant(peers, [1]))
     for peer in range(peers):
+        # From peer + 2 on: peer + 1 is a receiver already, and nobody sends to itself.
         others = [(peer + 2 + int(hop)) % peers for hop in generator.permutation(peers - 2)[: degree - 1]]
         graph.add_edges_from((peer, other) for other in others)
     return graph
@@ -352,6 +356,7 @@ def _connected(
 
 def _pairs_of(file: Path) -> list[tuple[int, int]]:
     try:
+        # What stands behind # is a comment, as in the edge lists that networkx reads.
         lines = [line.partition("#")[0].split() for line in file.read_text().splitlines()]
         return [(int(sender), int(receiver)) for sender, receiver in filter(None, lines)]
     except (OSError, ValueError) as error:

@@ -78,7 +78,7 @@ def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None, *, la
     entries: dict[tuple[int, int], float] = {}
     for i, neighbours in senders.items():
         row = {j: weight[kind](i, j) for j in neighbours}
-        # one rounding: a row's sum is as near 1 as float64 allows
+        # One rounding: a row's sum is as near 1 as float64 allows.
         row[i] = 1 / (1 + receivers[i]) if kind == "column_stochastic" else 1 - math.fsum(row.values())
         entries |= {(i, j): (row[j] + (i == j)) / 2 if lazy else row[j] for j in sorted(row)}
     rows, columns = zip(*entries, strict=True)

@@ -202,7 +202,7 @@ class Layout:
         kinds = (self.trained, self.averaged, self.integers)
         trained, averaged, integers = (tuple(part for part in kind if part.name not in self.private) for kind in kinds)
         parameters = sum(part.size for part in trained)
-        # private parts come last in each kind, so that only the averaged ones move: behind fewer parameters
+        # Private parts come last in each kind, so that only the averaged ones move: behind fewer parameters.
         moved = tuple(replace(part, offset=part.offset - self.parameters + parameters) for part in averaged)
         return Layout(
             parameters=parameters,
@@ -288,7 +288,7 @@ def names_held_by(parts: "Collection[nn.Module]", module: "nn.Module") -> list[s
         >>> names_held_by([module[1]], module)
         ['1.running_mean', '1.running_var', '1.num_batches_tracked']
     """
-    # by identity, for tied weights have several names
+    # By identity, for tied weights have several names.
     held = {id(tensor) for part in parts for tensor in (*part.parameters(False), *part.buffers(False))}
     saved = module.state_dict().keys()
     buffers = [(name, tensor) for name, tensor in module.named_buffers() if name in saved]
@@ -298,7 +298,7 @@ def names_held_by(parts: "Collection[nn.Module]", module: "nn.Module") -> list[s
 def _places(specs: Mapping[str, Spec], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:
     """Parts laid one after another from an offset, private ones last, and the offset behind them."""
     parts = []
-    # sorted is stable: the module's order stays otherwise
+    # Sorted is stable: the module's order stays otherwise.
     for name, spec in sorted(specs.items(), key=lambda item: item[0] in private):
         parts.append(Part(name=name, shape=torch.Size(spec.shape), offset=offset, dtype=spec.dtype))
         offset += math.prod(spec.shape)
@@ -306,5 +306,5 @@ def _places(specs: Mapping[str, Spec], private: Collection[str], offset: int) ->
 
 
 def _state(module: "nn.Module") -> dict[str, Tensor]:
-    # detached, since a leaf with a gradient refuses changes in place
+    # Detached, since a leaf with a gradient refuses changes in place.
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}

@@ -42,7 +42,7 @@ class Weights:
     @classmethod
     def of(cls, matrix_NN: Tensor) -> "Weights":
         """The rows of a whole matrix, dense or sparse; column j has the weights of the vector that j sends."""
-        # coalesced indices ascend, which fixes the order of the sums
+        # Coalesced indices ascend, which fixes the order of the sums.
         matrix_NN = (matrix_NN if matrix_NN.is_sparse else matrix_NN.to_sparse()).coalesce()
         rows_X, senders_X = matrix_NN.indices()
         weights_X = matrix_NN.values().double()
@@ -73,7 +73,7 @@ class Weights:
         stays = is_sent & is_received
         own_N1 = self.own_N1.index_add(0, self.senders_X[kept], self.weights_X[kept, None])
         degrees_N = torch.bincount(self.rows_X[stays], minlength=len(present_N))
-        # Vectors are sent by present peers alone, in the same order: places close up.
+        # Present peers alone send vectors, in the same order: the places of absent ones are left out.
         places_N = present_N.cumsum(0) - 1
         return Weights(
             own_N1=own_N1[present_N],
@@ -144,9 +144,9 @@ class Weights:
 
         Rows share those in which a sender has the same weight.
         """
-        # NumPy orders complex numbers by sender, then by weight
+        # NumPy orders complex numbers by sender, then by weight.
         pairs_X = self.senders_X.numpy() + 1j * self.weights_X.numpy()
         pairs_Y, products_X = np.unique(pairs_X, return_inverse=True)
-        # a strided view would keep the complex numbers in memory
+        # A strided view would keep the complex numbers in memory.
         weights_Y1 = torch.from_numpy(pairs_Y.imag.copy()).unsqueeze(1)
         return torch.from_numpy(pairs_Y.real.astype(np.int64)), weights_Y1, torch.from_numpy(products_X)

@@ -49,13 +49,13 @@ class Streams:
             >>> [round(number, 3) for number in Streams(0).uniforms("fate", 7)]
             [0.347, 0.939, 0.526, 0.169]
         """
-        # >> 11 leaves 53 bits, which float64 holds without rounding: 1 is never drawn
+        # >> 11 leaves 53 bits, which float64 holds without rounding: 1 is never drawn.
         a, b, c, d = struct.unpack("<4Q", self._digest(purpose, key, 32))
         return (a >> 11) * 2.0**-53, (b >> 11) * 2.0**-53, (c >> 11) * 2.0**-53, (d >> 11) * 2.0**-53
 
     def normals(self, purpose: str, *key: object) -> tuple[float, float]:
         """Two independent numbers of the standard normal distribution (Box & Muller 1958)."""
-        # a radius of 0 is possible and 1 is not: log1p(-radius) is finite
+        # A radius of 0 is possible and 1 is not: log1p(-radius) is finite.
         radius, turn, *_ = self.uniforms(purpose, *key)
         length = math.sqrt(-2 * math.log1p(-radius))
         angle = 2 * math.pi * turn
@@ -67,7 +67,7 @@ class Streams:
         return int.from_bytes(self._digest(purpose, key, 8), "little") >> 1
 
     def _digest(self, purpose: str, key: tuple[object, ...], size_bytes: int) -> bytes:
-        # NumPy 2 writes np.int64(7) where NumPy 1 writes 7
+        # NumPy 2 writes np.int64(7) where NumPy 1 writes 7.
         parts = [part.item() if isinstance(part, np.generic) else part for part in key]
         name = repr((self.seed, purpose, *parts))  # repr keeps 1 and "1" apart, and the keys (1, 23) and (12, 3)
         return hashlib.blake2b(name.encode(), digest_size=size_bytes).digest()

@@ -183,7 +183,7 @@ class WeightedMean:
             units_P = (self._products[0] * _constant(2.0**-_LOWEST_EXPONENT)).round_()
             return units_P.mul_(_constant(2.0**_LOWEST_EXPONENT)).add_(_constant(0.0)).div_(float(self.weight))
         self._cut_products()
-        # each of its pieces is read before the sum overwrites it
+        # Each of its pieces is read before the sum overwrites it.
         lowest_P = self._lanes[0].view(torch.float64) if is_last and self._lanes else None
         sum_P = torch.zeros(self.size, dtype=torch.float64, device=self.device) if lowest_P is None else lowest_P
         for start in range(0, self.size, _PIECE):
@@ -210,7 +210,7 @@ class WeightedMean:
         if len(products) == 1:
             self._cut(products[0])
         elif products and self.size:
-            # for small vectors a call costs more than its numbers: they are cut together
+            # For small vectors a call costs more than its numbers: they are cut together.
             for begin in range(0, len(products), _MOST_PIECES // 2):
                 rest_KP = torch.stack(products[begin : begin + _MOST_PIECES // 2])
                 self._make_room(len(rest_KP))

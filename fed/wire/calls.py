@@ -30,7 +30,7 @@ _MOST_BYTES = {
     Part: CHUNK_BYTES + (1 << 16),  # a chunk and its header
     PeerMessage: 2 << 20,  # a chunk, or the table of many members
 }
-# more than a node needs: its stream, transfers, and what is left of a connection that was cut
+# More than a node needs: its stream, transfers, and what is left of a connection that was cut.
 _CALLS_AT_ONCE = 8
 _BREAKING_S = 1.0  # gRPC ends the stream of a call that broke off a moment before it says that it did
 
@@ -119,9 +119,9 @@ class Call:
             message = await within(limit_s, self._context.read())
         except DecodeError:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
-        # a certificate may be revoked while the stream stands
+        # A certificate may be revoked while the stream stands.
         self.hold_to_roster()
-        # gRPC gives a constant of its own at a stream's end
+        # gRPC gives a constant of its own at a stream's end.
         return message if isinstance(message, kind) else None
 
     async def tell(self, message: ToNode | Chunk, limit_s: float) -> None:
@@ -131,7 +131,7 @@ class Call:
             TurnedAway: if the caller is not admitted any more, or takes nothing for so long.
         """
         self.hold_to_roster()
-        # a caller that reads nothing must not hold the call for ever
+        # A caller that reads nothing must not hold the call for ever.
         await within(limit_s, self._context.write(message))
 
     async def abort(self, code: grpc.StatusCode, reason: str) -> NoReturn:
@@ -167,7 +167,7 @@ class Reception:
             call.authenticate()
             if call.name is None:  # without certificates a caller could use up the limit of another's name
                 return await serve(call)
-            # each open call holds memory for what has arrived of it
+            # Each open call holds memory for what has arrived of it.
             if self._open[call.name] >= _CALLS_AT_ONCE:
                 reason = f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
@@ -175,7 +175,7 @@ class Reception:
             try:
                 return await serve(call)
             finally:
-                # a name stays in the table: there are no more than certificates
+                # A name stays in the table: there are no more than certificates.
                 self._open[call.name] -= 1
         except TurnedAway as turned:
             self._refusals.note(call.sender, turned.reason)
@@ -212,7 +212,7 @@ async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> 
         await call.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
     while chunk is not None:
         read_bytes += CHUNK_BYTES
-        # a slow disk must not stop the loop
+        # A slow disk must not stop the loop.
         coming = loop.run_in_executor(None, next, ready, None) if read_bytes < size_bytes else None
         await call.tell(chunk, limit_s)
         chunk = await coming if coming is not None else None
@@ -226,7 +226,7 @@ async def converse(*directions: Coroutine[Any, Any, None]) -> list[Exception]:
     finally:
         for direction in running:
             direction.cancel()
-        # a call must not return while a direction still uses it
+        # A call must not return while a direction still uses it.
         ended = await asyncio.gather(*running, return_exceptions=True)
     return [problem for problem in ended if isinstance(problem, Exception)]
 

@@ -22,7 +22,7 @@ __all__ = ["WRONG_AUTHORITY", "WRONG_NAME", "DialPatience", "Dialler", "Outbox",
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
-# gRPC waits for a second before it connects again, longer than our own first pause
+# By default gRPC waits for a second before it connects again, longer than our own first pause.
 _OPTIONS = (("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.initial_reconnect_backoff_ms", 200))
 _NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
 
@@ -55,7 +55,7 @@ class DialPatience:
     def pause_s(self, failures: int) -> float:
         """The pause after a number of failures, which differs between nodes."""
         pause_s = self.backoff_s * 2.0 ** min(failures, 20)  # 2.0**1024 raises OverflowError
-        # unlike the run's draws, which all nodes share: they must not all dial at once
+        # Unlike the run's draws, which all nodes share: they must not all dial at once.
         return min(pause_s, self.most_backoff_s) * (0.5 + random.random())
 
 
@@ -127,7 +127,7 @@ class Dialler(ABC):
                 words = words_of(error)
             if self._is_over(stopped):
                 break
-            # a connection that lasted begins the backoff anew
+            # A connection that lasted begins the backoff anew.
             failures = 0 if self.clock.monotonic_s() - began_s > self.patience.silence_s else failures + 1
             if failures in (0, 1, 5) or failures % 20 == 0:  # a server that is down for a day must not fill the log
                 _log.info("%s cannot be reached (%s); trying again", self.server, words)
@@ -143,12 +143,12 @@ class Dialler(ABC):
         """Keep one connection for as long as it lasts."""
         outbox: Outbox = queue.Queue()
         self.greet(outbox)
-        # a channel for each attempt: gRPC's own backoff of a broken one would delay the next
+        # A channel for each attempt: gRPC's own backoff of a broken one would delay the next.
         with self._channel() as channel:
             self._heard_s = self.clock.monotonic_s()
             call = self.open(channel, iter(outbox.get, None))
             ended = threading.Event()
-            # a thread, since this one waits in the call for the other side's messages
+            # A thread, since this one waits in the call for the other side's messages.
             watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
             watching.start()
             try:
@@ -165,7 +165,7 @@ class Dialler(ABC):
                 watching.join()
 
     def _channel(self) -> grpc.Channel:
-        # checked at each attempt, too: without certificates nothing may leave this machine
+        # Checked here, too, whoever made this caller: without certificates nothing may leave this machine.
         if self.credentials is None:
             hold_to_loopback(self.server)
             return grpc.insecure_channel(self.server, (*_OPTIONS, _NO_PROXY))
@@ -176,11 +176,11 @@ class Dialler(ABC):
         said_s = self.clock.monotonic_s()
         while not self.clock.wait(_LOOKS_EVERY_S, ended):
             now_s = self.clock.monotonic_s()
-            # cancelling ends attend(), which would wait for a message for ever
+            # Cancelling ends attend(), which would wait for a message for ever.
             if stopped.is_set() or self.problem is not None or now_s > self._heard_s + self.patience.silence_s:
                 call.cancel()
                 return
-            # whatever the server asks for, it must not take this side for dead
+            # Whatever the server asks for, it must not take this side for dead.
             if now_s > said_s + min(self.heartbeat_s, self.patience.silence_s / 4):
                 outbox.put(self.heartbeat())
                 said_s = now_s

@@ -17,7 +17,7 @@ __all__ = ["Door"]
 
 _OPEN_FILES = Path("/proc/self/fd")
 _OF_PORTS = (socket.AF_INET, socket.AF_INET6)
-# options of Linux, of which Python does not name all
+# Options of Linux, of which Python does not name all.
 _SO_ATTACH_FILTER = 26
 _SO_DETACH_FILTER = 27
 _SO_ACCEPTCONN = 30

@@ -15,7 +15,7 @@ from fed.wire.engines import FLOWER
 
 __all__ = ["array_of", "flower", "packed", "unpacked"]
 
-# names of records and of their only keys
+# Names of records and of their only keys.
 _ARRAYS = "arrays"
 _FLAT = "flat"
 _SETTINGS = "config"
@@ -32,7 +32,7 @@ def flower(name: str) -> ModuleType:
     Raises:
         InvalidInput: if Flower is not installed.
     """
-    # an extra: fed itself must load without it
+    # Flower is an optional extra: fed itself must load without it.
     import importlib
 
     try:

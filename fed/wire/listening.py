@@ -15,7 +15,7 @@ __all__ = ["STREAM_OPTIONS", "CredentialsFor", "Listening"]
 
 STREAM_OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # else a second process could take the same port, and some of those that dial
+    ("grpc.so_reuseport", 0),  # else a second process could listen on the same port, and get some of the calls
     ("grpc.max_concurrent_streams", 10_000),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     # What arrives waits in memory until it is read: let others send no more ahead, however fast their lines are.
@@ -70,7 +70,7 @@ class Listening:
             ) from error
         await server.start()
         if credentials_for is not None:  # without certificates all are strangers, on this machine alone
-            # kept, since the loop itself holds tasks by weak references alone
+            # Kept, since the loop itself holds tasks by weak references alone.
             self._watching = asyncio.create_task(self.newcomers.watch(int(port)))
         return int(port)
 

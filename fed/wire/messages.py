@@ -293,7 +293,7 @@ class Answer(NamedTuple):
         fields = self._asdict()
         del fields["content"]
         update = Update(self.content.lanes, 0.0) if isinstance(self.content, Lanes) else self.update
-        # the name that earlier checkpoints have
+        # The name that earlier checkpoints have.
         return {**fields, "mean_update_M": update.update_M, "weight": update.weight}
 
 
@@ -301,7 +301,7 @@ def answer_of(saved: Mapping[str, Any]) -> Answer:
     """Answer whose fields a checkpoint holds."""
     names = [name for name in Answer._fields if name != "content"]
     message = saved["mean_update_M"]
-    # lanes are whole numbers, updates are not
+    # Lanes are whole numbers, updates are not.
     content = Update(message, saved["weight"]) if message.is_floating_point() else Lanes(message)
     return Answer(content=content, **{name: saved[name] for name in names})
 
@@ -330,7 +330,7 @@ def client_id_of(name: str) -> int | str:
         >>> client_id_of("7"), client_id_of("007"), client_id_of("ann")
         (7, '007', 'ann')
     """
-    # isdigit alone takes "²", which int refuses
+    # Isdigit alone takes "²", which int refuses.
     return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else name
 
 

@@ -54,7 +54,7 @@ class Newcomers:
         """Count a connection, and shut the door after too many."""
         with self._lock:
             self.begun += 1
-            # the door is made by watch(), in the loop: connections may come before
+            # watch() makes the door, in the loop: the first connections may come before that.
             if not self._allowance.spend() and self._door is not None:
                 self._door.shut()
 
@@ -63,7 +63,7 @@ class Newcomers:
         if address in self._known:
             return
         self._known[address] = None
-        # without the lock: calls are all in the loop's thread, unlike the beginnings of connections
+        # Without the lock: calls are all in the loop's thread, unlike the beginnings of connections.
         self.identified += 1
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]  # dicts keep their order: the oldest

@@ -71,7 +71,7 @@ def size_of(spec: Sequence[TensorMessage]) -> int:
         InvalidPayload: if one has a type that does not travel.
     """
     if unknown := [part.dtype for part in spec if part.dtype not in _NAMES]:
-        # a stranger's text is cut before it reaches a log
+        # A stranger's text is cut before it reaches a log.
         raise InvalidPayload(f"tensors travel as one of {', '.join(_NAMES)}, got {unknown[0][:20]!r}")
     return sum(part.numbers * _dtype(part).itemsize for part in spec)
 
@@ -100,7 +100,7 @@ def joined(tensors: Sequence[Tensor]) -> tuple[Payload, bytes]:
         InvalidPayload: if one has a type that does not travel.
     """
     spec = _spec_of(tensors)
-    # one array, since many in a message take Flower many times as long
+    # One array, since many in a message take Flower many times as long.
     data = b"".join(bytes_of(tensor) for tensor in tensors)
     return Payload(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), tensors=spec), data
 
@@ -144,7 +144,7 @@ def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
     Raises:
         InvalidPayload: if the description contradicts itself, or is of other tensors.
     """
-    # a hostile header is cut before it is looked at
+    # A hostile header is cut before it is looked at.
     said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
     if spec is not None:
         check_tensors(said, spec)
@@ -164,7 +164,7 @@ def check_tensors(said: Sequence[tuple[str, int]], spec: Sequence[TensorSpec]) -
     """
     if len(said) != len(spec) or not all(part.fits(*one) for part, one in zip(spec, said, strict=True)):
         asked = [(type_name(part.dtype), part.numbers) for part in spec]
-        # the first of each, for there may be a thousand
+        # The first of each, for there may be a thousand.
         raise InvalidPayload(f"the tensors must be {asked[:4]}, got {[*said[:4]]}")
 
 
@@ -196,9 +196,9 @@ class Incoming:
         self.path = path
         self.payload = payload
         self.received_bytes = 0
-        # counted as chunks come: to read a large file once more would take as long again
+        # Counted as chunks come: to read a large file once more would take as long again.
         self._digest = hashlib.sha256()
-        # add() writes at an offset, for which the file must be there
+        # add() writes at an offset, for which the file must be there.
         path.write_bytes(b"")
 
     def add(self, chunk: Chunk) -> None:
@@ -213,13 +213,13 @@ class Incoming:
         if zlib.crc32(data) != chunk.crc32:
             raise DamagedPayload("a chunk was damaged on its way")
         left_bytes = self.payload.size_bytes - self.received_bytes
-        # an empty chunk is refused, too: a stream of them would never end
+        # An empty chunk is refused, too: a stream of them would never end.
         if not min(_LEAST_BYTES, max(left_bytes, 1)) <= len(data) <= min(CHUNK_BYTES, left_bytes):
             raise InvalidPayload(
                 f"a chunk must have {_LEAST_BYTES} to {CHUNK_BYTES} bytes or be the last, and all together "
                 f"{self.payload.size_bytes}, got {len(data)} after {self.received_bytes}"
             )
-        # opened for each chunk: an open file for each of thousands of deliveries would be too many
+        # Opened for each chunk: an open file for each of thousands of deliveries would be too many.
         with self.path.open("r+b") as file:
             file.seek(self.received_bytes)
             file.write(data)
@@ -242,7 +242,7 @@ class Incoming:
 
 
 def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tensor]:
-    # the payload was checked: no header claims more memory than was sent
+    # The payload was checked: no header claims more memory than was sent.
     tensors = [torch.empty(part.numbers, dtype=_dtype(part)) for part in payload.tensors]
     for tensor in tensors:
         take(bytes_of(tensor))

@@ -74,7 +74,7 @@ class Refusals:
         """Count a refusal, and log it unless the same sender fills the log."""
         self.count += 1
         self._on_refusal(sender, reason)  # before the limit of the log: each one counts
-        # beyond that they share one allowance, so that memory stays bounded
+        # Beyond that they share one allowance, so that memory stays bounded.
         known = sender if sender in self._lines or len(self._lines) < _MOST_SENDERS else None
         lines = self._lines.setdefault(known, Allowance(_LINES, 0.1, self._clock))
         if lines.spend():

@@ -20,7 +20,7 @@ from fed.wire.messages import Difference
 
 __all__ = ["Reference"]
 
-# enough that no two versions share a name by chance
+# Enough that no two versions share a name by chance.
 _NAME_BYTES = 16
 
 
@@ -60,7 +60,7 @@ class Reference(NamedTuple):
             messages=tuple(sent.messages),
         )
         kept = dict(sent.counted)
-        # rounded as the clients round it, who must hold the same bits
+        # Rounded as the clients round it, who must hold the same bits.
         return Reference(difference.after, kept.pop("sent").to(self.numbers_KP.dtype)), difference, kept
 
     def moved(self, difference: Difference, encoder: Encoder, streams: Streams) -> "Reference":
@@ -74,7 +74,7 @@ class Reference(NamedTuple):
         Raises:
             InvalidPayload: if the difference does not lead to the version that it names, or cannot be decoded.
         """
-        # before it is decoded: a wrong base would give numbers that look right
+        # Before it is decoded: a wrong base would give numbers that look right.
         if _digest(self.name, difference.messages) != difference.after:
             raise InvalidPayload("the difference does not lead to the version of the model that was announced")
         decoded_KP = encoder.decode(difference.messages, self._draw(difference.number, streams))
@@ -88,7 +88,7 @@ class Reference(NamedTuple):
 def _digest(name: str, tensors: Sequence[Tensor]) -> str:
     digest = hashlib.blake2b(name.encode(), digest_size=_NAME_BYTES)
     for tensor in tensors:
-        # lengths too: else two lists of tensors could give the same bytes
+        # Lengths too: else two lists of tensors could give the same bytes.
         digest.update(len(tensor).to_bytes(8, "little"))
         digest.update(bytes_of(tensor))
     return digest.hexdigest()

@@ -67,7 +67,7 @@ class Transfers:
             try:
                 if not incoming.is_complete:
                     wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
-                    # a stream whose other side is frozen ends by its limit alone
+                    # A stream whose other side is frozen ends by its limit alone.
                     for chunk in self.stub.Download(wanted, timeout=self._patience.call_s):
                         incoming.add(chunk)
                 if incoming.is_complete:
@@ -80,7 +80,7 @@ class Transfers:
                 _log.warning("a download was damaged (%s); it begins anew", error)
                 incoming = Incoming(path, payload, spec)
             except (grpc.RpcError, ValueError) as error:  # a channel that was closed meanwhile raises ValueError
-                # another attempt would not find it either: the server keeps files for open tasks alone
+                # Another attempt would not find it either: the server keeps files for open tasks alone.
                 if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND:
                     raise RunFailed("the server has no such payload any more") from None
                 _log.info(
@@ -89,7 +89,7 @@ class Transfers:
                 failures += 1
                 self._await_connection(failures, is_wanted)
             else:
-                # a server that ends streams without a byte would else be asked without a pause
+                # A server that ends streams without a byte would else be asked without a pause.
                 failures = failures + 1 if incoming.received_bytes == before_bytes else 0
                 if failures:
                     self._await_connection(failures, is_wanted)
@@ -119,13 +119,13 @@ class Transfers:
                 continue
             if receipt.accepted or receipt.reason:
                 return receipt
-            # there is nothing to send from there on, and to ask again would not help
+            # There is nothing to send from there on, and to ask again would not help.
             if receipt.received_bytes > answer.payload.size_bytes:
                 raise InvalidPayload(
                     f"the server claims to have {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an "
                     "answer"
                 )
-            # a server that takes nothing is not asked again without a pause
+            # A server that takes nothing is not asked again without a pause.
             failures = failures + 1 if receipt.received_bytes <= offset else 0
             offset = receipt.received_bytes
             if failures:

@@ -45,6 +45,7 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         InvalidInput: if the experiment cannot be deployed, or the folder cannot be written to.
         OutputExists: if it holds anything.
     """
+    # For its errors: what nodes cannot run is refused before anything is written.
     _deployment(experiment)
     name = _name_of(experiment)
     package = f"fed_{name.replace('-', '_')}"
@@ -67,7 +68,7 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         ),
         f"{package}/experiment.yaml": yaml.dump(experiment.dump()),
     }
-    # an app is a whole folder: what is in it already would travel to the nodes, too
+    # An app is a whole folder: what is in it already would travel to the nodes, too.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputExists(f"{folder} must be a new or an empty folder: choose another")
     with os_errors_as(InvalidInput, f"{folder} cannot be written to", "choose another"):
@@ -141,7 +142,7 @@ class _RoundLog:
 def _log_to_flower() -> None:
     """Log to the process's standard error, which ``flwr run --stream`` shows."""
     ours = logging.getLogger("fed")
-    # called again in one process, a second handler would say each line twice
+    # Called again in one process, a second handler would say each line twice.
     if not ours.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))

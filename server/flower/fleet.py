@@ -23,12 +23,12 @@ from fed.wire.rate_limits import Unnamed
 __all__ = ["FlowerFleet", "flat_payload"]
 
 _log = logging.getLogger(__name__)
-# codes of Flower's errors
+# Codes of Flower's errors.
 _MESSAGE_LOST = 3
 _NODE_LOST = 5
 _UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
 _SHORTEST_TTL_S = 1.0
-# the name becomes part of log lines and of the run's files
+# The name becomes part of log lines and of the run's files.
 _MOST_LETTERS = 200
 _ANSWERS = {"query": "joining", "train": "answer", "evaluate": "scores"}
 
@@ -127,7 +127,7 @@ class FlowerFleet(RealFleet):
 
     def _make_known(self, plan: pb.Plan, message: Format) -> None:
         """Keep what nodes are told with each message; the experiment is in the app."""
-        # nodes keep the states of each run in a folder of that name
+        # Nodes keep the states of each run in a folder of that name.
         self._plan = pb.Plan(run=self.run, signature=plan.signature, format=plan.format)
         self._spec = message.uplink
 
@@ -188,6 +188,7 @@ class FlowerFleet(RealFleet):
                 self._note_presence(NodeWent(client))
                 _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
+        # Noted before they have answered, so that each is asked once.
         self._present |= dict.fromkeys(new)
         self._push([(_Sent(node, "query"), packed(pb.Request()), None) for node in new])
 
@@ -209,7 +210,7 @@ class FlowerFleet(RealFleet):
                 asked.append((sent, self._content(task), ttl_s))
                 progress.sends += 1
                 progress.since_s = None
-            # a task that cannot be done in time is not sent: it would keep its node from the next one
+            # A task that cannot be done in time is not sent: it would keep its node from the next one.
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
             elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self.absent_s:
@@ -244,10 +245,10 @@ class FlowerFleet(RealFleet):
         sent = self._sent.pop(message.metadata.reply_to_message_id, None)
         if sent is None:
             return
-        # its node is free now: who waits for one looks again
+        # The node is free now, and the dispatch that waits for one must look again.
         self._changes += 1
         if not message.has_content():
-            # the reason may be a whole traceback of the node's
+            # The reason may be a whole traceback of the node's.
             self._undelivered(sent, message.error.code, str(message.error.reason or "")[:500])
             return
         try:
@@ -282,14 +283,14 @@ class FlowerFleet(RealFleet):
                 _log.info("client %r is there with %d samples", client, joining.samples)
                 self._members.come(client, joining.samples)
                 self._note_presence(NodeCame(client))
-            # kept while it waits, so that it takes the client's place once the first is gone
+            # Kept while it waits, so that it takes the client's place once the first is gone.
             self._present[node] = client, joining.samples
 
     def _take_answer(self, sent: _Sent, header: pb.Answer, data: bytes) -> None:
         task = self._open.get(sent.number)
         if task is None:
             return  # it comes too late
-        # after the look for the task: a late answer may be of another run's format
+        # After the look for the task: a late answer may be of another run's format.
         hold_to_payload(data, header.payload, self._spec)
         self._answers.append(self._received(task, header, split(data, header.payload)))
         self._progress.pop(task.id, None)

@@ -57,12 +57,12 @@ class Deliveries:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
         answer = first.answer
         lease = self._leases.find(answer.task)
-        # without certificates a caller has no name, and the task says whose it is
+        # Without certificates a caller has no name, and the task says whose it is.
         client = lease.client if call.client is None and lease is not None else call.client
-        # before its lease is looked at, which may be that of another attempt by now, with other masks
+        # Before its lease is looked at, which may be that of another attempt by now, with other masks.
         if self._leases.was_completed(client, answer):
             return pb.Receipt(accepted=True)
-        # another's task is refused like one that does not exist: a stranger learns nothing
+        # Another's task is refused like one that does not exist: a stranger learns nothing.
         if lease is None or lease.client != client:
             return self._refusal(call.sender, f"task {answer.task.number} is not in flight for it")
         try:
@@ -82,12 +82,12 @@ class Deliveries:
                     self._spool,
                     error.strerror or error,
                 )
-            # no fault of the node's, which keeps the answer and tries again
+            # No fault of the node's, which keeps the answer and tries again.
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
 
     async def _received(self, call: Call, lease: Lease, answer: pb.Answer) -> pb.Receipt:
         """Receive what is left of an answer; what has come of it stays when the delivery breaks off."""
-        # before any of its tensors is taken
+        # Before any of its tensors is taken.
         if reason := refusal_of_numbers(answer.samples, answer.weight, answer.train_loss):
             raise InvalidPayload(reason)
         incoming = self._leases.incoming(lease, answer, self.spec)
@@ -99,13 +99,13 @@ class Deliveries:
             part = await call.next(pb.Part, self._stall_s)
             if lease not in self._leases:  # other calls ran during the await, and may have ended it
                 return self._refusal(lease.client, f"task {lease.number} is not in flight any more")
-            # a newer connection of the node has taken over
+            # A newer connection of the node has taken over.
             if part is None or lease.deliveries != delivery or lease.incoming is not incoming:
                 return pb.Receipt(received_bytes=incoming.received_bytes)
             if not part.HasField("chunk"):
                 raise InvalidPayload("after the answer's header there must be chunks")
             incoming.add(part.chunk)
-            # a large answer may take longer than a lease on a slow line
+            # A large answer may take longer than a lease on a slow line.
             self._leases.renew(lease)
         try:
             incoming.check()

@@ -108,7 +108,7 @@ def dismiss_nodes(output: Path, *, listen: str, credentials: "ServerCredentials 
 
     def refuse(joining: Joining) -> str:
         told.append(joining.name)
-        # by calls, not by names: a node that was told does not dial again
+        # Calls are counted, not names: a node that was told does not dial again.
         if len(told) >= nodes:
             are_told.set()
         return _OVER

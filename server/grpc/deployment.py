@@ -83,17 +83,17 @@ class Deployment:
                     "secure_aggregation needs nodes that can hold a conversation, each with a key that an authority "
                     "has certified: use fed server --credentials, not --insecure and not Flower's engine"
                 )
-            identities()  # now, so that unreadable ones are refused before any node dials
+            identities()  # read now, so that unreadable ones are refused before any node dials
         self._identities = identities
         self.experiment = experiment
         self._data = load(experiment.data, experiment.data_streams) if experiment.data is not None else None
         brings_test_set = self._data is not None and (self._data.test is not None or bool(self._data.client_tests))
         check_scored_by_both(experiment, has_test_set=brings_test_set)
         evaluation = experiment.evaluation.make()
-        # the share that clients hold out to score models; None: the coordinator scores them
+        # The share that clients hold out to score models on; None where the coordinator scores them.
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
         self._signature: Signature | None = None
-        # None of a loss whose outputs are as many as a sample's targets, such as counts, whatever these are.
+        # A loss that says its number of outputs needs no classes, even where targets are whole numbers, such as counts.
         self._has_classes = not hasattr(loss_in_force(experiment, None), "outputs")
         if self._data is not None:
             classes = self._data.number_of_classes() if self._has_classes else None
@@ -103,7 +103,7 @@ class Deployment:
         """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
         said = joining.signature
         for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype or "int64")):
-            # a stand-in for the node's samples is made of it, before any of them is seen
+            # A stand-in for the node's samples is made of it, before any of them is seen.
             if dtype not in _DTYPES:
                 return f"{what} must be of one of {', '.join(_DTYPES)}, got {dtype[:20]!r}"
         if joining.hides_numbers != (self.experiment.secure_aggregation is not None):
@@ -146,7 +146,7 @@ class Deployment:
         """
         observers = observers or Observers(clock=fleet.time)
         if self._signature is None:
-            # without data here, the first node's samples say what the model is made for
+            # Where the server has no data, the first node's samples decide the shape of the model.
             fleet.await_nodes(1)
         assert self._signature is not None
         prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
@@ -177,7 +177,7 @@ class Deployment:
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
         if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
-            # only now: begin() has put the format into the plan, which clients sign
+            # Only now: begin() has put the format into the plan, which clients sign.
             fleet.sessions.plan_sha256 = plan_digest(plan)
         loop = self._loop(prepared, federation, fleet, fingerprint=fingerprint, folder=folder, observers=observers)
         if kept is not None:
@@ -210,7 +210,7 @@ class Deployment:
             fleet.fix_registered()
             min_nodes = min(min_nodes, len(fleet.registered()))
         if is_secure:
-            # now, so that what would be refused below is refused before the wait for nodes
+            # Now, so that what would be refused below is refused before the wait for nodes.
             _warn_of_states(prepared, self._message(prepared, policy, max(min_nodes, len(fleet.registered()))))
         fleet.await_nodes(min_nodes)
         population = len(fleet.registered())
@@ -272,7 +272,7 @@ class Deployment:
             if recipe.test is None:
                 return by_nodes()
             nodes = by_nodes()
-            # without the clients' own models, which only their nodes have
+            # Without the clients' own models, which only their nodes have.
             here = ScoringByCoordinator(recipe, federation, executor, own=()).scores
             return lambda: scores_of_both(here(), nodes())
 
@@ -312,12 +312,17 @@ class Deployment:
 def _scored_by_nodes(scores: Mapping[ClientId, NodeScores], metrics: Metrics) -> Scores:
     """The mean over clients, weighted by their held-out samples, the spread over clients, and each client's."""
     found = []
-    # in a fixed order: a mean of floats depends on it
+    # In a fixed order: a mean of floats depends on it.
     for client, one in sorted(scores.items(), key=lambda item: (isinstance(item[0], str), item[0])):
         if one.problem:
             _log.warning("client %r could not score the model: %s", client, one.problem)
         elif one.samples and len(one.metrics) != len(metrics):
-            _log.warning("client %r must score the model by %d metrics, got %d", client, len(metrics), len(one.metrics))
+            _log.warning(
+                "client %r must score the model by %d metrics, got %d: its scores are left out",
+                client,
+                len(metrics),
+                len(one.metrics),
+            )
         elif one.samples:
             found.append(ClientScore(client, one.samples, Score(one.loss, tuple(one.metrics))))
     return scores_over_clients(found, metrics)
@@ -332,9 +337,9 @@ def _free_memory(module: "nn.Module") -> Callable[[], None]:
     """Free the memory of a module's state; the function returned allocates it again."""
     saved = module.state_dict(keep_vars=True).keys()
     tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
-    # tied tensors share a storage
+    # Tied tensors share a storage.
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
-    # memory that PyTorch did not allocate is not its to free
+    # Memory that PyTorch did not allocate is not its to free.
     sizes = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
     for storage, _ in sizes:
         storage.resize_(0)
@@ -350,8 +355,8 @@ def _warn_of_states(prepared: Preparation, message: Format) -> None:
     """Say that nodes refuse to keep something between the tasks of secure aggregation, unless their owners allow it."""
     if prepared.client_states(message).names:
         _log.warning(
-            "the experiment's algorithm or error_feedback has clients keep something between tasks: under "
-            "secure_aggregation nodes refuse that unless they are started with --allow-state"
+            "with the experiment's algorithm or error_feedback clients keep a state between tasks: under "
+            "secure_aggregation nodes refuse such a run unless they are started with --allow-state"
         )
 
 

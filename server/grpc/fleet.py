@@ -88,7 +88,7 @@ class NodeFleet(RealFleet):
         try:
             self.port = self._thread.wait_for(self._serve(listen, credentials))
         except InvalidInput:
-            # else its thread would stay, one for each attempt
+            # Else its thread would stay, one for each attempt.
             self._thread.end()
             raise
         spool.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds single updates
@@ -142,7 +142,7 @@ class NodeFleet(RealFleet):
         self._thread.call(self._service.dismiss, reason, is_final=is_final)
         self._thread.wait_for(self._stop())
         self._thread.end()
-        # after the loop has ended, for its calls read and write there
+        # After the loop has ended, for its calls read and write there.
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def _make_known(self, plan: Plan, message: Format) -> None:
@@ -179,14 +179,14 @@ class NodeFleet(RealFleet):
                 self.sessions.take_message(arrival.client, arrival.message)
         elif isinstance(arrival, TaskOutcome):
             if self.sessions is not None and arrival.answer is None and not arrival.lacks_model:
-                # no client has the empty name: a failure of a task that is over makes no difference
+                # No client has the empty name: a failure of a task that is over makes no difference.
                 holder = self._open[arrival.task].client if arrival.task in self._open else ""
                 self.sessions.take_failure(holder)
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
             if task is None:
                 self._ready.append(arrival)
             else:
-                # a task that is sent again has what is left of its deadline
+                # A task that is sent again has what is left of its deadline.
                 left_s = max(self._due_s[task.id] - self.clock, 0.0)
                 self.dispatch([task if task.deadline_s is None else task._replace(deadline_s=left_s)])
         elif isinstance(arrival, Scored):
@@ -194,7 +194,7 @@ class NodeFleet(RealFleet):
         else:
             self._note_presence(arrival)
             if self.sessions is not None:
-                # a node that is back lacks what was said while it was away
+                # A node that is back lacks what was said while it was away.
                 self.sessions.resend()
 
     def _next_answer(self) -> Answer:
@@ -218,7 +218,7 @@ class NodeFleet(RealFleet):
         needed = {task.content for task in self._open.values()}
         before = {payload.sha256 for payload in self._payloads.values()}
         self._payloads = {known: payload for known, payload in self._payloads.items() if known in needed}
-        # by hash, for two contents may be one file
+        # By hash, for two contents may be one file.
         for digest in before - {payload.sha256 for payload in self._payloads.values()}:
             (self._spool / f"{digest}.out").unlink(missing_ok=True)
         writing = self._spool / "writing"
@@ -242,9 +242,9 @@ class NodeFleet(RealFleet):
     _free = _attending  # a cancelled task does not occupy its node
 
     async def _serve(self, listen: str, credentials: ServerCredentials | None) -> int:
-        credentials_for = None if credentials is None else credentials.for_grpc
+        credentials_for = None if credentials is None else credentials.for_listening
         port = await self._listening.begin(listen, handler_of(self._service), credentials_for, who="the server")
-        # kept, since the loop itself holds tasks by weak references alone
+        # Kept, since the loop itself holds tasks by weak references alone.
         self._watching = asyncio.create_task(self._service.watch())
         return port
 

@@ -120,7 +120,7 @@ class Leases:
 
     def find(self, task: pb.TaskId) -> Lease | None:
         """Find a task's lease, of any client."""
-        # an earlier start of the server gave the same numbers to other tasks
+        # An earlier start of the server gave the same numbers to other tasks.
         return self._open.get(task.number) if task.start == self._start else None
 
     def own(self, client: int | str, task: pb.TaskId) -> Lease | None:
@@ -149,7 +149,7 @@ class Leases:
             OSError: if its file cannot be written.
         """
         if lease.incoming is None or lease.incoming.payload != answer.payload:
-            # no text of a node becomes part of a path
+            # No text of a node becomes part of a path.
             lease.incoming = Incoming(self._spool / f"{lease.number}.in", answer.payload, spec)
         return lease.incoming
 
@@ -162,7 +162,7 @@ class Leases:
             path: path of the answer's file.
         """
         del self._open[lease.number]
-        # with its hash, for another answer to this task is not the one that counted
+        # Kept with its hash: another answer to this task is not the one that counted.
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
             del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest
@@ -196,6 +196,6 @@ class Leases:
             reason: reason of the failure, one sentence for the user.
             lacks_model: True if the node does not have the model that the task's differences are added to.
         """
-        # an outcome is told once: the lease may have ended meanwhile
+        # An outcome is told once: the lease may have ended meanwhile.
         if self.withdraw(lease.number) is not None:
             self._arrived(TaskOutcome(lease.number, problem=reason, lacks_model=lacks_model))

@@ -149,7 +149,7 @@ class NodeService:
 
     def examine(self, client: int | str, examination: pb.Examination) -> bool:
         """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
-        # a node that is slow is not given a second model to score
+        # A node that is slow is not given a second model to score.
         if client in self._examined or not self._tell(client, pb.ToNode(examination=examination)):
             return False
         self._examined[client] = examination.id
@@ -187,7 +187,7 @@ class NodeService:
 
     async def watch(self) -> None:
         """Fail tasks whose holders send no heartbeat."""
-        # a task fails at most a twentieth of its lease too late
+        # A task fails at most a twentieth of its lease too late.
         every_s = self.patience.lease_s / 20
         while True:
             began_s = self.clock.monotonic_s()
@@ -216,7 +216,7 @@ class NodeService:
 
     async def _attend(self, call: Call) -> None:
         message = await call.first(pb.FromNode, self.patience.stall_s)
-        # nothing is believed before it is known who speaks
+        # Nothing is believed before it is known who speaks.
         if not message.HasField("joining"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
         joining = message.joining
@@ -241,7 +241,7 @@ class NodeService:
         for problem in problems:
             if isinstance(problem, TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
-                    # a node that was revoked will not come back for its tasks
+                    # A node that was revoked will not come back for its tasks.
                     for lease in self._leases.of(client):
                         self._leases.fail(lease, problem.reason)
                 raise problem
@@ -253,10 +253,10 @@ class NodeService:
             try:
                 message = await self.clock.within(self.patience.heartbeat_s, outbox.get())
             except TimeoutError:
-                # nothing else was told for so long, and the node must not take the server for dead
+                # Nothing else was told for so long, and the node must not take the server for dead.
                 message = pb.ToNode(heartbeat=pb.Heartbeat())
             if message.HasField("session") or message.assignment.model_sha256:  # which begins a session
-                # bounded, so that a node that never answers saves up nothing
+                # Bounded, so that a node that never answers saves up nothing.
                 node.owed = min(node.owed + 1, _MOST_OWED)
             await call.tell(message, self.patience.silence_s)
             if message.HasField("farewell"):
@@ -331,7 +331,7 @@ class NodeService:
     def _scored(self, client: int | str, scores: pb.Scores) -> str | None:
         if self._examined.get(client) != scores.id:
             return f"it was not asked for scores {scores.id}"
-        # asked once, answered once: later scores of it are refused
+        # Asked once, answered once: later scores of it are refused.
         del self._examined[client]
         problem = refusal_of_scores(scores)
         said = pb.Scores(id=scores.id, problem=problem or one_line(scores.problem))  # refused numbers go no further
@@ -343,22 +343,22 @@ class NodeService:
         if node is None:
             unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s, self.clock)
             node = self.nodes[client] = Node(client, joining.samples, unasked)
-        # each joining costs a plan and lines of the log
+        # Each joining costs a plan and lines of the log.
         if not node.unasked.spend():
             raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has joined too often in a short time")
         if node.outbox is not None:
-            # a dead connection may not have been noticed yet
+            # A dead connection may not have been noticed yet.
             node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason="another connection came in your name")))
             self._drop_examination(client)
-        # it may have been started again with other data
+        # It may have been started again with other data.
         node.samples = joining.samples
-        # a new one: what a dead connection was owed is told again below, or does not matter any more
+        # A new one: what a dead connection was owed is told again below, or does not matter any more.
         node.outbox = asyncio.Queue()
         if self.plan is not None:
             node.outbox.put_nowait(pb.ToNode(plan=self.plan))
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
-            # what it holds has outlived the connection that was lost
+            # What it holds has outlived the connection that was lost.
             self._renew(client, task)
             if self._leases.find(task) is None:  # it has ended while the node was away
                 node.outbox.put_nowait(pb.ToNode(withdrawal=pb.Withdrawal(task=task)))

@@ -82,7 +82,7 @@ class NodeSessions:
             assignments: assignment of each client.
             model: global model that the assignments bring.
         """
-        # once for each version: a hash over a large model takes long
+        # Once for each version: a hash over a large model takes long.
         if self._digested[0] != model.version:
             self._digested = model.version, model_digest(model.tensors)
         for assignment in assignments.values():
@@ -90,7 +90,7 @@ class NodeSessions:
             assignment.model_sha256 = self._digested[1]
         if not assignments.keys() & {task.client for task in self._tasks.values()} or self._coordinator is not None:
             return  # a task that is sent again, with the whole model
-        # newest at each session: a node that was revoked meanwhile is in none
+        # Read anew for each session: a node that was revoked meanwhile takes part in none.
         signed = self.identities()
         self.fleet.renew(signed.content)
         identities = signed.known()
@@ -119,13 +119,13 @@ class NodeSessions:
             self._coordinator.take_masked(name, answer.lanes)
             self._sent.add(name)
         except InvalidPayload as error:
-            _log.warning("round %d: the masked message of %r does not count: %s", answer.round, name, error)
+            _log.warning("round %d: the masked message of client %r is not in the sum: %s", answer.round, name, error)
 
     def take_message(self, client: int | str, message: pb.FromSession) -> None:
         """Take a client's message; one of another session, or that was taken before, makes no difference."""
         name = str(client)
         coordinator = self._coordinator
-        # also of messages that do not count: they have travelled
+        # Bytes of messages that do not count are counted, too: they have travelled.
         self._result.bytes_up += _size_bytes(message)
         if coordinator is None or name not in self._tasks or message.attempt != self.attempt:
             return
@@ -146,7 +146,7 @@ class NodeSessions:
                 self._drop(name, f"it has ended the session: {one_line(message.aborted)}")
         except InvalidPayload as error:
             self._drop(name, str(error))
-        # refused ones too: a client has one try with each kind of message
+        # A refused message counts as taken: a client has one try with each kind of message.
         self._taken.add((name, kind))
         self._unanswered.pop(name, None)
         self._advance()
@@ -184,7 +184,7 @@ class NodeSessions:
             except SessionFailed as error:
                 result.problem = str(error)
                 result.survivors = ()
-            # shares that were revealed for one sum must never be revealed for another
+            # Shares that were revealed for one sum must never be revealed for another.
             if not self._begin_again(sorted(self._sent - self._revealed)):
                 break
             self._collect_again()
@@ -234,12 +234,12 @@ class NodeSessions:
     def _collect_again(self) -> None:
         """Take the masked messages of another attempt, for which no client trains again."""
         tasks = [task.id for task in self._tasks.values()]
-        # keys, shares and masked messages each have their time
+        # Keys, shares and masked messages each have their time.
         for answer in self.fleet.collect(self.fleet.clock + 3 * self.patience_s):
             if not answer.problem:
                 self._result.bytes_up += answer.size_bytes
                 self.take(answer)
-        # who has not answered the second attempt is not waited for in the next round
+        # A client that has not answered the second attempt must not be waited for in the next round.
         self.fleet.cancel(tasks)
 
     def _expect(self, tasks: Sequence[Task]) -> None:
@@ -265,7 +265,7 @@ class NodeSessions:
             self._coordinator = None
             if not self._begin_again(sorted(self._tasks)):
                 for name in [*self._tasks]:
-                    self._drop(name, f"its round's session has ended: {error}")
+                    self._drop(name, f"the session of its round has ended without a sum: {error}")
             return
         for name in messages.keys() & self._tasks.keys():  # a task may have failed after its message
             self._tell(name, messages[name])
@@ -282,7 +282,7 @@ class NodeSessions:
             if (task := self._tasks.pop(name, None)) is not None:
                 self.fleet.give_up(task.id, reason)
         else:
-            # its message is in the sum already, which the others' shares unmask
+            # Its message is in the sum already, which the others' shares unmask.
             _log.info("client %r: %s", name, reason)
 
     def _tell(self, name: str, message: pb.ToSession) -> None:

@@ -39,7 +39,7 @@ def exchanged_bytes(
     """
     if topology is None:
         return 0
-    # one round stands for all where the topology stays the same
+    # One round stands for all where the topology stays the same.
     last = rounds if topology.changes else 1
     of_rounds = [topology.weights(number) for number in range(1, 1 + last)]
     pairs = sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds)
@@ -83,7 +83,7 @@ def _dry_run(rule: PeerRule, layout: Layout, codec: PeerCodec | None) -> "_DryRu
 class _DryRun:
     """A neighbourhood of one, where local steps do nothing and what would be sent is counted."""
 
-    # rules may divide by it
+    # Rules may divide by it.
     lr = 1.0
 
     def __init__(self) -> None:

@@ -72,7 +72,7 @@ def take_part(
         parts = Parts(prepared, data_sha256(prepared.data, prepared.held_out))
         kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts) if resume else None
         if not resume:
-            # messages and promises of an earlier run are not this one's
+            # Messages and promises of an earlier run are not this one's.
             shutil.rmtree(messages_folder(output), ignore_errors=True)
         of_run = PeerParts(
             experiment=experiment,
@@ -84,8 +84,9 @@ def take_part(
         )
         peer = kind(of_run)
         if kept is None:
+            # Only now that the peer is made: its errors must not cost an earlier run in this folder.
             folder.begin(experiment, parts=parts.kept())
-        # before it listens: others must find its promises and messages
+        # It resumes before it listens: others must find its promises and messages.
         peer.resume(kept)
         try:
             port = peer.listen()

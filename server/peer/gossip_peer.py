@@ -54,7 +54,7 @@ class GossipPeer(RealPeer[GossipService]):
             **self.service_arguments(is_ready=parts.is_resumed, gone_after_s=self.deadline_s),
             specs=exchange_specs(rule, layout, codec),
             copied=(),
-            # a peer that resumes runs all rounds since its checkpoint once more
+            # A peer that resumes runs all rounds since its checkpoint once more.
             ahead=_AHEAD + (every or 0),
             snapshot=lambda: self._peers.copied,
             check=partial(_check, codec),
@@ -88,7 +88,7 @@ class GossipPeer(RealPeer[GossipService]):
             stages=prepared.update_stages(),
         )
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
-        # fails at once where it cannot be made, rather than after the others have come
+        # Fails at once where it cannot be made, rather than after the others have come.
         self._topology((Member(parts.setup.name, "-", 0),) * parts.setup.min_peers)
 
     @property
@@ -116,7 +116,7 @@ class GossipPeer(RealPeer[GossipService]):
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
         if not self._is_resumed and self._neighbourhood.is_late():
             self._join()
-            # an earlier life of this peer may have taken its share of a sum along
+            # An earlier life of this peer may have taken its share of a sum along.
             self.thread.call(self.service.begin_generation)
         self.thread.call(self.service.members.make_ready)
         return self._neighbourhood.await_members(self.setup.min_peers)
@@ -142,7 +142,7 @@ class GossipPeer(RealPeer[GossipService]):
             return self._topology(members)
         except InvalidExperiment as error:
             _log.warning("%d peers mix over a ring until others come or go: %s", len(members), error)
-        # a ring can be made of any number of peers
+        # A ring can be made of any number of peers.
         ring = TOPOLOGIES.make("ring")
         make = partial(_made_reachable, members, ring.make)
         return Topology(make, kind=ring.target, peers=len(members), streams=self.prepared.streams, lazy=True)

@@ -39,7 +39,7 @@ def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Gr
     reachable = graph.copy()
     reachable.remove_edges_from(cannot)
     for whole in map(sorted, nx.connected_components(graph.to_undirected())):
-        # a part in which nobody listens joins the listener of another
+        # A part in which nobody listens joins the listener of another.
         hub = next((place for place in whole if members[place].address), listening[0])
         for part in _parts(reachable.subgraph(whole), before=graph.subgraph(whole)):
             if hub not in part:
@@ -49,7 +49,7 @@ def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Gr
     for _, _, values in reachable.edges(data=True):  # the topology made its weights for the whole graph
         values.pop("weight", None)
     named = ", ".join(f"{members[one].name}–{members[other].name}" for one, other in cannot)
-    _log.info("these only dial and cannot be neighbours: %s", named)
+    _log.info("these pairs of peers only dial, and so cannot be neighbours: %s; let one of each pair listen", named)
     return reachable
 
 

@@ -47,9 +47,9 @@ _log = logging.getLogger(__name__)
 _Service = TypeVar("_Service", bound=MemberService)
 _DEADLINE_S = 60.0  # deadline of rounds whose section has none
 _LOOKS_EVERY_S = 0.05
-_SAID_AFTER_S = 2.0
+_SAID_AFTER_S = 2.0  # a shorter wait is not worth a line of the log
 
-# sections of the experiment that peers must have in common
+# Sections of the experiment that peers must have in common.
 _AGREED = (
     *("seed", "data_seed", "model", "local", "algorithm", "topology", "rounds"),
     *("uplink", "error_feedback", "checkpoints"),
@@ -128,7 +128,7 @@ class RealPeer(ABC, Generic[_Service]):
         if isinstance(self.policy, Synchronous):
             self.policy.check_peers(parts.setup.min_peers)
         given_s = self.policy.deadline_s if isinstance(self.policy, Synchronous) else None
-        # without a deadline a neighbour that is cut off would hold its neighbours for ever
+        # Without a deadline a neighbour that is cut off would hold its neighbours for ever.
         self.deadline_s = given_s or _DEADLINE_S
         self.size = parts.prepared.data.size_of(client_id_of(parts.setup.name))
         self.executor = InProcess(partial(Work, parts.prepared.recipe), devices_of(1))
@@ -217,10 +217,10 @@ class RealPeer(ABC, Generic[_Service]):
         Args:
             earlier: the names of members from before this process began, which it may not have heard yet.
         """
-        # before the wait, too, in which this process may be killed
+        # Before the wait, too, in which this process may be killed.
         self._keep_names(earlier)
         missing = self._await_end(earlier)
-        # who has come meanwhile need not be waited for the next time
+        # Peers that have come meanwhile need not be waited for at the next start.
         if missing:
             self._keep_names(earlier)
         self.thread.close("the run is over")
@@ -230,6 +230,7 @@ class RealPeer(ABC, Generic[_Service]):
                 _listed(missing),
             )
         else:
+            # All have come to the end: nobody will ask for these files again.
             shutil.rmtree(self.service.folder, ignore_errors=True)
 
     def _keep_names(self, earlier: Collection[str]) -> None:
@@ -248,7 +249,7 @@ class RealPeer(ABC, Generic[_Service]):
 
     def _await_end(self, earlier: Collection[str]) -> frozenset[str]:
         """Wait until all members have ended; returns those that have not."""
-        # members are at most a deadline behind; 0 is the user's wish not to wait
+        # Members are at most a deadline behind; 0 is the user's wish not to wait.
         limit_s = max(self.deadline_s, self.setup.serves_end_s) if self.setup.serves_end_s else 0.0
         began_s = self.setup.clock.monotonic_s()
         is_said = False
@@ -286,9 +287,9 @@ class RealPeer(ABC, Generic[_Service]):
             "introducers": tuple(self.setup.join),
             "folder": self._folder,
             "credentials": self.setup.credentials,
-            # who is silent for a whole deadline has missed a round anyway
+            # A peer that is silent for a whole deadline has missed a round anyway.
             "timing": Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
-            # a dead stream is found before the deadline, in time to dial again
+            # A dead stream is found before the deadline, in time to dial again.
             "silence_s": max(2.5, min(10.0, self.deadline_s / 2)),
             "refusals": Refusals(self.setup.clock),
             "clock": self.setup.clock,
@@ -314,6 +315,7 @@ class RealPeer(ABC, Generic[_Service]):
                 return lambda: Scores({f"test_{name}": None for name in ("accuracy", "loss", *prepared.metrics)})
             if held_out and prepared.recipe.test is None:
                 return by_clients(held_out)
+            # A peer that mixes has a model of its own alone: there is no global one to score.
             on_test = ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).scores
             if not held_out:
                 return on_test

@@ -37,16 +37,17 @@ class ReplicaPeer(RealPeer[ReplicaService]):
             )
         message = prepared.message_format(parts.setup.min_peers)
         recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
+        # In place of the base's: only now is the format known, and with it the way out.
         self.executor = InProcess(partial(Work, recipe), devices_of(1))
         numbers = sum(message.summed_sizes)
-        # well within a deadline, so that a round outlives its proposer
+        # Well within a deadline, so that a round outlives its proposer.
         takeover_s = min(1.0, self.deadline_s / 2)
         ballots = BallotTiming(
             resend_s=0.3 * takeover_s,
             takeover_s=takeover_s,
             ballot_s=max(self.deadline_s, 2 * PACKED_BYTES * numbers / _SLOWEST_BYTES_PER_S),
             deadline_s=self.deadline_s,
-            # a peer that resumes needs the sums since its last checkpoint
+            # A peer that resumes needs the sums since its last checkpoint.
             kept=max(_KEPT, 1 + (experiment.checkpoints.every or 0)),
         )
         service = ReplicaService(

@@ -55,7 +55,7 @@ class _Unsynchronised(WithoutCohorts):
         Raises:
             InvalidExperiment: if more updates should move the model than clients have tasks.
         """
-        # the buffer would never fill: no more answers come than there are tasks
+        # The buffer would never fill: no more answers come than there are tasks.
         if self.updates > self.asked_of(population):
             raise InvalidExperiment(
                 f"rounds.buffer must be at most {self.asked_of(population)}, of clients that have tasks, got "
@@ -93,7 +93,7 @@ class _Unsynchronised(WithoutCohorts):
                     break  # all clients that could answer wait for the verdict on their last answers
                 await_clients(coordinator, number, 1)
                 continue
-            # one instant at a time, so that free clients get tasks at once
+            # One instant at a time, so that free clients get tasks at once.
             coordinator.collect(accumulator, enough=1, weigh=self.weight)
         return coordinator.step(accumulator, number)
 

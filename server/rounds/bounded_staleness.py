@@ -74,7 +74,7 @@ class BoundedStaleness(WithoutCohorts):
         while state.slowest < number:
             fail_if_stalled(coordinator, number, begins_s)
             accumulator = coordinator.new_accumulator()
-            # earliest clocks first, in whatever order clients came
+            # Earliest clocks first, in whatever order clients came.
             for clock, clients in sorted(self._ready(coordinator, state).items()):
                 coordinator.dispatch(accumulator, clock + 1, clients, cohort=len(coordinator.fleet.registered()))
             if not coordinator.open:
@@ -82,7 +82,7 @@ class BoundedStaleness(WithoutCohorts):
                     problem = "waits for the slowest client, which will never be there again"
                     raise RunFailed(f"round {number} {problem}: {STAY_LONGER}")
                 continue
-            # one instant at a time, so that no client runs ahead unseen
+            # One instant at a time, so that no client runs ahead unseen.
             coordinator.collect(accumulator, enough=1)
             rounds_stats.append(coordinator.step(accumulator, number, share=share_of(accumulator)))
             for client in accumulator.loss_of:
@@ -96,7 +96,7 @@ class BoundedStaleness(WithoutCohorts):
         """Clients without a task that need not wait, by clock."""
         members = coordinator.fleet.registered()
         if store.workers != set(members):
-            # a slow one that has left would hold the others back
+            # A slow client that has left would hold the others back.
             for client in store.workers - set(members):
                 store.leave(client)
             for client in set(members) - store.workers:
@@ -106,7 +106,7 @@ class BoundedStaleness(WithoutCohorts):
 
 def _shares(coordinator: "Coordinator") -> "Callable[[UpdateAccumulator], float]":
     """The share of all clients that have answered: of their samples, where the algorithm weighs by these."""
-    # counted again only where the members change: there are as many steps as clients
+    # Counted again only where the members change: there are as many steps as clients.
     held_by = lru_cache(1)(lambda members: sum(map(coordinator.fleet.size_of, members)))
 
     def share_of(accumulator: "UpdateAccumulator") -> float:

@@ -89,7 +89,7 @@ class Coordinated:
         stats = self.policy.round(self.coordinator, number, self._policy_state)
         if self.moved_bytes is None:
             return stats
-        # real messages have headers, and are sent again: what was measured replaces what was reckoned
+        # Real messages have headers, and some are sent again: the measured bytes replace the computed ones.
         up, down = self.moved_bytes()
         return stats._replace(bytes_up=up, bytes_down=down)
 
@@ -110,7 +110,7 @@ class Coordinated:
         """Resume from a state that :meth:`state` gave."""
         self.coordinator.restore(state["coordinator"])
         self.coordinator.fleet.restore(state["fleet"])
-        # policies without a state of their own write none
+        # Policies without a state of their own write none.
         if state["policy"] is not None:
             self._policy_state = type(self._policy_state).restore(state["policy"])
 

@@ -103,7 +103,7 @@ class UniformSampling(Sampling):
         population = draw.population
         size = min(draw.cohort, population)
         if size == 1:  # as asynchronous rounds draw them, in a fraction of the time
-            # below the population, rounding included, since the number is at most 1 - 2⁻⁵³
+            # Below the population, rounding included, since the number is at most 1 - 2⁻⁵³.
             return [int(draw.streams.uniforms(*draw.stream)[0] * population)]
         drawn: list[int] = draw.generator.choice(population, size=size, replace=False).tolist()
         return drawn
@@ -132,7 +132,7 @@ class RoundRobin(Sampling):
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Next clients in the order."""
-        # a stream without the round, so that the order stays the same
+        # A stream without the round, so that the order stays the same.
         order = draw.streams.generator("order of clients").permutation(draw.population)
         return order[(np.arange(draw.size) + (draw.number - 1) * draw.size) % draw.population]
 
@@ -157,7 +157,7 @@ class Poisson(Sampling):
         """Draw each registered client with the same probability; keep the available ones."""
         members = draw.fleet.registered()
         generator = draw.generator
-        # a binomial number, then that many of them, has the law of one coin a client
+        # A binomial number, then that many of them, has the law of one coin a client.
         count = generator.binomial(len(members), min(draw.cohort / len(members), 1.0))
         drawn = generator.choice(len(members), size=count, replace=False)
         available = {client: place for place, client in enumerate(draw.fleet.available())}
@@ -200,5 +200,5 @@ class PowerOfChoice(Sampling):
         nodes = draw.fleet.available()
         drawn = draw.by_samples(count)
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
-        # stable, so that of equal losses the first drawn is taken on every machine
+        # A stable sort: of equal losses the first drawn is taken on every machine.
         return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.size]]

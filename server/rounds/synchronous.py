@@ -32,7 +32,7 @@ STAY_LONGER = (
     "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
 )
 """Remedy, in errors, where no client will ever be there again."""
-# devices are there at night: within a day each has had its chance
+# Devices are there at night: within a day each has had its chance.
 _DAY_S = 86400.0
 _LONGEST_S = 7 * _DAY_S
 
@@ -209,6 +209,7 @@ class Synchronous(Rounds):
         algorithm = experiment.algorithm.make()
         if secure is None or not isinstance(algorithm, Aggregator):
             return
+        # For its error, where no bound follows from the algorithm's weights.
         if secure.max_weight == "auto":
             secure.heaviest(weighs_samples=weighs_samples(algorithm))
         if self.cohort != "all":
@@ -263,9 +264,10 @@ class Synchronous(Rounds):
     def round(self, coordinator: "Coordinator", number: int, state: None) -> "RoundStats":
         """Run one round, numbered from 1."""
         fleet = coordinator.fleet
+        # A round of all takes whoever is there; one of a cohort waits until the cohort can be filled.
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
         await_clients(coordinator, number, max(members, 1))  # 0 where nobody has registered yet
-        # only now: clients may have registered during the wait
+        # Only now: clients may have registered during the wait.
         cohort = self.cohort_of(len(fleet.registered()))
         asked = self.asked_of(len(fleet.registered()))
         begins_s = fleet.clock
@@ -275,9 +277,10 @@ class Synchronous(Rounds):
         self._ask(coordinator, accumulator, number, chosen, until)
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:
-            # fewer may have been there than the cohort has
+            # Fewer may have been there than the cohort has.
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
+            # One backup for each task that is still open.
             slow = len(coordinator.open) if len(accumulator.replied) < enough else 0
             backups = self.draw(coordinator, number, slow, again=len(accumulator.asked))
             self._ask(coordinator, accumulator, number, backups, until)
@@ -285,7 +288,7 @@ class Synchronous(Rounds):
         coordinator.collect(accumulator, until=until, enough=missing)
         quorum = math.ceil(self.quorum * min(cohort, len(chosen)))
         self._reach_quorum(coordinator, accumulator, number, quorum)
-        # in a round without a limit nothing is late
+        # In a round without a limit nothing is late.
         coordinator.cancel(accumulator, are_late=enough is not None or self.deadline_s is not None)
         return coordinator.step(accumulator, number, quorum=quorum)
 
@@ -297,7 +300,7 @@ class Synchronous(Rounds):
         clients: list[int | str],
         until: float = math.inf,
     ) -> None:
-        # backups have what is left of the deadline
+        # Backups have what is left of the deadline.
         left_s = None if math.isinf(until) else max(until - coordinator.fleet.clock, 0.0)
         cohort = self.cohort_of(len(coordinator.fleet.registered()))
         is_cohort = not accumulator.asked and self.over_selection == 1

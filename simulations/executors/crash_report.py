@@ -50,6 +50,6 @@ def words_of_error(error: BaseException) -> tuple[str, str]:
 
 def _innermost(frames: Sequence[tuple[str, int | str, str]]) -> str:
     """Innermost (file, line, function) that is the user's code, or else the innermost of all."""
-    # The user can mend only what is the user's own.
+    # Users can mend their own code alone.
     users = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)] or frames
     return "{}:{} in {}".format(*users[-1]) if users else ""

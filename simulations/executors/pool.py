@@ -247,7 +247,7 @@ class Workers(Executor):
         return result
 
     def _enqueue(self, task: _Task, *, is_lost: bool = False) -> None:
-        # ranks differ by ticket, so that tasks are never compared
+        # Ranks differ by ticket, so that tasks are never compared.
         entry = (not is_lost, task.item.rank(task.ticket), task)
         heapq.heappush(self._queue, entry)
 
@@ -325,7 +325,7 @@ class Workers(Executor):
         task = worker.given.popleft().task
         worker.free.append(slot)
         if answer == WorkerReply.DONE:
-            # the slot is written to again
+            # The slot is written to again.
             self._finish(task, Result(task.ticket, content, [tensor.clone() for tensor in tensors]))
         elif answer == WorkerReply.REFUSED:
             self._finish(task, content)
@@ -343,7 +343,7 @@ class Workers(Executor):
         words, details = report or (words_of_exit(code, worker.fault()), worker.fault())
         at_work = worker.given[0].task if worker.given else None
         doing = f"at {at_work.item.label}" if at_work else "idle"
-        # a process that ends by itself before it begins would do so again; a signal may not come again
+        # A process that ends by itself before it begins would do so again; a signal may not come again.
         if not worker.is_ready and (code is None or code >= 0):
             self.close()
             raise RunFailed(_NO_START.format(words=words))
@@ -355,7 +355,7 @@ class Workers(Executor):
         if at_work:
             at_work.deaths += 1
         for task, slot in worker.given:
-            # The item itself must be what kills: more workers would die of it.
+            # After so many deaths the item itself must be the cause: more workers would die of it.
             if task.deaths == _DEATHS:
                 self._finish(task, RunFailed(_GIVEN_UP.format(label=task.item.label, words=words)))
             elif not worker.slots[slot].is_recalled:  # otherwise another worker has it
@@ -365,7 +365,7 @@ class Workers(Executor):
     def _replace(self, worker: _Worker, words: str) -> None:
         """Start another worker in a dead one's place; after three that were killed at their start, none."""
         index = self._workers.index(worker)
-        # One that had begun before says that workers can start here.
+        # A worker that was ready has shown that workers can start on this machine.
         false_starts = 0 if worker.is_ready else worker.false_starts + 1
         if false_starts < _DEATHS:
             self._workers[index] = self._started(worker.number, worker.device, worker.memory)

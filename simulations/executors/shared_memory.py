@@ -94,7 +94,7 @@ class SharedMemory:
         weakref.finalize(self, os.close, fd).atexit = False
         with _room_for(size_bytes):
             self.mapped = mmap.mmap(fd, size_bytes, access=access)
-        # shares the memory, and keeps the mapping alive
+        # Shares the memory, and keeps the mapping alive.
         self.all_bytes = torch.frombuffer(self.mapped, dtype=torch.uint8)
 
     def __getstate__(self) -> tuple[Any, ...]:

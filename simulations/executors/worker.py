@@ -160,7 +160,7 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
     os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
     # The user's program, which a worker imports, may have set a handler that does not end it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Its parent ends it, but a user's data may be read by processes of its own, which daemons must not have.
+    # A user's data may be read by processes of the worker's own, which a daemon must not have.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.lseek(memory.fd, len(memory.mapped) - FAULT_BYTES, os.SEEK_SET)
     faulthandler.enable(memory.fd)  # shared memory outlives a crash, and the parent reads it
@@ -194,7 +194,7 @@ def _portable(error: FedError) -> FedError:
     """Error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`."""
     try:
         pickled = pickle.dumps(error)
-        # some errors can be pickled, and then not be loaded, or only as another type
+        # Some errors can be pickled, and then not be loaded, or only as another type.
         if type(pickle.loads(pickled)) is type(error) and len(pickled) < CONTENT_BYTES // 2:  # noqa: S301  # its own
             return error
     except Exception:

@@ -85,7 +85,7 @@ class Sheet:
     def reals(self, name: str) -> NDArray[np.float32]:
         """A column of numbers that float32 can hold."""
         with np.errstate(over="ignore"):
-            # an overflow becomes infinite, and is refused below with its place
+            # An overflow becomes infinite, and is refused below with its place.
             values = self.numbers(name, np.float64, "be a number").astype(np.float32)
         if not np.isfinite(values).all():
             raise self.wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
@@ -146,7 +146,7 @@ def _check_header(header: list[str], file: Path, required: dict[str, str]) -> No
 def _numbers(cells: Sequence[str], kind: type[Any]) -> NDArray[Any] | None:
     """Cells as numbers of one of NumPy's types; None where one is no such number."""
     try:
-        # a type of texts would give every cell the longest one's room
+        # A type of texts would give every cell the longest one's room.
         return np.array(cells, dtype=object).astype(kind)
     except (ValueError, OverflowError):
         return None

@@ -71,7 +71,7 @@ class _Devices:
     def draw(self, client: int) -> Pair:
         generator = self._generator(client)
         n = _size(generator)  # drawn first, so that size() draws nothing else
-        # the order of draws fixes the data of a seed
+        # The order of draws fixes the data of a seed.
         u = generator.normal(0, self.alpha)
         B = generator.normal(0, self.beta)
         W_FC = generator.normal(u, 1, (_FEATURES, _CLASSES))

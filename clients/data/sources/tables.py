@@ -124,6 +124,7 @@ def npz(
         targets_E = _targets(arrays[aim], files[0], aim)
     is_test_E = None if split is None else _is_test(arrays[split], path, split)
     shape = (len(targets_E),)
+    # A partition may name any array with one value a sample.
     columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == shape}
     columns = _with_holders(columns, client, files_E)
     inputs_E = _reals(arrays[left[0]], files[0], left[0])
@@ -197,6 +198,7 @@ def _with_holders(
 
 
 def _labels(labels_E: NDArray[np.int64], path: str, label: str, classes: int | None) -> NDArray[np.int64]:
+    # Without data.classes any number from 0 on may be a class.
     wrong = np.flatnonzero((labels_E < 0) | (labels_E >= (classes or np.iinfo(np.int64).max)))
     if len(wrong):
         allowed = "at least 0" if classes is None else f"in 0 … {classes - 1}, as data.classes says"
@@ -261,6 +263,7 @@ def _archive(file: Path) -> dict[str, NDArray[np.generic]]:
         with file.open("rb") as content:
             archive = np.load(content, allow_pickle=False)  # unpickling would run the file's code
             arrays = None if isinstance(archive, np.ndarray) else {name: archive[name] for name in archive.files}
+    # NumPy raises any of these for a damaged file.
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidData(
             f"{file}: cannot be read as arrays of numbers or texts ({type(error).__name__}): save it with numpy.savez, "

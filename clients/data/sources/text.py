@@ -43,7 +43,7 @@ def text(path: str, sequence_length: PositiveInt = 80, min_samples: PositiveInt 
     spoken = _spoken(files_of(path, ".txt"))
     if not spoken:
         raise InvalidData(f"{path}: must hold lines such as ROMEO: before what is said, got none: check the text")
-    # sorted, for the order of a set changes from run to run
+    # Sorted, for the order of a set changes from run to run.
     characters = sorted({character for words in spoken.values() for character in words})
     number = {character: index for index, character in enumerate(characters)}
     codes = {place: np.array([number[character] for character in words]) for place, words in spoken.items()}

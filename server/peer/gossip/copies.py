@@ -88,10 +88,10 @@ class Copies:
         """
         self._vectors |= vectors
         self._hashes |= {name: hash_of(vector_P) for name, vector_P in vectors.items()}
-        # each is as large as a model
+        # Each is as large as a model.
         for name in [name for name in self._vectors if name not in members]:
             del self._vectors[name], self._hashes[name]
-        # who has not taken this message has an older copy, and gets the whole vector next
+        # Who has not taken this message has an older copy, and gets the whole vector next.
         self._known_by = frozenset(reached)
 
     def state(self) -> Tree:

@@ -105,7 +105,7 @@ class Generations:
         if is_replay:
             self.begin()
         self.own = self.latest
-        # what is said of exchanges before it does not matter any more
+        # What is said of exchanges before it does not matter any more.
         self._counts.clear()
         return True
 

@@ -93,7 +93,7 @@ class Outbox:
             payload = written(path, tensors)
             said: dict[str, Any] = {"key": key, "view": view, "owed": sorted(receivers), "before": before}
             said |= {"payload": MessageToDict(payload)}
-            # the description last: without it a message counts as not written
+            # The description last: without it a message counts as not written.
             path.with_suffix(".json").write_text(json.dumps(said))
         message = OutboxMessage(key, view, payload, path, owed=set(receivers), before=before)
         self._messages[path] = message
@@ -145,6 +145,6 @@ class Outbox:
                 self._messages[message.path] = message
         wanted = {message.path for message in self._messages.values()}
         for path in self._folder.iterdir():
-            # rounds after the last checkpoint are run again, and write their messages anew
+            # Rounds after the last checkpoint are run again, and write their messages anew.
             if path.with_suffix(".out") not in wanted:
                 path.unlink()

@@ -53,14 +53,14 @@ class Ahead:
         if stretch is None:
             self._stretches[name] = _Stretch(number)
             _log.warning(
-                "%r is ahead: its %s of round %d are not taken, for this peer is in round %d; the next line on it "
-                "comes when this peer has caught up",
+                "%r is ahead: its %s of round %d are not taken, for this peer is in round %d; another line follows "
+                "when this peer has caught up",
                 name,
                 self._what,
                 number,
                 own,
             )
-        # a round is counted once, however many messages and tries it has
+        # A round is counted once, however many messages and tries it has.
         elif number != stretch.latest:
             stretch.latest = number
             stretch.rounds += 1

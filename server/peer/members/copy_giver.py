@@ -48,11 +48,11 @@ class CopyGiver:
         if self._given is None or self._given[0].copy.round != number:
             path = self._new_file()
             try:
-                # beside the loop: a state of gigabytes must not silence the heartbeats
+                # Written in a thread beside the loop: a state of gigabytes must not hold up the heartbeats.
                 payload = await asyncio.to_thread(self._write, path, number, state)
             except FedError as error:
                 path.unlink(missing_ok=True)
-                _log.warning("a copy for %r: %s", link.name, error)
+                _log.warning("%r asked for a copy of this peer's state, which cannot be made: %s", link.name, error)
                 return
             if self._given is not None:
                 self._given[1].unlink(missing_ok=True)

@@ -35,7 +35,7 @@ class EndFile(NamedTuple):
         try:
             said = json.loads((folder / _NAME).read_text())
             ended = [Member(**one) for one in said["ended"]]
-            # its members go into the table that others are sent
+            # Its members go into the table that others are sent.
             if reason := refusal_of_table(ended):
                 raise InvalidPayload(reason)
             return cls([str(name) for name in said["awaited"]], ended)

@@ -71,7 +71,7 @@ class Link:
         file: Iterator[pb.Chunk] = iter(())
         chunk: pb.Chunk | None = None
         while True:
-            # between chunks, for heartbeats must not wait behind a large file
+            # Between chunks, for heartbeats must not wait behind a large file.
             while self._messages:
                 await write(self._messages.popleft().SerializeToString())
             if self._ends:

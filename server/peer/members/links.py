@@ -42,7 +42,7 @@ _GRACE_S = 1.0  # seconds in which farewells and calls may end
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
 _DIAL_OPTIONS = (
     *STREAM_OPTIONS,
-    # a channel of its own for each attempt, so that no backoff of gRPC's delays the next one
+    # A channel of its own for each attempt, so that no backoff of gRPC's delays the next one.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -116,7 +116,7 @@ class Links:
             return
         if self._clock.monotonic_s() < self._pauses.get(key, (0.0, 0.0))[0]:
             return
-        # to dial one that is not admitted would only make noise in both logs
+        # To dial a peer that is not admitted would only add lines to both logs.
         if name is not None and self._credentials is not None and self._credentials.refusals([name]):
             return
         self._dialling[key] = asyncio.create_task(self._dial(address, name, key))
@@ -138,7 +138,7 @@ class Links:
                 link.end(reason)
         dialled = list(self._dialling.values())
         if dialled:
-            # farewells are on their way
+            # Farewells are on their way.
             await asyncio.wait(dialled, timeout=_GRACE_S)
         for task in dialled:
             task.cancel()
@@ -156,11 +156,11 @@ class Links:
         finally:
             del self._dialling[key]
             now_s = self._clock.monotonic_s()
-            # a stream that lasted was a success: pauses begin short again
+            # A stream that lasted was a success: pauses begin short again.
             lasted = now_s - began_s > self._silence_s
             pause_s = _PAUSE_S if lasted else self._pauses.get(key, (0.0, _PAUSE_S))[1]
             then_s = min(2 * pause_s, _MOST_PAUSE_S)
-            # at random, so that peers do not dial each other in step
+            # At random, so that peers do not dial each other in step.
             again_s = now_s + pause_s * (0.5 + random.random())
             self._pauses[key] = (again_s, then_s)
 
@@ -223,7 +223,7 @@ class Links:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
         greeting = first.greeting
         if (greeting.name, greeting.start) == (own.name, own.start):
-            # a list of introducers may be the same at all peers, and hold this one's address, too
+            # A list of introducers may be the same at all peers, and hold this one's address, too.
             self._listener.met_itself(address)
             return
         refusal = partial(self._refusal_now, greeting.name, certified)
@@ -246,7 +246,7 @@ class Links:
             send: function that sends a message, as bytes.
             refusal: function that gives the reason why the other side is no longer admitted; None while it is.
         """
-        # several: both sides may dial at the same time, and neither knows which stream the other keeps
+        # There may be several: both sides may dial at once, and neither knows which stream the other keeps.
         self._open.setdefault(link.name, []).append(link)
         self._listener.opened(link)
         try:
@@ -272,7 +272,7 @@ class Links:
         try:
             while (message := await _next(read, self._silence_s)) is not None:
                 kind = message.WhichOneof("what")
-                # chunks are bounded by the size in their file's header
+                # Chunks are bounded by the size in their file's header.
                 if kind != "chunk" and not allowance.spend():
                     raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has sent more messages than a peer needs")
                 if kind == "farewell":
@@ -286,7 +286,7 @@ class Links:
                         left_bytes -= len(message.chunk.data)
                         file = incoming
                         incoming = None  # a chunk that fails ends its file: later chunks must not be added
-                        # what is left of a refused file goes by without another refusal
+                        # The other chunks of a refused file are dropped without another refusal.
                         if file is None and left_bytes < 0:
                             raise Refused("it sent a chunk that belongs to no file")
                         incoming = self._taken(link, header, file, message.chunk)
@@ -340,10 +340,10 @@ class Links:
         if not NODE_NAME.fullmatch(greeting.name):
             return "a peer's name must be up to 64 letters, digits, dots, hyphens and underscores"
         if name is not None and greeting.name != name:
-            return f"it must greet as {name!r}, got {greeting.name!r}"
+            return f"it must be {name!r}, and says that it is {greeting.name!r}"
         if greeting.name == self.greeting.name:
-            return "it has our own name: give each peer its own"
-        # names are free without certificates, and each stream holds memory
+            return "it has our own name: give each peer a name of its own"
+        # Names are free without certificates, and each stream holds memory.
         if len(self._open) >= _MOST_LINKS:
             return f"this peer has streams with {_MOST_LINKS} others, and begins no more"
         return self._listener.refusal_of(greeting)
@@ -357,7 +357,7 @@ class Links:
                 Unnamed(address), f"it is not the peer that was dialled, or of another authority: {words}"
             )
         else:
-            # peers come and go: a line for each attempt would fill the log
+            # Peers come and go: a line for each attempt would fill the log.
             _log.debug("%s cannot be reached: %s", address, words)
 
 

@@ -95,7 +95,7 @@ class MemberService(Listener):
     durable: int = 0
 
     def __post_init__(self) -> None:
-        # unlike the run's streams, which all peers share: each must choose others
+        # Not one of the run's streams, which all peers share: each peer must choose other members.
         self.members = MembershipList(self.own, self.introducers, self.timing, draws=random.Random())
         greeting = pb.Greeting(protocol=PROTOCOL, software=f"fed {__version__}", experiment=self.experiment)
         greeting.MergeFrom(pb.Greeting(name=self.own.name, start=self.own.start))
@@ -130,7 +130,7 @@ class MemberService(Listener):
 
     async def stop(self, reason: str) -> None:
         """Leave, and end all streams."""
-        # the others hear of it at once, rather than after a time limit
+        # The others hear of it at once, rather than after a time limit.
         self.members.leave()
         for link in self.links.all():
             link.tell(self._table(link.name))
@@ -237,7 +237,7 @@ class MemberService(Listener):
 
     def refusal_of(self, greeting: pb.Greeting) -> str | None:
         """The reason for which a peer cannot take part, or None."""
-        # an introduction brings no vectors: it only tells where others listen
+        # An introduction brings no vectors: it only tells where others listen.
         if not greeting.is_introduction and greeting.experiment != self.experiment:
             return "it runs another experiment, or one on other samples: give all peers the same file"
         return None
@@ -262,7 +262,7 @@ class MemberService(Listener):
         self._hear(link)
         if message.HasField("members"):
             table = message.members.members
-            # who is not admitted is not passed on, whichever member names it
+            # A member that is not admitted is not passed on, whoever names it.
             admitted = {*self.admitted([one.name for one in table])}
             records = [Member.of(one) for one in table if one.name in admitted]
             self.members.merge(records, self.clock.monotonic_s(), link.name)
@@ -296,7 +296,7 @@ class MemberService(Listener):
     def closed(self, link: Link) -> None:
         """Forget the round that another is in, where no stream with it is left."""
         if self.links.link(link.name) is None:
-            # it may be in another round when it comes back
+            # It may be in another round when it comes back.
             self.reached.pop(link.name, None)
         self._changed.set()
 
@@ -392,7 +392,7 @@ class MemberService(Listener):
         told_s = 0.0
         while True:
             now_s = self.clock.monotonic_s()
-            # at each beat, for the file may have been replaced by hand
+            # Looked at on each beat, since the file may have been replaced by hand.
             self._hold_to_credentials()
             targets = self.members.beat(now_s)
             own = self.members.own

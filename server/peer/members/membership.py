@@ -143,7 +143,7 @@ class MembershipList:
 
     def table(self, receiver: str = "") -> tuple[Member, ...]:
         """Records to send: all present members, those that left lately, and the receiver as it is known here."""
-        # a receiver whose clock was set back between two starts must learn of its earlier life
+        # A receiver whose clock was set back between two starts must learn of its earlier life.
         records = self._records.items()
         told = [one.member for name, one in records if name == receiver or self._is_told(one)]
         return self.own, *told[: MOST_MEMBERS - 1]
@@ -162,7 +162,7 @@ class MembershipList:
         if reason := refusal_of_table(table):
             raise InvalidPayload(reason)
         time_s = self._time_s(now_s)
-        # a list, for any() alone would stop at the first change and leave the rest untaken
+        # A list, for any() alone would stop at the first change and leave the rest untaken.
         changes = [self._take(member, time_s, is_direct=member.name == sender) for member in table]
         return any(changes)
 
@@ -275,7 +275,7 @@ class MembershipList:
         if not is_direct and _is_beyond_hearsay(member, known):
             return False
         if known is None:
-            # one that stopped is of no use to a peer that never knew it
+            # A member that has stopped is of no use to a peer that never knew it.
             is_stopped = member.left and not member.has_ended
             if is_stopped or len(self._records) >= MOST_MEMBERS - 1:
                 return False
@@ -287,7 +287,7 @@ class MembershipList:
         before = known.member
         was_present = self._is_present(known, time_s)
         said = (member.start, member.beat)
-        # others may have raised the beat of such a life: only the member's own earlier word outweighs its word
+        # Others may have raised the beat of such a life: only the member's own earlier word outweighs its word.
         is_own_word = is_direct and member.start > _MOST_START_BY_HEARSAY
         is_later = said >= known.said if is_own_word else member.age > before.age
         if is_later:
@@ -348,7 +348,7 @@ class MembershipList:
         is_full = len(self._records) >= MOST_MEMBERS - 1
         for name, one in list(self._records.items()):
             is_hearsay = one.alive_s == -math.inf
-            # hearsay is cheap to invent, and must not crowd out members that were heard
+            # Hearsay is cheap to invent, and must not crowd out members that were heard.
             limit_s = timing.gone_after_s if is_hearsay or is_full else _FORGET_AFTER_S
             if self._awake_s - max(one.since_s, one.alive_s) > limit_s:
                 del self._records[name]

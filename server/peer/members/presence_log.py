@@ -32,7 +32,7 @@ class PresenceLog:
         suspected = {member.name for member in members.suspected(now_s)}
         gone = {member.name for member in members.gone(now_s)}
         for name in sorted(suspected - self._suspected - self._gone):
-            _log.info("peer %r is silent", name)
+            _log.info("peer %r has given no sign of life for a while: it is still waited for", name)
         for name in sorted(gone - self._gone):
             _log.warning("peer %r is gone, or cannot be reached: the others go on", name)
         for name in sorted(self._gone - gone):
@@ -40,7 +40,7 @@ class PresenceLog:
         has_changed = gone != self._gone
         self._suspected = suspected
         self._gone = gone
-        # once is no second process, but a clock that was set back between two starts of this one
+        # A single time shows no second process, but a clock that was set back between two starts of this one.
         if members.contested > 1 and not self._is_contested:
             self._is_contested = True
             _log.warning(

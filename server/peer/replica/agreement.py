@@ -115,7 +115,7 @@ class Agreement(Proposer):
         if self._round.learned is not None:
             self._move_on()
         elif self.own not in self.record.members or self.is_waiting:
-            # it cannot reach a majority now
+            # This member cannot reach a majority now.
             self._round.proposal = None
             self._ask()
         elif self._round.proposal is not None:
@@ -141,7 +141,7 @@ class Agreement(Proposer):
             now_s: seconds on the monotonic clock.
         """
         self._now_s = now_s
-        # it may have ended after another ballot has decided the round
+        # The ring may have ended after another ballot decided the round.
         if ring.round == self.record.round:
             self._held.add(sum_sha256)
             self._round.summed = Message(Kind.SUMMED, ring.round, ring.ballot, sum_sha256=sum_sha256)
@@ -184,7 +184,7 @@ class Agreement(Proposer):
             now_s: seconds on the monotonic clock.
         """
         self._now_s = now_s
-        # a copy that came late would take this member back
+        # A copy of an earlier round, which came late, would take this member back.
         if round_number >= self.record.round:
             self._decide(round_number, value)
         return self._flush()
@@ -204,7 +204,7 @@ class Agreement(Proposer):
 
     def _flush(self) -> list[Output]:
         while self._to_own:
-            # what it says to itself is handled like what others say
+            # A member is a voter, too: its messages to itself are handled like those of others.
             self._handle(self.own, self._to_own.pop(0))
         outputs = self._outputs
         self._outputs = []
@@ -218,7 +218,7 @@ class Agreement(Proposer):
         elif message.round > record.round:
             self._send(sender, Message(Kind.ASK, record.round))
         elif message.round < record.round:
-            # a late decision needs no answer: its sender knows it
+            # A late decision needs no answer: its sender knows it.
             if message.kind is not Kind.DECIDED:
                 self._tell(sender, message.round)
         elif message.kind is Kind.DECIDED:
@@ -238,7 +238,7 @@ class Agreement(Proposer):
     def _learn(self, value: Value, holders: list[str]) -> None:
         self._round.learned = value
         self._round.holders = (*holders, *self.record.members)
-        # the proposer alone tells the others: each of them saying so would be messages by the square
+        # The proposer alone tells the others: if each member did, the messages would grow by the square.
         if self._round.proposal is not None and self._round.proposal.value == value:
             vote = Vote(self._round.proposal.ballot, value)
             for name in dict.fromkeys((*self.record.members, *value.members)):
@@ -259,7 +259,7 @@ class Agreement(Proposer):
             self._round.asked_s = self._now_s
             others = [name for name in dict.fromkeys(self._round.holders) if name != self.own]
             self._outputs.append(Fetch(self._round.learned.sum_sha256, tuple(others)))
-            # holders may have removed the sum since; asked for the round, they give a copy of their state
+            # Holders may have removed the sum since; asked for the round, they give a copy of their state.
             if others:
                 self._send(self._draws.choice(others), Message(Kind.ASK, self.record.round))
 

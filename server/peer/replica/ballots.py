@@ -205,7 +205,7 @@ def refusal_of_message(message: Message) -> str | None:
     """Reason why no member may send this message; None if it is in order."""
     ballots = [message.ballot]
     names = [*message.names]
-    # an absent hash is in order
+    # A message may lack the hash, and zeros pass the check below.
     hashes = [message.sum_sha256 or "0" * 64]
     if message.vote is not None:
         value = message.vote.value

@@ -31,9 +31,9 @@ def from_wire(decree: pb.Decree) -> Message:
     try:
         kind = Kind(decree.kind)
     except ValueError:
-        raise InvalidPayload(f"an agreement has no message {decree.kind[:20]!r}") from None
+        raise InvalidPayload(f"a message of an agreement must be of a known kind, got {decree.kind[:20]!r}") from None
     vote = None
-    # an absent vote would read as one with empty names
+    # An absent vote would read as one with empty names.
     if decree.HasField("vote"):
         value = Value(
             decree.vote.sum_sha256,

@@ -65,7 +65,7 @@ class Founding:
             listening: the names of peers that listen; these propose before those that only dial.
         """
         names = tuple(sorted(present, key=client_order))
-        # agreement to other founders is none to these
+        # Agreement to other founders is none to these.
         if names != self._present:
             self._present = names
             self._since_s = now_s
@@ -73,7 +73,7 @@ class Founding:
         if self.members is not None or self.is_late or now_s - self._sent_s < _RESEND_S:
             return []
         begun_s = {name: self._begun_s.setdefault(name, now_s) for name, number in rounds.items() if number}
-        # a claim that is not backed by a group must not hold the others up for ever
+        # A claim that is not backed by a group must not hold the others up for ever.
         if begun := [name for name, its_s in begun_s.items() if now_s - its_s < _BELIEVED_S]:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
@@ -104,10 +104,10 @@ class Founding:
         if self.members is not None:
             return [] if message.is_founded else [(sender, self._founded(own_round))]
         if message.is_founded:
-            # a group without it, or past its first round: it joins with a copy
+            # A group without it, or past its first round: it joins with a copy.
             if self.own not in names or message.round > 1:
                 self.is_late = True
-            # the group that it agreed to, even if it sees others by now
+            # The group that it agreed to, even if it sees others by now.
             elif names in (self._agreed_to, self._present):
                 self.members = names
         elif message.is_agreed:

@@ -51,7 +51,7 @@ class Proposal:
         votes = {name: message.vote for name, message in self.promises.items() if message.vote is not None}
         if not votes:
             return None
-        # the latest alone may have been decided: its proposer knew the earlier votes, and had to take theirs over
+        # Only the value of the latest vote may have been decided: its proposer had to take over that of an earlier one.
         value = max(votes.values(), key=lambda vote: vote.ballot).value
         return value, [name for name, vote in votes.items() if vote.value == value]
 
@@ -72,7 +72,7 @@ def ring_order(names: Sequence[str], listening: Collection[str]) -> tuple[str, .
     ordered: list[str] = []
     for place, listener in enumerate(listeners):
         ordered.append(listener)
-        # an equal share of the others after each listener
+        # An equal share of the others after each listener.
         begin = len(diallers) * place // len(listeners)
         end = len(diallers) * (place + 1) // len(listeners)
         ordered += diallers[begin:end]

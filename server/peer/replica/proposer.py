@@ -27,7 +27,7 @@ class Proposer(Voter, ABC):
         here = sorted(self._present_members(), key=lambda name: name not in self._listening)
         led_by = self.record.promised.proposer
         place = here.index(self.own)
-        # a first member that is back lets another proposer end a proposal that has begun meanwhile
+        # A first member that has come back waits until the proposal that another began meanwhile has ended.
         is_led_by_later = led_by not in ("", *here[: place + 1])
         silence_s = (place + is_led_by_later) * self._timing.takeover_s
         return self._now_s >= max(self._round.quiet_since_s + silence_s, self._round.not_before_s)
@@ -39,7 +39,7 @@ class Proposer(Voter, ABC):
         self._resend(self._round.proposal)
 
     def _yield_to(self, ballot: Ballot) -> None:
-        # else the next attempt would be refused, too
+        # The next attempt must have a larger ballot, or it would be refused, too.
         self._round.seen = max(self._round.seen, ballot)
         if self._round.proposal is not None and self._round.proposal.ballot < ballot:
             self._give_up(self._timing.takeover_s)
@@ -82,7 +82,7 @@ class Proposer(Voter, ABC):
                 self._give_up(self._timing.resend_s)
         elif message.kind is Kind.BROKEN and sender in proposal.ring:
             if proposal.value is None:
-                # else the next ring would break at the same place
+                # Without this the next ring would break at the same place.
                 self._round.excluded.update(message.names)
                 self._give_up(self._timing.resend_s)
         elif message.kind is Kind.ACCEPTED and proposal.value is not None:
@@ -102,7 +102,7 @@ class Proposer(Voter, ABC):
         here = [name for name in self._present_members() if name not in self._round.excluded] or self._present_members()
         ready = proposal.ready(here)
         deadline_s = math.inf if self._timing.deadline_s is None else self._timing.deadline_s
-        # even in a late round, members that are present are given time to answer
+        # Even in a late round, members that are present are given time to answer.
         is_late = self._now_s >= max(self._round.began_s + deadline_s, proposal.since_s + self._timing.resend_s)
         if ready and (is_late or len(ready) == len(here)):
             proposal.ring = ring_order(ready, self._listening)

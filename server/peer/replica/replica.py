@@ -30,6 +30,7 @@ from fed.wire.messages import Answer, PartialSum, Task, Update, client_id_of, cl
 __all__ = ["Overtaken", "Replicated", "ReplicatedFleet"]
 
 _log = logging.getLogger(__name__)
+# The figures of a round in which this replica takes no part.
 _NOTHING = RoundStats(selected=0, replied=0, late=0, failed=0, bytes_up=0, bytes_down=0, train_loss=None)
 
 
@@ -89,6 +90,7 @@ class ReplicatedFleet:
         for client in before:
             if client not in self._members:
                 self.observers.tell(NodeWent(client))
+        # Nobody is forgotten, since the population counts all that were ever members.
         self._known |= {*self._members}
 
     def await_members(self, number: int) -> None:
@@ -132,10 +134,12 @@ class ReplicatedFleet:
         """
         if not self._open:
             return
+        # A round is one sum: all its tasks end here, whether they counted or not.
         tasks = self._open
         self._open = {}
         number = next(iter(tasks.values())).round
         own = tasks.get(self._own)
+        # A peer that was away need not train for a round that the others have decided.
         is_over = self.thread.call(self.thread.service.is_decided, number)
         answer = None
         if own is not None and not is_over:
@@ -151,7 +155,7 @@ class ReplicatedFleet:
             raise Overtaken(decision)
         counted = [client_id_of(one.name) for one in decision.total.contributions]
         if self._own in counted and answer is None and own is not None and self.states.names:
-            # its update counts from before this process was killed: training again finds the client state after it
+            # Its update counts from before this process was killed: training again finds the client state after it.
             self._trained(own)
         yield self._merged(decision, tasks)
         if answer is not None and answer.problem:
@@ -183,6 +187,7 @@ class ReplicatedFleet:
 
     def restore(self, state: Tree) -> None:
         """Resume from a state that :meth:`state` gave."""
+        # The clock goes on from where it stopped.
         self._began_s = self.thread.service.clock.monotonic_s() - state["clock"]
         self.states.restore(state["clients"])
         self.adopt(state["common"])
@@ -203,7 +208,7 @@ class ReplicatedFleet:
         self.value, total = decision
         if total.names != {*self.value.contributors}:
             raise RunFailed(
-                "the round's sum must hold the updates of the members agreed on, got others: a member of its ring lied"
+                "the round's sum must hold the updates of the members agreed on, got others: a member sent a false sum"
             )
         counted = [tasks[client_id_of(one.name)] for one in total.contributions]
         return Answer(
@@ -321,6 +326,6 @@ class Replicated(Coordinated):
     def _end(self, number: int) -> None:
         """Have a round's state ready for others."""
         self._applied = number
-        # made in the run's thread, for the service gives it to others from its own
+        # Made here, in the run's thread: the service's thread gives it to others, and must not read a moving state.
         self.snapshot = Snapshot(number, {"coordinator": self.coordinator.state(), "fleet": self._fleet.common()})
         self._fleet.thread.call(self._service.apply, number)

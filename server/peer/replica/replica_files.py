@@ -47,12 +47,13 @@ class ReplicaFiles:
         for path in self._folder.glob("*.sum"):
             try:
                 payload = ParseDict(json.loads(path.with_suffix(".json").read_text()), pb.Payload())
+                # Its hash was checked before the file took this place: its size is enough.
                 is_whole = path.stat().st_size == payload.size_bytes and path.stem == payload.sha256
             except (OSError, ValueError):
                 is_whole = False
             if is_whole:
                 self._payloads[path.stem] = payload
-        # what is left are parts of rings and copies that were on their way when it was killed
+        # All other files are parts and copies that were on their way when the peer was killed.
         kept = {*self._payloads, Path(_RECORD).stem}
         for path in self._folder.iterdir():
             if path.is_file() and path.stem not in kept:
@@ -64,7 +65,7 @@ class ReplicaFiles:
             return _record(*record), tuple(founders)
         except (OSError, ValueError, TypeError) as error:
             raise InvalidCheckpoint(
-                f"{path} must be as this peer left it, got {error}: without its promises it must not vote again; "
+                f"{path} must hold this peer's promises, got {error}: without them it must not vote again; "
                 f"remove the run's folder and {self._folder}, and let the peer join anew under another name"
             ) from None
 
@@ -98,11 +99,12 @@ class ReplicaFiles:
             InvalidPayload: if the file is no sum.
             RunFailed: if it cannot be kept.
         """
+        # Read for its errors: a sum of another shape must not take a place on the disk.
         RoundSum.read(read(path, payload), self._numbers)
         with os_errors_as(RunFailed, f"{self._folder} cannot be written to", _ROOM):
             _sync(path)
             place = self._path(payload.sha256)
-            # the description first: a sum without it is removed at a restart
+            # The description first: a sum without it is removed at a restart.
             write_atomically(place.with_suffix(".json"), json.dumps(MessageToDict(payload)).encode())
             path.replace(place)
             sync_folder(self._folder)
@@ -151,7 +153,7 @@ class ReplicaFiles:
         except InvalidCheckpoint as error:
             raise InvalidPayload(str(error)) from None
         if newest is None or newest[0] != number:
-            raise InvalidPayload(f"a copy of the state after round {number} must be whole")
+            raise InvalidPayload(f"the copy of the state after round {number} is damaged, or is of another round")
         return newest
 
     def keep_copy(self, number: int, state: Tree) -> None:

@@ -48,9 +48,9 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _REACHED_WITHIN_S = 5.0  # wait for a stream with the next member of a ring, where deadlines are short
 _LOGS_EVERY_S = 30.0
-_SAID_AFTER_S = 1.0
+_SAID_AFTER_S = 1.0  # a shorter wait is not worth a line of the log
 _MOST_COPY_BYTES_PER_NUMBER = 1024
-_COPY_AGAIN_S = 3.0
+_COPY_AGAIN_S = 3.0  # seconds after which a copy that makes no progress is asked for again
 _COPY_BYTES = 1 << 28  # most bytes of a copy beside its numbers
 
 
@@ -251,7 +251,7 @@ class ReplicaService(MemberService):
                     return None
                 return Incoming(self.new_file(), header.ring_part.payload, self._sum_specs())
             case "sum":
-                # another holder may have been faster, or the round is over
+                # Another holder may have been faster, or the round is over.
                 if header.sum.payload.sha256 not in self._wanted:
                     return None
                 return Incoming(self.new_file(), header.sum.payload, self._sum_specs())
@@ -259,7 +259,7 @@ class ReplicaService(MemberService):
                 self._check_round(header.copy.round)
                 if not self._wants_copy:
                     return None
-                # a state has several vectors of the model's length, and tables of all members
+                # A state has several vectors of the model's length, and tables of all members.
                 most_bytes = _COPY_BYTES + _MOST_COPY_BYTES_PER_NUMBER * self._numbers
                 spec = [TensorSpec(torch.uint8, most_bytes, True)]
                 self._coming = Incoming(self.new_file(), header.copy.payload, spec)
@@ -269,7 +269,7 @@ class ReplicaService(MemberService):
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
         """Take a file that is whole."""
         if header.HasField("copy"):
-            # one that came late may be of an earlier round than this replica is in by now
+            # A copy that came late may be of an earlier round than this replica is in by now.
             if self._wants_copy and header.copy.round >= self._least_copy():
                 self._copy = Snapshot(*self._disk.take_copy(incoming.path, header.copy.round))
         elif header.HasField("sum"):
@@ -315,7 +315,7 @@ class ReplicaService(MemberService):
             except FedError as error:
                 self.fail(error)
             except Exception as error:
-                # whatever it is: the run's thread waits for this loop, and must hear of it
+                # The run's thread waits for this loop, and must hear of any error here.
                 self.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
             await self.clock.pause(_TICK_S)
 
@@ -324,7 +324,7 @@ class ReplicaService(MemberService):
         there = self.members.present(now_s)
         names = [member.name for member in there]
         ready = [member.name for member in there if member.is_ready]
-        # a stream proves the certificate: hearsay makes nobody a member
+        # A stream proves the certificate: hearsay makes nobody a member.
         candidates = [name for name in ready if self.links.link(name) is not None]
         listening = [member.name for member in there if member.address]
         self._bound_waiting(now_s, frozenset(names), len(ready))
@@ -335,7 +335,7 @@ class ReplicaService(MemberService):
         if self._agreement.record.round > self.rounds:  # the run is over: others are told when they ask
             return
         if now_s - self._began_s < (self.ballots.deadline_s or math.inf):
-            # after a restart members that are not heard yet count as present, so that they have time to come
+            # After a restart members that are not heard yet count as present, so that they have time to come.
             members = self.admitted([name for name in self._agreement.record.members if name != self.own.name])
             names += [name for name in members if self.members.is_unheard(name)]
         self._do(self._agreement.tick(now_s, present=names, candidates=candidates, listening=listening))
@@ -361,7 +361,7 @@ class ReplicaService(MemberService):
             self._waiting.renew()
             self._logged_s = -math.inf
             return
-        # nobody is left who could come: to wait until the time limit would be in vain
+        # No member is left that could come: to wait until the time limit would be in vain.
         if self.have_ended({*record.members} - {self.own.name}):
             raise nobody_came(needs, None)
         if self._waiting.is_exhausted(now_s):
@@ -403,7 +403,7 @@ class ReplicaService(MemberService):
             self._tell(name, pb.PeerMessage(founding=message))
         if self._agreement is None and self._founding.members is not None:
             record = Record(round=1, members=self._founding.members)
-            # before anything is promised in it
+            # The record is on disk before anything is promised in it.
             self._disk.persist(record, self._founding.members)
             self._begin_agreement(record)
         elif self._agreement is None and self._founding.is_late:
@@ -425,7 +425,7 @@ class ReplicaService(MemberService):
         self._changed.set()
 
     def _do(self, outputs: Sequence[Output]) -> None:
-        # after a record that could not be written nothing may be sent that relies on it
+        # After a record that could not be written nothing may be sent that relies on it.
         if self._failure is not None:
             return
         try:
@@ -450,7 +450,7 @@ class ReplicaService(MemberService):
                 self._wanted.add(sum_sha256)
                 self.reach(frozenset(holders))
                 linked = [name for name in holders if self.links.link(name) is not None]
-                # one may be slow; more than two would send as many copies of the sum
+                # Two are asked, since one may be slow; each of more would send another copy of the sum.
                 for name in random.sample(linked, min(2, len(linked))):
                     self._tell(name, pb.PeerMessage(sum_wanted=pb.SumWanted(sha256=sum_sha256)))
             case Apply(number, value):
@@ -472,7 +472,7 @@ class ReplicaService(MemberService):
         """Remove sums that no member may need."""
         if self._agreement is None:
             return
-        # also those that the model has yet to be moved by
+        # Sums that are decided and have not moved the model yet are needed, too.
         needed = self._agreement.needed | {value.sum_sha256 for value in self._decided.values()}
         for sha256 in {*self._disk.held} - needed:
             self._disk.drop(sha256)

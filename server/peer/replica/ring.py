@@ -202,7 +202,7 @@ class Ring:
         self._members = tuple(members)
         count = len(self._members)
         numbers = own.lanes.shape[1]
-        # chunks of nearly equal length; some are empty where members outnumber the numbers
+        # Chunks of nearly equal length; some are empty where members outnumber the numbers.
         self._bounds = [numbers * chunk // count for chunk in range(count + 1)]
         self._chunks = [own.part(begin, end) for begin, end in pairwise(self._bounds)]
         self.messages = 2 * (count - 1)
@@ -235,7 +235,7 @@ class Ring:
         reduces = step < count - 1
         behind = range(1, step + 2) if reduces else range(count)
         if received.names != {self._members[(self._place - back) % count] for back in behind}:
-            raise InvalidPayload(f"message {step} of a ring has the updates of others than it must have")
+            raise InvalidPayload(f"message {step} of a ring must hold the updates of the members before it, got others")
         if received.integers_I.shape != self._chunks[chunk].integers_I.shape:
             raise InvalidPayload("a sum must have the model's integer buffers")
         self._chunks[chunk] = self._chunks[chunk].added(received) if reduces else received
@@ -243,7 +243,7 @@ class Ring:
 
     def result(self) -> RoundSum:
         """Sum of all updates, once all messages have been taken."""
-        # chunks with larger numbers have more lanes; the others get lanes of zeros
+        # Chunks with larger numbers have more lanes; the others get lanes of zeros.
         most = max(len(chunk.lanes) for chunk in self._chunks)
         rows = [torch.nn.functional.pad(chunk.lanes, (0, 0, 0, most - len(chunk.lanes))) for chunk in self._chunks]
         integers_I = torch.stack([chunk.integers_I for chunk in self._chunks]).amax(0)
@@ -255,18 +255,18 @@ class Ring:
 
 
 def _rows(packed: Tensor, numbers: int) -> Tensor:
-    # torch cannot tell the number of lanes of no numbers: a packed sum has four at least
+    # The number of lanes cannot be told from no numbers: a packed sum has four at least.
     return packed.view(-1, numbers) if numbers else packed.view(4, 0)
 
 
 def _contribution(name: Any, samples: Any, weight: Any, train_loss: Any) -> Contribution:
-    # JSON of another member: each value may be of any type
+    # JSON of another member: each value may be of any type.
     if not isinstance(name, str) or not NODE_NAME.fullmatch(name) or not isinstance(weight, str):
         raise InvalidPayload("a sum must name each member, with a weight")
     if not _WEIGHT.fullmatch(weight) or not isinstance(train_loss, float | int):
         raise InvalidPayload("a sum must have weights that are whole numbers or fractions")
     exact = Fraction(weight)
-    # a huge fraction overflows float64; cut down to 10^60 it is still refused
+    # A huge fraction overflows float64; cut down to 10^60 it is still refused.
     if reason := refusal_of_numbers(samples, float(min(exact, _TOO_HEAVY)), train_loss):
         raise InvalidPayload(reason)
     return Contribution(name, samples, weight=exact, train_loss=float(train_loss))

@@ -112,7 +112,7 @@ class RingTransport:
         """
         self.end()
         parts = self._parts.items()
-        # faster members may have sent parts of this ring before it was heard of here
+        # Faster members may have sent parts of this ring before it was heard of here.
         self._parts = {part: one for part, one in parts if part.round == ring.round and part.ballot >= ring.ballot}
         self._running = asyncio.create_task(self._run(ring, own))
 
@@ -150,7 +150,7 @@ class RingTransport:
             return False
         self._ahead.end(name)
         if reason := self._reason_against(part, message.payload.size_bytes, record):
-            raise Refused(f"its part of a ring of round {part.round}: {reason}")
+            raise Refused(f"its part of the ring of round {part.round} is not taken: {reason}")
         return part not in self._parts
 
     def arrived(self, name: str, message: pb.RingPart, incoming: Incoming) -> None:
@@ -166,17 +166,17 @@ class RingTransport:
 
     def _reason_against(self, part: _Part, size_bytes: int, record: Record) -> str | None:
         if part.sender not in record.members:
-            return f"this peer is in round {record.round}, with {len(record.members)} members"
+            return f"it is none of the {len(record.members)} members of this round"
         if part.ballot < record.promised:
-            return "a later ballot has been promised"
+            return "this peer has promised to take part in a later ballot alone"
         if part.step >= 2 * len(record.members):
             return f"a ring of {len(record.members)} has no step {part.step}"
         held = [tensors for one, tensors in self._parts.items() if one.sender == part.sender]
         held_bytes = sum(tensor.nbytes for tensors in held for tensor in tensors)
-        # parts of the next ring may come before this one has ended
+        # Parts of the next ring may come before this one has ended.
         most_bytes = 2 * self._most_bytes(len(record.members))
         if len(held) > 4 * len(record.members) or held_bytes + size_bytes > most_bytes:
-            return "it has sent more than two rings have"
+            return "it has sent more parts than two rings have"
         return None
 
     async def _run(self, ring: RunRing, own: RoundSum | None) -> None:
@@ -189,12 +189,12 @@ class RingTransport:
             self._listener.summed(ring, path, payload)
         except _Broken as broken:
             at = f" at {broken.names[0]!r}" if broken.names else ""
-            _log.info("round %d: the ring has broken%s", ring.round, at)
+            _log.info("round %d: the ring has broken%s, and another one is tried", ring.round, at)
             self._listener.broken(ring, broken.names)
         except FedError as error:
             self._listener.fail(error)
         except Exception as error:
-            # whatever it is: nobody would see an error of a task of the loop
+            # The error of a task would be seen by nobody, whatever it is.
             self._listener.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
 
     async def _total(self, ring: RunRing, own: RoundSum) -> RoundSum:
@@ -210,7 +210,7 @@ class RingTransport:
             awaited = _Part(ring.round, ring.ballot, step=step, sender=part.predecessor)
             received = await self._received(awaited, part.successor)
             try:
-                # beside the loop, which has heartbeats to send
+                # Added in a thread beside the loop, which has heartbeats to send.
                 await asyncio.to_thread(part.take, received)
             except InvalidPayload as error:
                 self._service.refusals.note(part.predecessor, str(error))
@@ -239,7 +239,7 @@ class RingTransport:
             now_s = service.clock.monotonic_s()
             present = {member.name for member in service.members.present(now_s)}
             for name in (part.sender, successor):
-                # after a restart others may know of a member that this one has not heard of yet
+                # After a restart others may know of a member that this one has not heard of yet.
                 is_away = name not in present or service.links.link(name) is None
                 is_refused = not service.admitted([name])
                 if is_refused or (is_away and now_s - began_s > self._reached_s):

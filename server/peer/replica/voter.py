@@ -100,7 +100,7 @@ class Voter:
         self._present = frozenset([own])
         self._candidates: tuple[str, ...] = ()
         self._listening: frozenset[str] = frozenset()
-        # a ring that ran when the process was killed has lost this member
+        # A ring that ran when the process was killed has lost this member.
         self._round = RoundMemory(began_s=now_s, quiet_since_s=now_s, lost_ring=record.promised)
 
     @property
@@ -124,7 +124,7 @@ class Voter:
         """Follow a proposer's request, unless a later ballot has been promised."""
         ballot = message.ballot
         promised = self.record.promised
-        # a ballot is its proposer's alone: no other may speak for it
+        # Only its proposer may send the messages of a ballot.
         if ballot.proposer != proposer or not 0 < ballot.number <= _MOST_PROPOSALS:
             return
         if ballot < promised:
@@ -132,7 +132,7 @@ class Voter:
             return
         self._round.quiet_since_s = self._now_s
         if message.kind is Kind.PREPARE:
-            # a repeated request is answered, and needs nothing more on disk
+            # A repeated request is answered, and needs nothing more on disk.
             if ballot > promised:
                 self._promise_no_less(ballot)
             self._promise()
@@ -175,7 +175,7 @@ class Voter:
         value = proposed.vote.value
         if ballot < self.record.promised:
             return
-        # a vote says that the sum is held: without it a majority could decide on a sum that is lost
+        # A vote says that the sum is held: without it a majority could decide on a sum that is lost.
         if value.sum_sha256 not in self._held:
             self._outputs.append(Fetch(value.sum_sha256, proposed.names))
             return

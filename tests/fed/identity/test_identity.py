@@ -90,9 +90,9 @@ def refused(address: str, credentials: grpc.ChannelCredentials) -> str:
 
 def test_a_node_is_admitted_in_the_name_of_its_certificate(authority: Authority) -> None:
     theirs, ours = node(authority, "clinic-7.example_b"), server(authority)
-    with serving(ours.for_grpc(), ours.roster) as address:
-        assert asked(address, theirs.for_grpc()) == theirs.name == "clinic-7.example_b"
-        assert asked(address.replace(HOST, "localhost"), theirs.for_grpc()) == theirs.name
+    with serving(ours.for_listening(), ours.roster) as address:
+        assert asked(address, theirs.for_dialling()) == theirs.name == "clinic-7.example_b"
+        assert asked(address.replace(HOST, "localhost"), theirs.for_dialling()) == theirs.name
 
 
 def test_caller_without_a_node_certificate_is_refused(authority: Authority, tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_caller_without_a_node_certificate_is_refused(authority: Authority, tmp_
     posing = grpc.ssl_channel_credentials(theirs.authority_pem, stranger.key_pem, stranger.certificate_pem)
     as_server = grpc.ssl_channel_credentials(theirs.authority_pem, ours.key_pem, ours.certificate_pem)
     without = grpc.ssl_channel_credentials(theirs.authority_pem)
-    with serving(ours.for_grpc(), ours.roster) as address:
+    with serving(ours.for_listening(), ours.roster) as address:
         assert "Socket closed" in refused(address, posing)
         assert "Socket closed" in refused(address, as_server)
         assert "Socket closed" in refused(address, without)
-        assert "CERTIFICATE_VERIFY_FAILED" in refused(address, stranger.for_grpc())
-        assert asked(address, theirs.for_grpc()) == "ann"
+        assert "CERTIFICATE_VERIFY_FAILED" in refused(address, stranger.for_dialling())
+        assert asked(address, theirs.for_dialling()) == "ann"
 
 
 @pytest.mark.parametrize("name", ["mallory", "localhost", "127.0.0.1"])
@@ -115,19 +115,19 @@ def test_a_node_cannot_pose_as_the_server(authority: Authority, name: str) -> No
     posing = grpc.ssl_server_credentials([(mallory.key_pem, mallory.certificate_pem)])
     with serving(posing, authority.roster) as address:
         for place in (address, address.replace(HOST, "localhost")):
-            assert "unsupported certificate purpose" in refused(place, theirs.for_grpc())
+            assert "unsupported certificate purpose" in refused(place, theirs.for_dialling())
 
 
 def test_a_server_is_believed_under_its_own_hosts_alone(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "keys", hosts=["localhost"])
     theirs, ours = node(authority), server(authority)
-    with serving(ours.for_grpc(), ours.roster) as address:
-        assert asked(address.replace(HOST, "localhost"), theirs.for_grpc()) == "ann"
-        assert "Hostname Verification Check failed" in refused(address, theirs.for_grpc())
+    with serving(ours.for_listening(), ours.roster) as address:
+        assert asked(address.replace(HOST, "localhost"), theirs.for_dialling()) == "ann"
+        assert "Hostname Verification Check failed" in refused(address, theirs.for_dialling())
     authority.issue_server(hosts=["localhost", HOST])
     ours = server(authority)
-    with serving(ours.for_grpc(), ours.roster) as address:
-        assert asked(address, theirs.for_grpc()) == "ann"
+    with serving(ours.for_listening(), ours.roster) as address:
+        assert asked(address, theirs.for_dialling()) == "ann"
 
 
 def test_a_certificate_that_has_expired_is_refused_by_tls_itself(authority: Authority) -> None:
@@ -135,8 +135,8 @@ def test_a_certificate_that_has_expired_is_refused_by_tls_itself(authority: Auth
     place = earlier.issue("ann", days=10)
     theirs = NodeCredentials.load(place, clock=earlier.clock)
     ours = server(authority)
-    with serving(ours.for_grpc(), ours.roster) as address:
-        assert "Socket closed" in refused(address, theirs.for_grpc())
+    with serving(ours.for_listening(), ours.roster) as address:
+        assert "Socket closed" in refused(address, theirs.for_dialling())
 
 
 def test_revoking_ends_connections_and_old_certificates(
@@ -144,8 +144,8 @@ def test_revoking_ends_connections_and_old_certificates(
 ) -> None:
     before, other, ours = node(authority), node(authority, "bob"), server(authority)
     with (
-        serving(ours.for_grpc(), ours.roster) as address,
-        grpc.secure_channel(address, before.for_grpc()) as channel,
+        serving(ours.for_listening(), ours.roster) as address,
+        grpc.secure_channel(address, before.for_dialling()) as channel,
     ):
         assert ask(channel) == "ann"
         authority.revoke("ann")
@@ -154,8 +154,8 @@ def test_revoking_ends_connections_and_old_certificates(
         after = node(authority)
         with pytest.raises(grpc.RpcError, match="another certificate than the one that it was issued"):
             ask(channel)
-        assert asked(address, after.for_grpc()) == "ann"
-        assert asked(address, other.for_grpc()) == "bob"
+        assert asked(address, after.for_dialling()) == "ann"
+        assert asked(address, other.for_dialling()) == "bob"
 
 
 def test_a_roster_says_why(authority: Authority) -> None:
@@ -534,8 +534,8 @@ def test_a_server_needs_its_own_folder_alone(authority: Authority, tmp_path: Pat
     shutil.copytree(authority.folder / "server", tmp_path / "elsewhere")
     shutil.rmtree(authority.folder)
     ours = ServerCredentials.load(tmp_path / "elsewhere")
-    with serving(ours.for_grpc(), ours.roster) as address:
-        assert asked(address, theirs.for_grpc()) == "ann"
+    with serving(ours.for_listening(), ours.roster) as address:
+        assert asked(address, theirs.for_dialling()) == "ann"
 
 
 def test_expired_certificate_error_names_the_remedy(authority: Authority) -> None:
@@ -575,7 +575,7 @@ def test_a_node_cannot_sign_for_others(authority: Authority) -> None:
         by=Pair(mallory.certificate_pem, mallory.key_pem),
     )
     chain = forged.certificate_pem + mallory.certificate_pem
-    with serving(ours.for_grpc(), ours.roster) as address:
+    with serving(ours.for_listening(), ours.roster) as address:
         posing = grpc.ssl_channel_credentials(mallory.authority_pem, forged.key_pem, chain)
         assert "Socket closed" in refused(address, posing)
 

@@ -63,7 +63,7 @@ class Wire:
         if self.credentials is None:
             self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", options)
         else:
-            loaded = NodeCredentials.load(self.credentials).for_grpc()
+            loaded = NodeCredentials.load(self.credentials).for_dialling()
             self.channel = grpc.secure_channel(f"127.0.0.1:{self.port}", loaded, options)
 
     def joining(self, **changed: Any) -> Joining:

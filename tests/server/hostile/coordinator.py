@@ -91,7 +91,7 @@ class HostileCoordinator(CoordinationServicer):
         self._is_closed = False
         self._server = grpc.server(futures.ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
         add_CoordinationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self.port = self._server.add_secure_port("127.0.0.1:0", self.credentials.for_grpc())
+        self.port = self._server.add_secure_port("127.0.0.1:0", self.credentials.for_listening())
         self._server.start()
 
     def close(self) -> None:

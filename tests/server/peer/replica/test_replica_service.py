@@ -158,7 +158,7 @@ def test_parts_of_two_rings_are_held_at_most(tmp_path: Path) -> None:
         part = pb.RingPart(round=1, ballot=pb.Ballot(number=1, proposer="0"), payload=payload)
         assert service._rings.wants("1", part, record)
         part.payload.size_bytes = 1 << 40
-        with pytest.raises(Refused, match="more than two rings"):
+        with pytest.raises(Refused, match="more parts than two rings"):
             service._rings.wants("1", part, record)
         await service.stop("the test is over")
 
