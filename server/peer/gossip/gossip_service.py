@@ -24,7 +24,7 @@ from fed.server.peer.members.link import Link, Refused
 from fed.server.peer.members.member_service import MemberService, Standing
 from fed.vectors.tensors import Tensor
 from fed.wire.messages import one_line
-from fed.wire.payloads import Incoming, TensorSpec, read, written
+from fed.wire.payloads import Incoming, TensorSpec, written
 
 __all__ = ["GossipService"]
 
@@ -221,7 +221,7 @@ class GossipService(MemberService):
             header: message that came before it.
             incoming: the file, of the size and tensors that the header announced.
         """
-        tensors = read(incoming.path, incoming.payload)
+        tensors = incoming.take()
         # before they count: one NaN would reach all peers within some rounds
         is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
         if header.HasField("copy"):
