@@ -115,9 +115,11 @@ class WayOut:
 
     def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
         """Make the answer that a task wants of its trained clients: all steps, one after another."""
-        averages_models = self._averages_models and trained.task.wants == "mean" and trained.begin.ndim == 1
+        averages_models = self._models_leave and trained.task.wants == "mean" and trained.begin.ndim == 1
         if averages_models and self._reports_updates:
             return completed(trained, self._mean_of_models(trained, _by_samples(trained)))
+        if self._models_leave and self._reports_updates and trained.task.wants == "payload":
+            return completed(trained, (trained.params_KV[:1], trained.integers_KI))  # the coordinator finds the update
         rows, client_state = self.report(trained)
         trained = trained._replace(client_state=client_state)
         weights = tuple(rows.numbers.weights)
@@ -200,10 +202,11 @@ class WayOut:
         return self.is_fused and self.aggregator.plain_report
 
     @cached_property
-    def _averages_models(self) -> bool:
-        """True if the mean of a group's updates is found from its models, which takes half the time.
+    def _models_leave(self) -> bool:
+        """True if trained models leave clients as they are, unless the algorithm has changed the update.
 
-        It is the mean of the models less the one that was sent: the mean of the updates, but for the rounding of sums.
+        The mean of a group's updates is then found from its models, which takes half the time. It is the mean of the
+        models less the one that was sent: the mean of the updates, but for the rounding of sums.
         """
         return self.message.sends_models and self.message.fixed is None and not self.stages
 

@@ -6,7 +6,6 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from fed.clients.data.holdings import in_order
@@ -14,7 +13,7 @@ from fed.errors import InvalidPayload
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.server.observer import Event, MessageRefused, NodeCame, NodeWent
-from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
+from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts, TaskOutcome
 from fed.server.telling import Observers
 from fed.server.way_in import received
 from fed.storage.checkpoints import Tree
@@ -59,6 +58,7 @@ class RealFleet(ABC):
         self.counts = NodeCounts()
         self._refusals = Refusals(clock, self._note_refusal)
         self._open: dict[int, Task] = {}  # until their answers are collected
+        self._outcomes: deque[TaskOutcome] = deque()  # of open tasks, first to arrive first
         self._kept = ClientStateVersions()
         self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
         self._examination = 0
@@ -90,7 +90,8 @@ class RealFleet(ABC):
             keeps_states: True if clients keep a state from task to task.
             keeps_checkpoints: True if the run has checkpoints, so that it may go on from an earlier state.
         """
-        self._incoming = partial(received, message=message, streams=streams)
+        self._message = message
+        self._streams = streams
         self._kept.goes_back = keeps_checkpoints
         self._keeps_states = keeps_states
         self._adds_up = message.error_feedback.adds_up
@@ -150,7 +151,7 @@ class RealFleet(ABC):
                     _log.info("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
                 self.pass_time(until)
             if self._has_answer():
-                answer = self._next_answer()
+                answer = self._answer(self._outcomes.popleft())
                 task = self._open.pop(answer.tasks[0])
                 if isinstance(answer.content, Failure):
                     self.counts.add(task.client, "failed", one_line(answer.content.reason))
@@ -321,6 +322,21 @@ class RealFleet(ABC):
         if self._keeps_states:
             self._kept.lose(client, self._start, task)
 
+    def _answer(self, outcome: TaskOutcome) -> Answer:
+        """The answer to an open task; a failure where the node has none, or sent one that must not count."""
+        task = self._open[outcome.task]
+        if outcome.answer is None or outcome.read is None:
+            return Answer.failure(task, outcome.problem)
+        try:
+            return self._received(task, outcome.answer, outcome.read())
+        except InvalidPayload as error:
+            self._refuse(task.client, str(error))
+            return Answer.failure(task, f"its answer was refused: {error}")
+
+    def _refuse(self, client: int | str, reason: str) -> None:
+        """Count and log the refusal of a client's answer."""
+        self._refusals.note(client, reason)
+
     def _received(self, task: Task, header: pb.Answer, tensors: Sequence[Tensor]) -> Answer:
         """An answer as it is counted.
 
@@ -332,7 +348,7 @@ class RealFleet(ABC):
         Raises:
             InvalidPayload: if it must not be counted.
         """
-        answer = self._incoming(task, header, tensors)
+        answer = received(task, header, tensors, self._message, self._streams)
         # the sum holds shares by what was said at first: more now would count what it does not hold
         joined = self._members.get(task.client, header.samples)
         if self._adds_up and header.samples > joined:
@@ -350,6 +366,10 @@ class RealFleet(ABC):
                 task.client,
             )
         return answer
+
+    def _has_answer(self) -> bool:
+        """True if an answer to an open task has arrived."""
+        return bool(self._outcomes)
 
     def _take_scores(self, client: int | str | None, examination: int, scores: pb.Scores) -> None:
         """Take a client's scores, unless they are of an earlier examination."""
@@ -376,14 +396,6 @@ class RealFleet(ABC):
     @abstractmethod
     def _poll(self) -> None:
         """Take what has arrived."""
-
-    @abstractmethod
-    def _has_answer(self) -> bool:
-        """True if an answer to an open task has arrived."""
-
-    @abstractmethod
-    def _next_answer(self) -> Answer:
-        """The first answer to an open task that has arrived."""
 
     @abstractmethod
     def pass_time(self, until: float) -> None:

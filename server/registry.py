@@ -3,13 +3,17 @@
 import logging
 import threading
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from fed.clients.data.holdings import in_order
+from fed.protocol.protocol_pb2 import Answer as AnswerHeader
 from fed.storage.checkpoints import Tree
+from fed.vectors.tensors import Tensor
 from fed.wire.rate_limits import Unnamed
 
-__all__ = ["ClientStateVersions", "CountedTask", "Members", "NodeCounts"]
+__all__ = ["ClientStateVersions", "CountedTask", "Members", "NodeCounts", "TaskOutcome"]
 
 _log = logging.getLogger(__name__)
 _LOST = 64  # lost tasks that a client is told of, the last ones; a node that did none of them has nothing of them
@@ -122,6 +126,25 @@ class NodeCounts:
     def _all(self) -> Counter[tuple[int | str, str]]:
         with self._lock:  # an iteration fails when another thread adds a key
             return self._before + self._since
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """Outcome of a task, as its node says.
+
+    Args:
+        task: number of the task.
+        answer: header of the answer; None: there is no answer.
+        read: function that reads the tensors of the answer, to be called once; None: there is no answer.
+        problem: reason why there is no answer; empty where there is one.
+        lacks_model: True if the node does not have the model that the task's differences are added to.
+    """
+
+    task: int
+    answer: AnswerHeader | None = None
+    read: Callable[[], Sequence[Tensor]] | None = None
+    problem: str = ""
+    lacks_model: bool = False
 
 
 class CountedTask(NamedTuple):

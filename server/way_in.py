@@ -101,40 +101,39 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     expected = header.samples if message.weighs_samples else 1
     if message.error_feedback.adds_up and header.weight != expected:
         raise InvalidPayload(f"under error_feedback ef21 the weight must be {expected}, got {header.weight:g}")
-    *payload, integers_I = tensors
     # before anything is decoded: codecs rely on finite numbers
-    for tensor in payload:
+    for tensor in tensors:
         _refuse_unusable(tensor)
-    if message.fixed is not None:  # masked: there is nothing to be decoded, or to be known of one client
-        size_bytes = sum(tensor.nbytes for tensor in tensors)
-        return Answer(
-            tasks=(task.id,),
-            round=task.round,
-            clients=(task.client,),
-            content=Lanes(payload[0]),
-            integers_I=integers_I,
-            size_bytes=size_bytes,
-        )
+    answer = Answer(
+        tasks=(task.id,),
+        round=task.round,
+        clients=(task.client,),
+        content=_content(task, header, tensors[:-1], message, streams),
+        integers_I=tensors[-1],
+        size_bytes=sum(tensor.nbytes for tensor in tensors),
+    )
+    if message.fixed is not None:  # masked: there is nothing to be known of one client
+        return answer
+    return answer._replace(samples=(header.samples,), train_losses=(header.train_loss,))
+
+
+def _content(
+    task: Task, header: AnswerHeader, tensors: Sequence[Tensor], message: Format, streams: Streams
+) -> Lanes | TrainedModel | Update:
+    """Content of a client's tensors without the integers."""
+    if message.fixed is not None:
+        return Lanes(tensors[0])
+    if message.sends_models:
+        return TrainedModel(tensors[0], task.model.params_V, header.weight)
     draw = Draw(streams, [task.round], [task.client])
     try:
-        update_M = message.decode(payload, draw)
+        update_M = message.decode(tensors, draw)
     except Exception as error:  # a codec may trip over values that nobody would encode
         reason = f"the payload cannot be decoded: {type(error).__name__}: {one_line(str(error))}"
         raise InvalidPayload(reason) from error
     if message.encoder:
         _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
-    weight = 1.0 if message.votes else header.weight
-    sends_model = message.sends_models
-    return Answer(
-        tasks=(task.id,),
-        round=task.round,
-        clients=(task.client,),
-        content=TrainedModel(update_M, task.model.params_V, weight) if sends_model else Update(update_M, weight),
-        integers_I=integers_I,
-        samples=(header.samples,),
-        train_losses=(header.train_loss,),
-        size_bytes=sum(tensor.nbytes for tensor in tensors),
-    )
+    return Update(update_M, 1.0 if message.votes else header.weight)
 
 
 def _refuse_unusable(tensor: Tensor) -> None:

@@ -114,17 +114,17 @@ class SimulatedNeighbourhood:
         self._ready_s_N[self._rows_S] += np.divide(samples_seen_S, speeds_S)
 
     def exchange(
-        self, *parts_SM: Tensor, encoded: EncodedRows | None = None
+        self, *tensors_SM: Tensor, encoded: EncodedRows | None = None
     ) -> tuple["Weights | None", tuple[Tensor, ...]]:
         """Send each row's message to its peer's neighbours, which receive what was sent: all rows are here."""
-        received = parts_SM if encoded is None else (*parts_SM, encoded.vectors_NM)
+        received = tensors_SM if encoded is None else (*tensors_SM, encoded.vectors_NM)
         if self.weights is None:
             return None, received
         if self._attackers is not None:
             received = self._attacked(received)
         self._exchange += 1
         receivers_X, senders_X, latency_s_X, s_per_byte_X = self._links_of_round()
-        size_bytes_X = np.full(len(senders_X), sum(part_SM.shape[1] * part_SM.itemsize for part_SM in parts_SM))
+        size_bytes_X = np.full(len(senders_X), sum(tensor_SM.shape[1] * tensor_SM.itemsize for tensor_SM in tensors_SM))
         if encoded is not None:
             size_bytes_X += self._encoded_bytes(encoded, senders_X)
         self.bytes_sent += int(size_bytes_X.sum())

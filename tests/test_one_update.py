@@ -13,14 +13,24 @@ def test_an_update_has_one_name_in_the_simulator() -> None:
     assert len(way.files) == 11, way.report()
 
 
-def test_an_update_enters_21_files_at_a_node(tmp_path: Path) -> None:
+def test_an_update_enters_16_files_at_a_node(tmp_path: Path) -> None:
+    """Beside the simulator's names it is the ``data`` of a chunk, and a file's ``path``."""
     way = at_node(tmp_path)
-    assert len(way.files) <= 21, way.report()
-    assert len(way.names) <= 9, way.report()
+    assert len(way.files) <= 16, way.report()
+    assert {*way.names} <= {"update", "param", "tensor", "row", "mean", "data", "path"}, way.report()
+    trained = {"LocalResult", "TrainedClients"}
+    sent = {"_Held", "Part", "Chunk"}
+    received = {"Answer", "TrainedModel", "Reduced"}
+    assert {*way.containers} <= trained | sent | received, way.report()
     assert {"clients/way_out.py", "server/way_in.py"} < {*way.files}
 
 
-def test_an_update_enters_17_files_at_a_peer(tmp_path: Path) -> None:
+def test_an_update_enters_16_files_at_a_peer(tmp_path: Path) -> None:
+    """It is a file at the sender, too, for a neighbour may need it again."""
     way = at_peer(tmp_path)
-    assert len(way.files) <= 17, way.report()
+    assert len(way.files) <= 16, way.report()
+    assert {*way.names} <= {"param", "tensor", "row", "data", "path"}, way.report()
+    trained = {"LocalResult", "TrainedClients", "Result"}
+    exchanged = {"PeerMessage", "Chunk", "Outcome"}
+    assert {*way.containers} <= trained | exchanged, way.report()
     assert {"server/mixing/neighbourhood.py", "fed/vectors/mixing.py"} < {*way.files}

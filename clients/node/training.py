@@ -153,10 +153,9 @@ class NodeTraining:
         given = [*found, *states.stacked([self._client], [model])]
         train = self._work_item(assignment, found, states)
         if until_s is not None:
-            train = self._pace.in_time(train, until_s, lambda shorter: self._work(shorter, given))
+            train = self._pace.in_time(train, until_s, lambda shorter: self._work.train(shorter, given))
         began_s = self._clock.monotonic_s()
-        trained, tensors = self._work(train, given)
-        assert isinstance(trained, Trained)
+        trained, tensors = self._work.train(train, given)
         before = states.of(self._client, model)
         if trained.diverged:
             rows = [before[name] for name in (*states.names, *states.codec_names)]

@@ -29,6 +29,9 @@ def on_device(measure: Any, device: "torch.device") -> Any:
 class Work:
     """Work of a process: one item after another, on one device.
 
+    Attributes:
+        train: work of the items of one kind, those that train.
+
     Args:
         recipe: parts of the run that the work needs.
         device: device that computes.
@@ -41,7 +44,7 @@ class Work:
         self._metrics = {name: on_device(metric, device) for name, metric in recipe.metrics.items()}
         self._recipe = recipe
         self._device = device
-        self._training = GroupTraining(recipe, self._loss, device)
+        self.train = GroupTraining(recipe, self._loss, device)
         self._evaluator: BatchedEvaluator | None = None
         if recipe.is_batched:
             self._evaluator = BatchedEvaluator(
@@ -57,7 +60,7 @@ class Work:
     ) -> tuple[Trained | Evaluated | None, Sequence[Tensor]]:
         """Do an item; the answer's tensors are on the CPU."""
         if isinstance(task, Train):
-            return self._training(task, tensors)
+            return self.train(task, tensors)
         if isinstance(task, Evaluate):
             return self._evaluate(task, *tensors), ()
         if isinstance(task, CountClasses):
@@ -77,7 +80,7 @@ class Work:
         samples = self._test_samples(slice(task.first, task.last))
         # The draws of the evaluation, so that a model that draws gives the scored outputs.
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
-            module = self._training.trainer.load(vector_V, integers_I)
+            module = self.train.trainer.load(vector_V, integers_I)
             counts_CC = confusion_counts(module, samples, self._device)
         return () if counts_CC is None else (counts_CC,)
 
@@ -102,5 +105,5 @@ class Work:
         return Evaluated(tuple(scores), tuple(samples), tuple(clients))
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
-        module = self._training.trainer.load(vector_V, integers_I)
+        module = self.train.trainer.load(vector_V, integers_I)
         return evaluate(module, self._loss, self._metrics, samples, self._device)

@@ -204,8 +204,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
         [1, 3, 2, 4]
     """
     # lazy conjugation and negation are flags that the bytes do not have
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    row = dense.as_strided((dense.numel(),), (1,))  # a single number may have any stride, which view refuses
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    row = tensor.as_strided((tensor.numel(),), (1,))  # a single number may have any stride, which view refuses
     data: memoryview = row.view(torch.uint8).numpy().data
     return data
 

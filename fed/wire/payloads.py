@@ -240,6 +240,12 @@ class Incoming:
         if self._digest.hexdigest() != self.payload.sha256:
             raise DamagedPayload("the bytes have another hash than their sender has announced")
 
+    def take(self) -> list[Tensor]:
+        """Read the tensors of the file, which has been checked, and remove it."""
+        tensors = read(self.path, self.payload)
+        self.path.unlink(missing_ok=True)
+        return tensors
+
 
 def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tensor]:
     # The payload was checked: no header claims more memory than was sent.

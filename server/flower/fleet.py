@@ -2,9 +2,9 @@
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from fed.errors import InvalidPayload
@@ -12,11 +12,12 @@ from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.real_fleet import RealFleet
+from fed.server.registry import TaskOutcome
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.vectors.tensors import Tensor
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.format import Format
-from fed.wire.messages import Answer, Task, client_id_of
+from fed.wire.messages import Task, client_id_of
 from fed.wire.payloads import TensorSpec, hold_to_payload, joined, split
 from fed.wire.rate_limits import Unnamed
 
@@ -98,7 +99,6 @@ class FlowerFleet(RealFleet):
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
         self._sent: dict[str, _Sent] = {}
         self._progress: dict[int, _Progress] = {}
-        self._answers: deque[Answer] = deque()
         self._flat: tuple[tuple[int, int | None], tuple[pb.Payload, Any]] | None = None
         self._plan = pb.Plan()
         self._spec: Sequence[TensorSpec] = ()
@@ -120,7 +120,7 @@ class FlowerFleet(RealFleet):
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks, but those that have arrived; Flower cannot tell their nodes."""
-        for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
+        for task in set(tasks) - {outcome.task for outcome in self._outcomes}:
             if task in self._open:
                 self._miss(task)
             self._progress.pop(task, None)
@@ -143,12 +143,6 @@ class FlowerFleet(RealFleet):
             self._unscored.add(client)
         self._push(asked)
 
-    def _has_answer(self) -> bool:
-        return bool(self._answers)
-
-    def _next_answer(self) -> Answer:
-        return self._answers.popleft()
-
     def _attending(self) -> dict[int | str, int]:
         """The node of each client that is there."""
         attending: dict[int | str, int] = {}
@@ -163,9 +157,9 @@ class FlowerFleet(RealFleet):
 
     def pass_time(self, until: float) -> None:
         """Take what has arrived, or wait for a moment."""
-        before = self._changes, len(self._answers)
+        before = self._changes, len(self._outcomes)
         self._poll()
-        if before == (self._changes, len(self._answers)):
+        if before == (self._changes, len(self._outcomes)):
             # Flower's grid is polled, since it tells nothing by itself
             self.time.wait(min(self.pull_every_s, until - self.clock))
 
@@ -292,7 +286,7 @@ class FlowerFleet(RealFleet):
             return  # it comes too late
         # After the look for the task: a late answer may be of another run's format.
         hold_to_payload(data, header.payload, self._spec)
-        self._answers.append(self._received(task, header, split(data, header.payload)))
+        self._outcomes.append(TaskOutcome(task.id, header, partial(split, data, header.payload)))
         self._progress.pop(task.id, None)
 
     def _undelivered(self, sent: _Sent, code: int, reason: str) -> None:
@@ -326,10 +320,9 @@ class FlowerFleet(RealFleet):
 
     def _fail(self, number: int, reason: str) -> None:
         """Fail a task, unless it is not waited for any more."""
-        task = self._open.get(number)
-        if task is not None:
+        if number in self._open:
             self._progress.pop(number, None)
-            self._answers.append(Answer.failure(task, reason))
+            self._outcomes.append(TaskOutcome(number, problem=reason))
 
 
 def flat_payload(tensors: Sequence[Tensor]) -> tuple[pb.Payload, Any]:

@@ -112,7 +112,7 @@ class Deliveries:
         except DamagedPayload:
             lease.drop()
             raise
-        self._leases.complete(lease, answer, incoming.path)
+        self._leases.complete(lease, answer, incoming)
         return pb.Receipt(accepted=True)
 
     def _refused(self, lease: Lease, reason: str) -> pb.Receipt:

@@ -4,25 +4,24 @@ import asyncio
 import contextlib
 import math
 import shutil
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from fed.errors import InvalidInput, InvalidPayload, RunFailed
+from fed.errors import InvalidInput, RunFailed
 from fed.identity.credentials import ServerCredentials, hold_to_loopback
 from fed.processes.clock import Clock
 from fed.protocol.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
-from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import Arrival, NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
+from fed.server.registry import TaskOutcome
 from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.listening import Listening
 from fed.wire.loop_thread import LoopThread
-from fed.wire.messages import Answer, Task
-from fed.wire.payloads import read, written
+from fed.wire.messages import Task
+from fed.wire.payloads import written
 
 if TYPE_CHECKING:
     from fed.server.grpc.sessions import NodeSessions
@@ -68,7 +67,6 @@ class NodeFleet(RealFleet):
         self._spool = spool
         self.sessions: NodeSessions | None = None
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
-        self._ready: deque[TaskOutcome] = deque()
         self._is_closed = False
         self._due_s: dict[int, float] = {}  # by task
         self._payloads: dict[tuple[int, int | None], Payload] = {}
@@ -132,6 +130,7 @@ class NodeFleet(RealFleet):
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks, but those that have arrived whole; tell the nodes of the others."""
         for task in self._thread.call(self._service.withdraw, [task for task in tasks if task in self._open]):
+            self._due_s.pop(task, None)
             self._miss(task)
 
     def close(self, reason: str, *, is_final: bool) -> None:
@@ -160,7 +159,7 @@ class NodeFleet(RealFleet):
 
     def _has_answer(self) -> bool:
         self._poll()
-        return bool(self._ready)
+        return super()._has_answer()
 
     def _poll(self) -> None:
         while not self._arrivals.empty():
@@ -184,7 +183,8 @@ class NodeFleet(RealFleet):
                 self.sessions.take_failure(holder)
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
             if task is None:
-                self._ready.append(arrival)
+                self._due_s.pop(arrival.task, None)
+                self._outcomes.append(arrival)
             else:
                 # A task that is sent again has what is left of its deadline.
                 left_s = max(self._due_s[task.id] - self.clock, 0.0)
@@ -197,19 +197,9 @@ class NodeFleet(RealFleet):
                 # A node that is back lacks what was said while it was away.
                 self.sessions.resend()
 
-    def _next_answer(self) -> Answer:
-        arrival = self._ready.popleft()
-        self._due_s.pop(arrival.task, None)
-        task = self._open[arrival.task]
-        if arrival.answer is None or arrival.path is None:
-            return Answer.failure(task, arrival.problem)
-        tensors = read(arrival.path, arrival.answer.payload)
-        arrival.path.unlink(missing_ok=True)
-        try:
-            return self._received(task, arrival.answer, tensors)
-        except InvalidPayload as error:
-            self._thread.call(self._refusals.note, task.client, str(error))
-            return Answer.failure(task, f"its answer was refused: {error}")
+    def _refuse(self, client: int | str, reason: str) -> None:
+        # refusals of calls are counted in that thread
+        self._thread.call(super()._refuse, client, reason)
 
     def _payload(self, content: tuple[int, int | None], tensors: tuple[Tensor, ...]) -> Payload:
         """Description of the file of these tensors; files that no open task needs are removed."""

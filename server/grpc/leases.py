@@ -6,30 +6,12 @@ from pathlib import Path
 
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
+from fed.server.registry import TaskOutcome
 from fed.wire.payloads import Incoming, TensorSpec
 
-__all__ = ["Lease", "Leases", "TaskOutcome"]
+__all__ = ["Lease", "Leases"]
 
 _MOST_DELIVERED = 10_000  # number of answers that are remembered, so that one sent twice is known
-
-
-@dataclass(frozen=True)
-class TaskOutcome:
-    """Outcome of a task, as its node says.
-
-    Args:
-        task: number of the task.
-        answer: header of the answer; None: there is no answer.
-        path: path of the answer's file; None: there is no answer.
-        problem: reason why there is no answer; empty where there is one.
-        lacks_model: True if the node does not have the model that the task's differences are added to.
-    """
-
-    task: int
-    answer: pb.Answer | None = None
-    path: Path | None = None
-    problem: str = ""
-    lacks_model: bool = False
 
 
 @dataclass
@@ -153,20 +135,20 @@ class Leases:
             lease.incoming = Incoming(self._spool / f"{lease.number}.in", answer.payload, spec)
         return lease.incoming
 
-    def complete(self, lease: Lease, answer: pb.Answer, path: Path) -> None:
+    def complete(self, lease: Lease, answer: pb.Answer, incoming: Incoming) -> None:
         """End a lease with its answer.
 
         Args:
             lease: lease of the task.
             answer: header of the answer.
-            path: path of the answer's file.
+            incoming: file of the answer, whole.
         """
         del self._open[lease.number]
         # Kept with its hash: another answer to this task is not the one that counted.
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
             del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest
-        self._arrived(TaskOutcome(lease.number, answer, path))
+        self._arrived(TaskOutcome(lease.number, answer, incoming.take))
 
     def was_completed(self, client: int | str | None, answer: pb.Answer) -> bool:
         """True if this answer has been accepted before.

@@ -19,8 +19,9 @@ from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_HELD, NODE_NAME
 from fed.server.grpc.deliveries import Deliveries
-from fed.server.grpc.leases import Lease, Leases, TaskOutcome
+from fed.server.grpc.leases import Lease, Leases
 from fed.server.observer import NodeCame, NodeWent
+from fed.server.registry import TaskOutcome
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line

@@ -93,8 +93,8 @@ class _DryRun:
     def __call__(self, x_NP: Tensor) -> Tensor:
         return x_NP
 
-    def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
-        specs = [TensorSpec(part_NM.dtype, part_NM.shape[1]) for part_NM in parts_NM]
+    def exchange(self, *tensors_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
+        specs = [TensorSpec(tensor_NM.dtype, tensor_NM.shape[1]) for tensor_NM in tensors_NM]
         self.sent_bytes += sum(spec.size_bytes for spec in specs)
         if encoded is not None:
             specs.append(TensorSpec(torch.uint8, encoded.most_bytes, may_be_shorter=True))
@@ -102,4 +102,4 @@ class _DryRun:
             if encoded.before_NM is not None:
                 specs.append(TensorSpec(torch.float64, encoded.before_NM.shape[1], may_be_shorter=True))
         self.sent.append(tuple(specs))
-        return Weights.of(torch.ones(1, 1)), parts_NM if encoded is None else (*parts_NM, encoded.vectors_NM)
+        return Weights.of(torch.ones(1, 1)), tensors_NM if encoded is None else (*tensors_NM, encoded.vectors_NM)

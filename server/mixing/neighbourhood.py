@@ -74,17 +74,17 @@ class Exchange(Protocol):
     """One exchange of messages with a round's neighbours."""
 
     def exchange(
-        self, *parts_NM: Tensor, encoded: EncodedRows | None = None
+        self, *tensors_NM: Tensor, encoded: EncodedRows | None = None
     ) -> tuple[Weights | None, tuple[Tensor, ...]]:
         """Send each row's message to its peer's neighbours, and wait for theirs.
 
         Args:
-            parts_NM: parts of the messages that travel as they are, each in its own type.
-            encoded: part that travels encoded; None: there is none.
+            tensors_NM: tensors of the messages that travel as they are, each in its own type.
+            encoded: tensor that travels encoded; None: there is none.
 
         Returns:
-            W of those that took part, None where peers never meet; of each part what was sent to the rows that are
-            here, [S, M], the vectors of ``encoded`` last: ``senders_X`` are places in it.
+            W of those that took part, None where peers never meet; of each tensor what was sent to the rows that
+            are here, [S, M], the vectors of ``encoded`` last: ``senders_X`` are places in it.
         """
 
 
@@ -201,17 +201,17 @@ class Exchanges:
     def __call__(self, x_NM: Tensor, /) -> Tensor: ...
     @overload
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> tuple[Tensor, ...]: ...
-    def __call__(self, x_NM: Tensor, /, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *tensors_NM: Tensor) -> Tensor | tuple[Tensor, ...]:
         """W x, of several vectors in one message W times each."""
-        weights, sent = self._exchanged(x_NM, *more)
-        mixed = tuple(map(weights.mixed, (x_NM, *more), sent))
-        return mixed if more else mixed[0]
+        weights, tensors_SM = self._exchanged(*tensors_NM)
+        mixed = tuple(map(weights.mixed, tensors_NM, tensors_SM))
+        return mixed if len(mixed) > 1 else mixed[0]
 
     def neighbours(self, x_NM: Tensor, /) -> Iterator[Received]:
         """Single neighbours' vectors, in float64."""
-        weights, (sent_SM,) = self._exchanged(x_NM)
+        weights, (tensor_SM,) = self._exchanged(x_NM)
         for rows_K, senders_K, weights_K1 in weights.by_neighbour():
-            yield Received(rows_K, weights_K1, sent_SM[senders_K].double())
+            yield Received(rows_K, weights_K1, tensor_SM[senders_K].double())
 
     def encoded(self, v_NP: Tensor, /) -> tuple[Tensor, Tensor]:
         """C(v) and W C(v)."""
@@ -240,17 +240,17 @@ class Exchanges:
             size_bytes=codec.encoder.size_bytes,
             most_bytes=codec.encoder.most_bytes,
         )
-        weights, (sent_SP,) = self._exchanged(encoded=message)
-        return own_NP, weights.mixed(own_NP, sent_SP)
+        weights, (tensor_SP,) = self._exchanged(encoded=message)
+        return own_NP, weights.mixed(own_NP, tensor_SP)
 
-    def _exchanged(self, *own: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, Sequence[Tensor]]:
+    def _exchanged(self, *tensors_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, Sequence[Tensor]]:
         """Rows after transport, in the type in which they travel; a row's own vector stays as it is."""
         buffers_NR = self.buffers_NR
         # single numbers are few bytes, and may be weights of which sums must be exact
-        parts = [part if part.shape[1] == 1 else part.to(buffers_NR.dtype) for part in own]
+        tensors = [tensor if tensor.shape[1] == 1 else tensor.to(buffers_NR.dtype) for tensor in tensors_NM]
         sends_buffers = self._buffers_travel and buffers_NR.shape[1] > 0
         beside = [buffers_NR] if sends_buffers else []
-        weights, received = self._neighbourhood.exchange(*beside, *parts, encoded=encoded)
+        weights, tensors_SM = self._neighbourhood.exchange(*beside, *tensors, encoded=encoded)
         if weights is None:
             raise InvalidExperiment(
                 'the rule called mix, but its primitive is not "mix", so there is no topology: give its class '
@@ -259,10 +259,10 @@ class Exchanges:
         # once a round, however many exchanges a rule makes of it
         self._buffers_travel = False
         if not sends_buffers:
-            return weights, received
+            return weights, tensors_SM
         # mixed in float64, kept in the type in which they travel
-        self.buffers_NR = weights.mixed(buffers_NR, received[0]).to(buffers_NR.dtype)
-        return weights, received[1:]
+        self.buffers_NR = weights.mixed(buffers_NR, tensors_SM[0]).to(buffers_NR.dtype)
+        return weights, tensors_SM[1:]
 
 
 def first_codec_state(codec: PeerCodec | None, peers: int) -> CodecState:

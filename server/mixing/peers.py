@@ -262,25 +262,25 @@ class _LocalSteps:
         buffers_SR = self.exchanges.buffers_NR
         rounded_SP = x_SP.to(buffers_SR.dtype)
         start_SV = torch.cat([rounded_SP, buffers_SR], 1)
-        trained_SV, self.integers_SI = self._trained(start_SV)
+        params_SV, self.integers_SI = self._trained(start_SV)
         self.peers.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
         if self.peers.stages:
-            return self._changed(x_SP, start_SV, trained_SV)
-        self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
-        trained_SP = trained_SV[:, : x_SP.shape[1]]
+            return self._changed(x_SP, start_SV, params_SV)
+        self.exchanges.buffers_NR = params_SV[:, x_SP.shape[1] :]
+        params_SP = params_SV[:, : x_SP.shape[1]]
         # what rounding took away is exact, as the difference of two numbers so close
-        return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
+        return params_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(params_SP)
 
-    def _changed(self, x_SP: Tensor, start_SV: Tensor, trained_SV: Tensor) -> Tensor:
+    def _changed(self, x_SP: Tensor, start_SV: Tensor, params_SV: Tensor) -> Tensor:
         """Models after local steps whose updates stages have changed."""
-        params = x_SP.shape[1]
+        parameters = x_SP.shape[1]
         rounds = [self.number] * len(x_SP)
-        update_SV = self.peers.stages(trained_SV.double() - start_SV, rounds, self._members_S)
+        update_SV = self.peers.stages(params_SV.double() - start_SV, rounds, self._members_S)
         if rows := rows_not_finite(update_SV.to(start_SV.dtype)):
             reason = "what stages make of its update is not finite"
             raise Diverged.of(self.number, self._members_S[rows[0]], reason)
-        self.exchanges.buffers_NR = (start_SV[:, params:] + update_SV[:, params:]).to(start_SV.dtype)
-        return x_SP + update_SV[:, :params]
+        self.exchanges.buffers_NR = (start_SV[:, parameters:] + update_SV[:, parameters:]).to(start_SV.dtype)
+        return x_SP + update_SV[:, :parameters]
 
     def _trained(self, start_SV: Tensor) -> tuple[Tensor, Tensor]:
         """Models and integers after the local steps.
@@ -288,7 +288,7 @@ class _LocalSteps:
         Raises:
             Diverged: naming the first peer of those whose loss or model is no longer finite.
         """
-        trained_SV = torch.empty_like(start_SV)
+        params_SV = torch.empty_like(start_SV)
         integers_SI = torch.empty_like(self.integers_SI)
         diverged: list[tuple[int, ClientId, str]] = []
         groups = self.peers.groups.of(self._sizes_S, self.attendance.steps_S)
@@ -298,12 +298,12 @@ class _LocalSteps:
                 if trained.diverged:
                     diverged += ((self._members_S.index(client), client, why) for client, why in trained.diverged)
                     continue
-                trained_SV[rows], integers_SI[rows] = tensors
+                params_SV[rows], integers_SI[rows] = tensors
                 self.losses += zip(trained.train_losses, trained.samples, strict=True)
         if diverged:
             _, client, reason = min(diverged)
             raise Diverged.of(self.number, client, reason)
-        return trained_SV, integers_SI
+        return params_SV, integers_SI
 
     def _submit(self, rows: list[int], start_SV: Tensor) -> int:
         clients = tuple(self._members_S[row] for row in rows)

@@ -57,7 +57,7 @@ class GossipPeer(RealPeer[GossipService]):
             # A peer that resumes runs all rounds since its checkpoint once more.
             ahead=_AHEAD + (every or 0),
             snapshot=lambda: self._peers.copied,
-            check=partial(_check, codec),
+            check=None if codec is None else partial(_check, codec),
             conserves_sum=rule.conserves_sum,
         )
         self._neighbourhood = RealNeighbourhood(
@@ -175,14 +175,12 @@ def _made_reachable(members: Sequence[Member], make: "Callable[..., nx.Graph[int
     return reachable_graph(members, make(**given))
 
 
-def _check(codec: PeerCodec | None, key: ExchangeKey, name: str, tensors: "Sequence[torch.Tensor]") -> None:
+def _check(codec: PeerCodec, key: ExchangeKey, name: str, tensors: "Sequence[torch.Tensor]") -> None:
     """Decode another's message, so that one that cannot be decoded is refused when it comes.
 
     Raises:
         InvalidPayload: if it cannot be decoded, or to numbers that are not finite.
     """
     message = next((tensor for tensor in tensors if tensor.dtype == torch.uint8), None)
-    if codec is None or message is None:
-        return
-    if not codec.decode([message], [client_id_of(name)], key.round).isfinite().all():
+    if message is not None and not codec.decode([message], [client_id_of(name)], key.round).isfinite().all():
         raise InvalidPayload("its vectors must be finite")

@@ -105,6 +105,20 @@ def test_known_reports_are_those_of_the_algorithm() -> None:
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], asked[1], strict=True))
 
 
+def test_a_trained_model_leaves_as_it_is() -> None:
+    """Whoever makes the report: the coordinator finds the update."""
+    way = way_out()
+    facts = {"samples_K1": torch.ones(1, 1, dtype=torch.float64)}
+    beside = dict.fromkeys(("steps_K1", "lr", "momentum", "train_loss_K1"), 0.0)
+    start_V, params_KV = drawn(way, 1, is_dyadic=False)
+    for one in (way, replace(way, is_fused=False)):
+        trained = result(one, "payload", start_V, params_KV)._replace(facts=lambda: {**facts, **beside})
+        answer, (sent_1V, integers_1I) = one(trained)
+        assert answer.weights == (1.0,)
+        assert torch.equal(sent_1V, params_KV)
+        assert integers_1I.shape == (1, 0)
+
+
 @pytest.mark.parametrize("wants", ["mean", "updates"])
 def test_stages_change_models_that_are_sent_too(wants: str) -> None:
     """Half of an eighth is exact, in float32 too."""

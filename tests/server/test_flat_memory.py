@@ -6,7 +6,6 @@ import resource
 import statistics
 import threading
 import tracemalloc
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,11 +24,12 @@ from fed.server.grpc.deploy import serve
 from fed.server.grpc.deployment import Deployment
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.server.real_fleet import RealFleet
+from fed.server.registry import TaskOutcome
 from fed.server.telling import Observers
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.wire.format import Format
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Task
 from tests.observing import after_round
 from tests.server.deployed import Deployment as Deployed
 from tests.server.deployed import free_port, wait_for
@@ -61,7 +61,6 @@ class AtOnce(RealFleet):
 
     def __init__(self) -> None:
         super().__init__(SYSTEM_CLOCK)
-        self._answers: deque[Answer] = deque()
         for client in (0, 1):
             self._members.come(client, SAMPLES)
 
@@ -70,8 +69,8 @@ class AtOnce(RealFleet):
             self._open[task.id] = task
             self._assignment(task, self.registered(), pb.Payload())
             header = pb.Answer(samples=SAMPLES, weight=SAMPLES, train_loss=1.0)
-            tensors = [task.model.params_V * 0.9, task.model.integers_I]
-            self._answers.append(self._received(task, header, tensors))
+            trained = [task.model.params_V * 0.9, task.model.integers_I]
+            self._outcomes.append(TaskOutcome(task.id, header, partial(list, trained)))
 
     def cancel(self, tasks: Iterable[int]) -> None:
         for task in tasks:
@@ -90,12 +89,6 @@ class AtOnce(RealFleet):
 
     def _poll(self) -> None:
         pass
-
-    def _has_answer(self) -> bool:
-        return bool(self._answers)
-
-    def _next_answer(self) -> Answer:
-        return self._answers.popleft()
 
     def pass_time(self, until: float) -> None:
         raise AssertionError("nodes that answer at once are waited for")

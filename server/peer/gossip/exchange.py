@@ -19,11 +19,11 @@ class Outcome(NamedTuple):
     """Outcome of an exchange.
 
     Args:
-        vectors: tensors of the neighbours whose vectors count here, by name.
+        tensors: contents of the messages that count here, by the names of their neighbours.
         reached: names of the neighbours at which this peer's vectors count.
     """
 
-    vectors: dict[str, list[Tensor]]
+    tensors: dict[str, list[Tensor]]
     reached: frozenset[str]
 
 

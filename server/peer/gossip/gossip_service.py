@@ -24,7 +24,7 @@ from fed.server.peer.members.link import Link, Refused
 from fed.server.peer.members.member_service import MemberService, Standing
 from fed.vectors.tensors import Tensor
 from fed.wire.messages import one_line
-from fed.wire.payloads import Incoming, TensorSpec, read, written
+from fed.wire.payloads import Incoming, TensorSpec, written
 
 __all__ = ["GossipService"]
 
@@ -221,9 +221,9 @@ class GossipService(MemberService):
             header: message that came before it.
             incoming: the file, of the size and tensors that the header announced.
         """
-        tensors = read(incoming.path, incoming.payload)
+        tensors = incoming.take()
         # before they count: one NaN would reach all peers within some rounds
-        is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
+        is_finite = all(bool(tensor.isfinite().all()) for tensor in tensors if tensor.is_floating_point())
         if header.HasField("copy"):
             if not is_finite:
                 raise Refused("its copy is not finite")
@@ -389,22 +389,22 @@ class GossipService(MemberService):
         senders = self._open.senders
         receivers = self._open.receivers
         # where vectors go both ways, both sides count each other's or neither does
-        vectors = {
+        tensors = {
             name: self._arrivals[key, name].tensors
             for name in sorted(senders)
             if self._received_from(name) and self._taken_by(name)
         }
         reached = frozenset(
-            name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors)
+            name for name in receivers if self._taken_by(name) and (name not in senders or name in tensors)
         )
-        self.included[key] = frozenset(vectors)
+        self.included[key] = frozenset(tensors)
         # of two peers that send to each other, one may still leave out vectors that it has taken
         settled = reached | (receivers - senders)
         self.generations.ended(key, {name: name in reached for name in settled})
         for message in messages:
             # who has left it out needs it no more
             message.owed &= reached
-        for name in sorted(senders - vectors.keys()):  # one without this peer's vectors would wait for them
+        for name in sorted(senders - tensors.keys()):  # one without this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
         self._open = None
         self._next = ExchangeKey(key.round, key.exchange + 1)
@@ -412,7 +412,7 @@ class GossipService(MemberService):
             del self._arrivals[its_key]
         for message in messages:
             self._outbox.close(message)
-        return Outcome(vectors, reached)
+        return Outcome(tensors, reached)
 
     def _reason_against(self, key: ExchangeKey, name: str) -> str | None:
         if key.exchange >= len(self.specs):

@@ -187,9 +187,9 @@ class RealNeighbourhood:
     def train(self, samples_seen_S: Sequence[int]) -> None:
         """Do nothing: real time passes by itself."""
 
-    def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
+    def exchange(self, *tensors_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
         """Send this peer's row to its neighbours, and wait for theirs until the deadline."""
-        tensors = [part_NM[0] for part_NM in parts_NM]
+        tensors = [tensor_NM[0] for tensor_NM in tensors_NM]
         if encoded is not None:
             tensors.append(encoded.messages[0])
         differences = None
@@ -214,8 +214,8 @@ class RealNeighbourhood:
                 differences=differences,
             )
         )
-        self.left_out |= self._weights_from.keys() - outcome.vectors.keys()
-        here = [name for name in self._weights_from if name in outcome.vectors]  # in the order of the members
+        self.left_out |= self._weights_from.keys() - outcome.tensors.keys()
+        here = [name for name in self._weights_from if name in outcome.tensors]  # in the order of the members
         self._has_mixed |= bool(here)
         weights = Weights(
             own_N1=torch.full((1, 1), self._weight_kept(outcome), dtype=torch.float64),
@@ -223,21 +223,21 @@ class RealNeighbourhood:
             senders_X=torch.arange(len(here)),
             weights_X=torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
         )
-        received = [
-            torch.stack([outcome.vectors[name][place] for name in here]) if here else part_NM[:0]
-            for place, part_NM in enumerate(parts_NM)
+        tensors_SM = [
+            torch.stack([outcome.tensors[name][place] for name in here]) if here else tensor_NM[:0]
+            for place, tensor_NM in enumerate(tensors_NM)
         ]
         if encoded is not None:
-            messages = {name: outcome.vectors[name][len(parts_NM)] for name in here}
+            messages = {name: outcome.tensors[name][len(tensors_NM)] for name in here}
             decoded_SM = self._decoded(encoded, messages, key.round)
             if differences is not None:
                 if here:
-                    before = [self._copies.before(name, outcome.vectors[name][-1]) for name in here]
+                    before = [self._copies.before(name, outcome.tensors[name][-1]) for name in here]
                     decoded_SM = torch.stack(before) + decoded_SM
                 after = dict(zip(here, decoded_SM, strict=True))
                 self._copies.end(after, outcome.reached, self._last_names)
-            received.append(decoded_SM)
-        return weights, tuple(received)
+            tensors_SM.append(decoded_SM)
+        return weights, tuple(tensors_SM)
 
     def end(self) -> None:
         """Log which neighbours were left out, and count the bytes of the round."""
@@ -357,7 +357,7 @@ class RealNeighbourhood:
         if self._pushes:  # the column of W still sums to 1, and with it the mass of all peers stays
             return self._own + sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
         # the row of W still sums to 1
-        return self._own + sum(self._weights_from[name] for name in sorted(self._weights_from.keys() - outcome.vectors))
+        return self._own + sum(self._weights_from[name] for name in sorted(self._weights_from.keys() - outcome.tensors))
 
     def _decoded(self, encoded: EncodedRows, messages: Mapping[str, Tensor], number: int) -> Tensor:
         """Vectors that neighbours' encoded messages give, a row for each.

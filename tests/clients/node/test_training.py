@@ -129,13 +129,13 @@ def test_a_state_moves_no_further_than_its_task_left_it(discount: float, tmp_pat
 
 def test_training_is_what_was_assigned(tmp_path: Path) -> None:
     node, found = Node(tmp_path, algorithm="fedavg"), list[Train]()
-    work = node._training._work
+    work = node._training._work.train
 
     def noting(train: Train, tensors: Sequence[Tensor]) -> Any:
         found.append(train)
         return work(train, tensors)
 
-    node._training._work = noting  # type: ignore[assignment]  # what is called is the same
+    node._training._work.train = noting  # type: ignore[assignment]  # what is called is the same
     node.train(1, None)
     node.train(2, None, repeats=3, lr=0.25, steps=5, population=9, place=0)
     assert [(one.lr, one.steps, one.places, one.keys, one.population) for one in found] == [

@@ -27,9 +27,10 @@ from fed.protocol.protocol_pb2 import (
     ToNode,
     Wanted,
 )
-from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import NodeService, Patience
 from fed.server.observer import NodeCame, NodeWent
+from fed.server.registry import TaskOutcome
+from fed.storage.serialization import bytes_of
 from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
 from fed.wire.rate_limits import Refusals
 from tests.clocks import HandClock, turns
@@ -100,8 +101,8 @@ class Server:
     def content(self) -> bytes:
         """What the one delivery that has arrived left in its file."""
         (arrived,) = self.arrived()
-        assert arrived.path is not None
-        return arrived.path.read_bytes()
+        assert arrived.read is not None
+        return b"".join(map(bytes_of, arrived.read()))
 
     def arrived(self) -> list[TaskOutcome]:
         found = [self.arrivals.get() for _ in range(self.arrivals.qsize())]

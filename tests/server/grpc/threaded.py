@@ -54,7 +54,7 @@ class ThreadedTraining:
         if self.training is None or self._plan.format != plan.format:
             self._experiment, self._plan = experiment, plan
             self.training = self.made_anew()
-            self.training._work = self._noting(self.training._work)
+            self.training._work.train = self._noting(self.training._work.train)
             self.spec, self.fixed = self.training.spec(), self.training.fixed
             self.keeps_states = self.training.keeps_states
 

@@ -302,7 +302,7 @@ def test_others_hear_of_a_generation_and_enter_it(tmp_path: Path) -> None:
         for service in (one, other):
             service.begin(2, 1)
             assert service.enter_generation()
-        assert all(outcome.vectors for outcome in await mixed(one, other, 2))
+        assert all(outcome.tensors for outcome in await mixed(one, other, 2))
         await asyncio.gather(one.stop("the test is over"), other.stop("the test is over"))
 
     asyncio.run(run())
@@ -317,8 +317,8 @@ def test_a_message_counted_at_one_end_begins_the_next_generation(tmp_path: Path)
         one._tell_verdict = lambda name, key, reason: None  # type: ignore[method-assign]
         first, second = await mixed(one, other, 1, 0.5)
         one._tell_verdict = tell  # type: ignore[method-assign]
-        assert first.vectors
-        assert not second.vectors
+        assert first.tensors
+        assert not second.tensors
         await await_that(lambda: one.generations.latest == other.generations.latest == 1)
         await asyncio.gather(one.stop("the test is over"), other.stop("the test is over"))
 
@@ -334,7 +334,7 @@ def test_late_vectors_that_neither_end_counts_begin_none(tmp_path: Path) -> None
         assert alone == late == Outcome({}, frozenset())
         for service in (one, other):
             service.begin(2, 1)
-        assert all(outcome.vectors for outcome in await mixed(one, other, 2))
+        assert all(outcome.tensors for outcome in await mixed(one, other, 2))
         assert one.generations.latest == other.generations.latest == 0
         await asyncio.gather(one.stop("the test is over"), other.stop("the test is over"))
 

@@ -93,8 +93,8 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
             one.send_and_await(ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0),
             other.send_and_await(ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0),
         )
-        assert torch.equal(first.vectors["1"][0], Y)
-        assert torch.equal(second.vectors["0"][0], X)
+        assert torch.equal(first.tensors["1"][0], Y)
+        assert torch.equal(second.tensors["0"][0], X)
         assert (first.reached, second.reached) == (OTHER, ONE)
         # of two views, neither counts the other
         first, second = await asyncio.gather(
@@ -139,12 +139,12 @@ def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
 
         neither = Outcome({}, frozenset())
         first, second = await exchanged(1, right, OTHER, right)
-        assert torch.equal(second.vectors["0"][0], X)
-        assert not second.vectors["0"][1].numel()
+        assert torch.equal(second.tensors["0"][0], X)
+        assert not second.tensors["0"][1].numel()
         assert first.reached == OTHER
         assert await exchanged(2, right, OTHER, wrong) == [neither, neither]
         _, second = await exchanged(3, right, frozenset(), wrong)
-        assert torch.equal(second.vectors["0"][1], whole_P)
+        assert torch.equal(second.tensors["0"][1], whole_P)
         # hostile ones: a vector of another hash, and differences to nothing
         assert await exchanged(4, wrong, frozenset(), right) == [neither, neither]
         assert await exchanged(5, "", OTHER, right) == [neither, neither]
@@ -189,7 +189,7 @@ def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
         await await_that(lambda: len(again.standing().present) == 2)
         again.begin(2, 1)
         outcome = await again.send_and_await(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
-        assert torch.equal(outcome.vectors["0"][0], 2 * X)
+        assert torch.equal(outcome.tensors["0"][0], 2 * X)
         assert outcome.reached == ONE
         assert [*(tmp_path / "0").glob("*.out")]
         again.begin(3, 2)
@@ -277,7 +277,7 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
             verdict = await stranger.send(**{"view": "same", **sent})
             assert not verdict.taken
             assert words in verdict.reason
-            assert (await mixing).vectors == {}
+            assert (await mixing).tensors == {}
 
     asyncio.run(run())
 
@@ -302,7 +302,7 @@ def test_neighbours_are_taken_once_their_view_is_the_same(tmp_path: Path) -> Non
                 assert not sent.done()
                 mixing = service.send_and_await(ExchangeKey(1, number), [X], "same", STRANGER, frozenset(), 1.0)
                 outcome, verdict = await asyncio.gather(mixing, sent)
-                assert verdict.taken == (view == "same") == bool(outcome.vectors)
+                assert verdict.taken == (view == "same") == bool(outcome.tensors)
 
     asyncio.run(run())
 
