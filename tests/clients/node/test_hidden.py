@@ -14,6 +14,7 @@ from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import Assignment, Plan, Signature, TaskId
 from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.reasons import ClientRefusal
+from fed.vectors.randomness import Streams
 from fed.wire.payloads import written
 
 SECURE = {"minimum_cohort": 2, "max_weight": 20, "max_drop_out": 0.0}
@@ -75,6 +76,24 @@ def test_system_draws_leave_the_common_streams_as_they_are(tmp_path: Path) -> No
     apart = (known - hidden).abs()
     assert 0 < apart.max() <= 20 * 1000  # rounding by one level, times the weight, and sums in another order
     assert known.abs().max() > 1e6
+
+
+def test_noise_of_stages_is_the_nodes_own_where_the_system_draws(tmp_path: Path) -> None:
+    """In one step on all samples, and next to no step at that, messages differ by their noise alone."""
+    keys: dict[str, Any] = {
+        "stages": [{"kind": "python:tests.trial_stages:Shakes"}],
+        "local": {"lr": 1e-9, "batch_size": 20},
+    }
+    known = Node(tmp_path, **keys)
+    first, second = (Node(tmp_path, randomness="system", **keys).train()[:640].double() for _ in range(2))
+    scale = known.training.fixed.levels / 8.0 * 20  # type: ignore[union-attr]
+    update = Node(tmp_path, local=keys["local"]).train()[:640].double() / scale
+    drawn = Streams(0).generator("stage 0", 0, 1).normal(size=650)[:640]
+    from_seed = update + 0.01 * torch.from_numpy(drawn)
+    assert torch.allclose(known.train()[:640].double() / scale, from_seed, atol=1e-6)
+    for message, other in ((first, second), (first, from_seed * scale), (second, from_seed * scale)):
+        difference = (message - other) / scale
+        assert difference.std() == pytest.approx(0.01 * 2**0.5, rel=0.2)  # 640 draws: within 7 standard deviations
 
 
 def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -> None:
