@@ -234,7 +234,10 @@ class Links:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         if (reason := self._refusal_of(greeting, name)) is not None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
-        link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
+        # whoever was dialled by address alone has shown that it is some peer, but not which
+        is_hearsay = name is None and self._credentials is not None
+        is_introduction = is_introduction or greeting.is_introduction
+        link = Link(greeting, is_introduction=is_introduction, is_hearsay=is_hearsay)
         await self._attend(link, read, send, refusal)
 
     async def _attend(self, link: Link, read: _Read, send: _Write, refusal: Callable[[], str | None]) -> None:
