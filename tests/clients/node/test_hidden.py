@@ -112,6 +112,33 @@ def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -
     assert torch.equal(following, calm.train(3, kept_after=TaskId(start=1, number=1)))
 
 
+def test_training_that_fails_looks_like_any_other(tmp_path: Path) -> None:
+    """A model for letters below 10 fails at the one sample that has another, which the server must not hear."""
+    texts = torch.arange(24).reshape(6, 4) % 10
+    fits, others = texts.clone(), texts.clone()
+    others[5, 0] = 11
+    signature = Signature(input_shape=[4], input_dtype="int64", classes=10, target_shape=[4], target_dtype="int64")
+    experiment = Experiment(
+        model={"kind": "char_gru"}, local={"lr": 0.1, "batch_size": 1}, secure_aggregation={**SECURE, "clip": 1.0}
+    )
+    made = {}
+    for name, inputs in (("fits", fits), ("others", others)):
+        file = tmp_path / name
+        data = FederatedData({0: (inputs, texts)})
+        training = NodeTraining(data, experiment, Plan(signature=signature), tmp_path / f"kept-{name}", SYSTEM_CLOCK)
+        tensors = [torch.zeros(part.numbers, dtype=part.dtype) for part in training._message.downlink]
+        payload = written(file, tensors)
+        assignment = Assignment(task=TaskId(start=1, number=1), round=1, population=1, payload=payload)
+        assignment.model_sha256 = model_digest(tensors)
+        made[name] = training.train(assignment, file)
+        assert not file.exists()
+    answer, lanes, problem = made["others"]
+    assert (answer, problem[:36]) == (made["fits"].answer, "its training has failed: IndexError:")
+    assert torch.equal(lanes, training.fixed.nothing())
+    assert made["fits"].problem == ""
+    assert made["fits"].lanes.any()
+
+
 def test_kept_models_are_private_files_until_the_run_ends(tmp_path: Path) -> None:
     node = Node(tmp_path, downlink=[{"kind": "qsgd", "bits": 4}])
     node.train(reference="first")
