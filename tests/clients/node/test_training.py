@@ -205,7 +205,7 @@ def test_a_lost_model_of_its_own_has_no_score(lose: Callable[[Path], None], tmp_
     if lose is _leave:
         assert node.score(1) == held_out
     else:
-        with pytest.raises(RunFailed, match="its own model is lost, or damaged"):
+        with pytest.raises(RunFailed, match="own model is lost or damaged"):
             node.score(1)
 
 
