@@ -152,7 +152,12 @@ def test_own_functions_may_get_more_parameters() -> None:
     assert code_sha256(later) == code_sha256(huber)
     assert code_sha256(partial(later, delta=2.0, power=2.0)) == code_sha256(partial(huber, delta=2.0))
     assert code_sha256(partial(later, delta=1.0, power=2.0)) == code_sha256(partial(huber, delta=1.0))
-    others = [partial(later, power=3.0), partial(later, delta=2.0), partial(later, delta=1), partial(later, power=True)]
+    others: list[Any] = [
+        partial(later, power=3.0),
+        partial(later, delta=2.0),
+        partial(later, delta=1),
+        partial(later, power=True),
+    ]
     assert len({*map(code_sha256, [later, *others])}) == len(others) + 1
     earlier = EARLIER_MODULES[-1]
     assert code_sha256(huber, earlier) != code_sha256(later, earlier)  # earlier hashes are as they were

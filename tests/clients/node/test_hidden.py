@@ -121,7 +121,7 @@ def test_training_that_fails_looks_like_any_other(tmp_path: Path) -> None:
     experiment = Experiment(
         model={"kind": "char_gru"}, local={"lr": 0.1, "batch_size": 1}, secure_aggregation={**SECURE, "clip": 1.0}
     )
-    made = {}
+    made: dict[str, Any] = {}
     for name, inputs in (("fits", fits), ("others", others)):
         file = tmp_path / name
         data = FederatedData({0: (inputs, texts)})
@@ -134,6 +134,7 @@ def test_training_that_fails_looks_like_any_other(tmp_path: Path) -> None:
         assert not file.exists()
     answer, lanes, problem = made["others"]
     assert (answer, problem[:36]) == (made["fits"].answer, "its training has failed: IndexError:")
+    assert training.fixed is not None
     assert torch.equal(lanes, training.fixed.nothing())
     assert made["fits"].problem == ""
     assert made["fits"].lanes.any()
