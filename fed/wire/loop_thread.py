@@ -31,8 +31,8 @@ class LoopThread:
 
         Args:
             function: function that must not wait, for it holds up all calls of others.
-            arguments: its arguments.
-            named: its arguments by name.
+            arguments: arguments of the function, in its order.
+            named: arguments of the function, by name.
         """
 
         async def called() -> _Result:

@@ -78,7 +78,7 @@ def test_system_draws_leave_the_common_streams_as_they_are(tmp_path: Path) -> No
     assert known.abs().max() > 1e6
 
 
-def test_noise_of_stages_is_the_nodes_own_where_the_system_draws(tmp_path: Path) -> None:
+def test_noise_of_stages_is_the_nodes_own_by_request(tmp_path: Path) -> None:
     """In one step on all samples, and next to no step at that, messages differ by their noise alone."""
     keys: dict[str, Any] = {
         "stages": [{"kind": "python:tests.trial_stages:Shakes"}],
