@@ -223,9 +223,8 @@ class UpdateAccumulator:
             weigh: function from an update's staleness to its factor; None: the update is too late to count.
         """
         content = answer.content
-        if (
-            isinstance(content, Failure) and content.has_diverged
-        ):  # raised after all answers have come, so that the order does not choose whose
+        if isinstance(content, Failure) and content.has_diverged:
+            # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
             if not self._drops_diverged:
                 return TaskEnd.IGNORED
