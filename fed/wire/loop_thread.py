@@ -31,8 +31,8 @@ class LoopThread:
 
         Args:
             function: function that must not wait, for it holds up all calls of others.
-            arguments: arguments of the function, in its order.
-            named: arguments of the function, by name.
+            arguments: positional arguments of the function.
+            named: keyword arguments of the function.
         """
 
         async def called() -> _Result:
