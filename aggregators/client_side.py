@@ -51,28 +51,37 @@ def format_of(
         InvalidExperiment: if the report is not made of rows, one for each client.
     """
     params_P = torch.zeros(layout.parameters, dtype=torch.float64)
-    number_11 = torch.ones(1, 1, dtype=torch.float64)
     state = aggregator.init_client(params_P)
     first = aggregator.init(params_P)
-    report = aggregator.report(
-        ClientWork(
-            update_KP=(update_1P := params_P.unsqueeze(0)),
-            anchor_P=params_P,
-            began_KP=params_P.unsqueeze(0),
-            samples_K1=2 * number_11,  # so that a weight of 2 is one by samples
-            steps_K1=number_11,
-            lr=1.0,
-            momentum=0.0,
-            train_loss_K1=number_11,
-            client_state=each_part(state, lambda part: part.unsqueeze(0)),
-            broadcast=aggregator.broadcast(first),
-            population=population,
-            start_loss_K1=number_11,
-            start_gradient_KP=params_P.unsqueeze(0),
-            places_K=torch.zeros(1, dtype=torch.int64),
+    zeros_1P = params_P.unsqueeze(0)
+
+    def tried(samples: float, number: float, update_1P: Tensor) -> Report:
+        """The report of a client with so many samples, with this number for all other numbers, and with this update."""
+        number_11 = torch.full((1, 1), number, dtype=torch.float64)
+        return aggregator.report(
+            ClientWork(
+                update_KP=update_1P,
+                anchor_P=params_P,
+                began_KP=zeros_1P,
+                samples_K1=torch.full((1, 1), samples, dtype=torch.float64),
+                steps_K1=number_11,
+                lr=1.0,
+                momentum=0.0,
+                train_loss_K1=number_11,
+                client_state=each_part(state, lambda part: part.unsqueeze(0)),
+                broadcast=aggregator.broadcast(first),
+                population=population,
+                start_loss_K1=number_11,
+                start_gradient_KP=update_1P,
+                places_K=torch.zeros(1, dtype=torch.int64),
+            )
         )
-    )
+
+    report = tried(2.0, 1.0, zeros_1P)
     _check_report(aggregator, report)
+    # of other clients, too: one weight may be the number of samples, or 1, by chance or below a bound
+    others = tried(2.0**40, 5.0, zeros_1P + 1.0), tried(3.0, 0.25, zeros_1P - 1.0)
+    weights = [one.weight_K1.item() for one in (report, *others)]
     broadcast = aggregator.broadcast(first)
     later = broadcast
     if broadcast:  # it may grow after the first round, as AFL's mixture does
@@ -86,8 +95,9 @@ def format_of(
         parameters=layout.parameters,
         broadcast=tuple(part.numel() for part in broadcast),
         later_broadcast=tuple(part.numel() for part in later),
-        sends_models=_is(report.message, update_1P) and aggregator.plain_start and not is_encoded,
-        weighs_samples=report.weight_K1.item() == 2,
+        sends_models=_is(report.message, zeros_1P) and aggregator.plain_start and not is_encoded,
+        weighs_samples=weights == [2.0, 2.0**40, 3.0],
+        weighs_alike=weights == [1.0, 1.0, 1.0],
         votes=aggregator.votes,
     )
 

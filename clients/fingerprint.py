@@ -1,8 +1,9 @@
 """Fingerprint of a run's parts: the SHA-256 of its data, and of the code of its model, loss and metrics.
 
 Code is the source of a function or a class, or its bytecode where there is no source, with the values that closures,
-defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name; of this package's
-without the module, so that its code may move from one module to another between a run's begin and its resumption.
+defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name, with the arguments
+that differ from its defaults, so that a later version may have more of them; of this package's without the module, so
+that its code may move from one module to another between a run's begin and its resumption.
 """
 
 import hashlib
@@ -36,7 +37,8 @@ EARLIER_MODULES: tuple[Mapping[str, str], ...] = (
     {},
 )
 """Names of this package's modules in the hashes that earlier code made, which named modules: module → its name then,
-from the oldest code on; modules that are not listed have kept theirs. Later moves need no entry."""
+from the oldest code on; modules that are not listed have kept theirs. Later moves need no entry. These hashes have the
+default arguments of named functions, too."""
 
 _OURS = "fed"
 _BY_NAME = {_OURS, "torch", "builtins"}
@@ -155,7 +157,7 @@ class _Code:
                 # The order of a set changes from process to process.
                 self._add_all(sorted(map(repr, thing)))
             case partial():
-                self._add_all((thing.func, thing.args, thing.keywords))
+                self._add_all((thing.func, thing.args, self._told_keywords(thing)))
             case MethodType():
                 self._add_all((thing.__func__, thing.__self__))
             case FunctionType():
@@ -183,7 +185,26 @@ class _Code:
                 cells.append(cell.cell_contents)
             except ValueError:  # it is still empty
                 continue
-        self._add_all((cells, function.__defaults__, function.__kwdefaults__))
+        if self._is_known_by_name(function):
+            self._add_all([cells])
+        else:
+            self._add_all((cells, function.__defaults__, function.__kwdefaults__))
+
+    def _told_keywords(self, made: "partial[Any]") -> Mapping[str, Any]:
+        """Keywords of a partial function; without its defaults where they belong to a version of a package."""
+        if not isinstance(made.func, FunctionType) or not self._is_known_by_name(made.func):
+            return made.keywords
+        known = inspect.signature(made.func).parameters
+        defaults = {name: parameter.default for name, parameter in known.items()}
+        return {
+            name: value
+            for name, value in made.keywords.items()
+            if not (isinstance(value, _PLAIN) and type(value) is type(defaults.get(name)) and value == defaults[name])
+        }
+
+    def _is_known_by_name(self, function: FunctionType) -> bool:
+        """True if the hash of today has the function's name in place of its source."""
+        return self._modules is None and (function.__module__ or "").partition(".")[0] in _BY_NAME
 
     def _add_class(self, kind: type) -> None:
         for base in kind.__mro__:

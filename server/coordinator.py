@@ -352,7 +352,10 @@ class Coordinator:
         state, mean_R = self._way_in.apply(state, accumulator, number=number, population=population, share=share)
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)
-        buffers_R = self._buffers_R + mean_R if self.message.buffers else self._buffers_R
+        buffers_R = self._buffers_R
+        if self.message.buffers:
+            buffers_R = buffers_R + mean_R
+            self._check_numbers(buffers_R, number, "the model's float buffers become")
         integers_I = self._integers_I if accumulator is None else accumulator.integers_I
         # Nothing is called between these lines, so that an interruption, which Python delivers at a call or a jump,
         # finds the model of one round or of the other.
@@ -362,15 +365,15 @@ class Coordinator:
         self._sent = None
         self._population = population
 
-    def _check_numbers(self, model_P: Tensor, number: int) -> None:
+    def _check_numbers(self, numbers_N: Tensor, number: int, what: str = "the model becomes") -> None:
         most = torch.finfo(self.layout.dtype).max
-        if torch.dot(model_P, model_P).item() <= min(most, _MOST_TO_SQUARE) ** 2:
+        if torch.dot(numbers_N, numbers_N).item() <= min(most, _MOST_TO_SQUARE) ** 2:
             return  # most models are far below, and one number says so
-        largest = max(map(abs, map(float, torch.aminmax(model_P))))
+        largest = max(map(abs, map(float, torch.aminmax(numbers_N))))
         if not largest <= most:  # so written, NaN is refused
             raise Diverged(
-                f"round {number}: the model becomes {largest:.3g}; the last good model is kept: lower the step sizes "
-                "of algorithm and local"
+                f"round {number}: {what} {largest:.3g}; the last good model is kept: lower the step sizes of algorithm "
+                "and local, or correct a stage that changes the mean"
             )
 
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:

@@ -98,9 +98,7 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     # before any tensor is looked at: numbers cost nothing to check
     if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
         raise InvalidPayload(reason)
-    expected = header.samples if message.weighs_samples else 1
-    if message.error_feedback.adds_up and header.weight != expected:
-        raise InvalidPayload(f"under error_feedback ef21 the weight must be {expected}, got {header.weight:g}")
+    _refuse_claim(header, message)
     # before anything is decoded: codecs rely on finite numbers
     for tensor in tensors:
         _refuse_unusable(tensor)
@@ -134,6 +132,20 @@ def _content(
     if message.encoder:
         _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
     return Update(update_M, 1.0 if message.votes else header.weight)
+
+
+def _refuse_claim(header: AnswerHeader, message: Format) -> None:
+    """Refuse a weight that the algorithm gives no client with so many samples: one client's word must not outweigh all.
+
+    A masked message has its weight in its lanes, and of votes none counts.
+    """
+    if message.fixed is not None or message.votes:
+        return
+    expected = header.samples if message.weighs_samples else 1
+    is_known = message.weighs_samples or message.weighs_alike or message.error_feedback.adds_up
+    if is_known and header.weight != expected:
+        rule = "its number of samples" if message.weighs_samples else "that of all clients"
+        raise InvalidPayload(f"the weight must be {rule}, {expected}, got {header.weight:g}")
 
 
 def _refuse_unusable(tensor: Tensor) -> None:
@@ -210,9 +222,8 @@ class UpdateAccumulator:
             weigh: function from an update's staleness to its factor; None: the update is too late to count.
         """
         content = answer.content
-        if (
-            isinstance(content, Failure) and content.has_diverged
-        ):  # raised after all answers have come, so that the order does not choose whose
+        if isinstance(content, Failure) and content.has_diverged:
+            # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
             if not self._drops_diverged:
                 return TaskEnd.IGNORED

@@ -38,6 +38,7 @@ class RevealedRecord:
 
     def __init__(self, folder: Path, *, begins_anew: bool = False) -> None:
         self._path = folder / RECORD_FILE
+        self._size_bytes = 0  # of the file, as this process has left it
         with os_errors_as(InvalidInput, f"{folder} cannot be read", "make it readable"):
             content = self._path.read_bytes() if self._path.exists() else b""
         # The salt stands in the file, so that entries are of use to this record alone.
@@ -67,18 +68,25 @@ class RevealedRecord:
         Raises:
             OSError: if they cannot be written.
         """
+        self.rounds.add(entries)
+        if not self._path.exists() or self._path.stat().st_size != self._size_bytes:
+            self._write()  # it was removed or cut off: entries behind that could not be read
+            return
+        content = b"".join(entries)
         # no buffer: on a full disk its rest would be written when the file closes, behind the cut below
         with self._path.open("ab", buffering=0) as file:
-            begins = file.tell()
             try:
-                left = memoryview(b"".join(entries))
+                left = memoryview(content)
                 while left:
                     left = left[file.write(left) :]
                 os.fsync(file.fileno())
             except OSError:
-                os.truncate(self._path, begins)  # half an entry would displace all after it
+                os.truncate(self._path, self._size_bytes)  # half an entry would displace all after it
                 raise
+        self._size_bytes += len(content)
 
     def _write(self) -> None:
         """Write the whole record, so that a start drops half entries and entries beyond the bound."""
-        write_atomically(self._path, _HEAD + self.rounds.salt + b"".join(self.rounds), mode=0o600)
+        content = _HEAD + self.rounds.salt + b"".join(self.rounds)
+        write_atomically(self._path, content, mode=0o600)
+        self._size_bytes = len(content)

@@ -149,13 +149,15 @@ class SecureNode:
                 Reason.HIDES_TOO_LITTLE,
             )
         self.limits.check(settings, keeps_states=keeps_states)
-        self._take_identities(plan.identities)
-        self._agreed = AgreedPlan(plan=plan, settings=settings, fixed=fixed, identities=self._identities.known())
         with self._changed:
+            self._take_identities(plan.identities)
+            self._agreed = AgreedPlan(plan=plan, settings=settings, fixed=fixed, identities=self._identities.known())
             self._participant.begin(self._agreed)
 
     def renew(self, plan: pb.Plan) -> None:
         """Take the identities of a plan that is otherwise the one that the node is prepared for.
+
+        Another plan changes nothing: it waited for its turn until the node was prepared for the plan told after it.
 
         Args:
             plan: plan of the server.
@@ -163,10 +165,11 @@ class SecureNode:
         Raises:
             ClientRefusal: if its identities are older than the node's, or not signed by the authority.
         """
-        assert self._agreed is not None
-        self._take_identities(plan.identities)
-        self._agreed = replace(self._agreed, plan=plan, identities=self._identities.known())
-        with self._changed:
+        with self._changed:  # another thread may prepare the node for the next plan meanwhile
+            if self._agreed is None or not self._agreed.is_told_by(plan):
+                return
+            self._take_identities(plan.identities)
+            self._agreed = replace(self._agreed, plan=plan, identities=self._identities.known())
             self._participant.begin(self._agreed)
 
     def _take_identities(self, content: bytes) -> None:

@@ -196,6 +196,11 @@ class FixedPoint:
         samples, loss, clipped, capped = self._read_beside(lanes[self.numbers + 1 :])
         # Each client has added 2⁶³, since digits have no sign.
         loss -= total.clients << (_LOSS_BITS - 1)
+        if not weight and not samples:
+            raise InvalidPayload(
+                f"none of the {total.clients} clients has added anything: training has diverged or failed on all of "
+                "them, and their logs have the reasons"
+            )
         if not (0 < weight <= total.clients * self.max_weight and samples > 0):
             raise InvalidPayload(
                 f"the sum of {total.clients} clients must have a weight from 1 to {total.clients * self.max_weight} "

@@ -39,6 +39,14 @@ class AgreedPlan:
     fixed: FixedPoint
     identities: Identities
 
+    def is_told_by(self, plan: Plan) -> bool:
+        """True if a plan differs from this one in nothing but the fields that are not agreed on.
+
+        Args:
+            plan: a plan of the server.
+        """
+        return _names(self.plan) == _names(plan)
+
 
 @dataclass
 class _Joined:
@@ -115,7 +123,7 @@ class Participant:
     def begin(self, plan: AgreedPlan) -> None:
         """Take a run's plan; a session of another plan is over, and its message forgotten."""
         # A plan that is only told again, after a lost connection, must not end the session.
-        if self._plan is None or _names(self._plan.plan) != _names(plan.plan):
+        if self._plan is None or not self._plan.is_told_by(plan.plan):
             self._abort()
             self._message = None
         self._plan = plan

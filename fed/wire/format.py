@@ -96,6 +96,7 @@ class Format:
         layers: shapes of the parameters' tensors, one after another, for codecs that look at them.
         error_feedback: error feedback around the codecs.
         weighs_samples: True if a client's weight is its number of samples; known to the coordinator alone.
+        weighs_alike: True if all clients have a weight of 1; known to the coordinator alone.
         downlink_codecs: chain of codecs for the differences of models that go out, first to last.
         votes: True if parameters of a message count by their signs alone; known to the coordinator alone.
         fixed: fixed point by which messages become lanes that are masked and added; None where each travels by itself.
@@ -118,6 +119,7 @@ class Format:
     layers: "tuple[torch.Size, ...]" = ()
     error_feedback: ErrorFeedback = field(default_factory=NoFeedback)
     weighs_samples: bool = True
+    weighs_alike: bool = False
     downlink_codecs: tuple[Codec | Zstd, ...] = ()
     votes: bool = False
     fixed: FixedPoint | None = None

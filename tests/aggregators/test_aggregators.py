@@ -1,5 +1,6 @@
 """The equations of FedAvg and its kin against NumPy, and hyper-parameters held to their ranges."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.aggregators.bmuf import BMUF
+from fed.aggregators.client_side import format_of
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.fedavgm import FedAvgM
 from fed.aggregators.fedopt import FedAdagrad, FedAdam, FedYogi
 from fed.aggregators.fedprox import FedProx
+from fed.aggregators.local_sgd import LocalSGD
+from fed.aggregators.robust.algorithms import FedMedian
 from fed.errors import ValueRange
+from fed.vectors.layout import Layout
 
 PARAMETERS = 11
 
@@ -95,3 +100,30 @@ def test_fedprox_pulls_one_or_many_clients_to_the_anchor() -> None:
     np.testing.assert_allclose(corrected.numpy(), (gradient + 0.25 * (x - anchor)).numpy(), rtol=0, atol=1e-15)
     single = torch.stack([rule.correct(*rows, None, ()) for rows in zip(gradient, x, anchor, strict=True)])
     assert torch.equal(single, corrected)
+
+
+def _weighs_by(weigh: Callable[[ClientWork], Tensor]) -> FedAvg:
+    class Weighs(FedAvg):
+        def report(self, work: ClientWork) -> Report:
+            return super().report(work)._replace(weight_K1=weigh(work))
+
+    return Weighs()
+
+
+@pytest.mark.parametrize(
+    ("rule", "by_samples", "alike"),
+    [
+        (FedAvg(), True, False),
+        (LocalSGD(), False, True),
+        (FedMedian(), False, True),
+        (FedMedian(weights="samples"), True, False),
+        (_weighs_by(lambda work: work.samples_K1.clamp(max=100.0)), False, False),
+        (_weighs_by(lambda work: 1 / work.train_loss_K1.clamp(min=1.0)), False, False),
+        (_weighs_by(lambda work: 1 / work.train_loss_K1.clamp(max=1.0)), False, False),
+        (_weighs_by(lambda work: 1 / (1 + work.update_KP.abs().sum(1, keepdim=True))), False, False),
+    ],
+)
+def test_weights_are_known_by_samples_or_alike_alone(rule: Aggregator, by_samples: bool, alike: bool) -> None:
+    layout = Layout(parameters=2, size=2, dtype=torch.float32, trained=(), averaged=(), integers=())
+    message = format_of(rule, layout, 5)
+    assert (message.weighs_samples, message.weighs_alike) == (by_samples, alike)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import fed
-from fed.clients.fingerprint import code_sha256, data_sha256, model_sha256, pair_sha256
+from fed.clients.fingerprint import EARLIER_MODULES, code_sha256, data_sha256, model_sha256, pair_sha256
 from fed.clients.scoring.losses import cross_entropy, huber
 from fed.clients.scoring.metrics import accuracy
 from fed.clients.text_models import CharGRU
@@ -139,6 +139,28 @@ def test_own_code_of_the_package_may_move(
         monkeypatch.setattr(function, "__module__", "fed.clients.elsewhere")
     assert code_sha256(made(load(source))) == before
     assert code_sha256(made(load(source)), {"fed.clients.elsewhere": "fed.clients.there"}) != before
+
+
+def test_own_functions_may_get_more_parameters() -> None:
+    """An experiment gives a kind all its keys, those of a later version with their defaults."""
+
+    def later(output: Tensor, target: Tensor, delta: float = 1.0, power: float = 2.0) -> Tensor:
+        return huber(output, target, delta)
+
+    later.__module__ = huber.__module__
+    later.__qualname__ = huber.__qualname__
+    assert code_sha256(later) == code_sha256(huber)
+    assert code_sha256(partial(later, delta=2.0, power=2.0)) == code_sha256(partial(huber, delta=2.0))
+    assert code_sha256(partial(later, delta=1.0, power=2.0)) == code_sha256(partial(huber, delta=1.0))
+    others: list[Any] = [
+        partial(later, power=3.0),
+        partial(later, delta=2.0),
+        partial(later, delta=1),
+        partial(later, power=True),
+    ]
+    assert len({*map(code_sha256, [later, *others])}) == len(others) + 1
+    earlier = EARLIER_MODULES[-1]
+    assert code_sha256(huber, earlier) != code_sha256(later, earlier)  # earlier hashes are as they were
 
 
 def test_classes_of_the_package_within_models_may_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fed.aggregators.client_side import format_of
 from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
+from fed.compression.codec import Draw
 from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as Header
@@ -233,6 +235,23 @@ def test_integer_buffers_take_the_largest() -> None:
     assert stats.bytes_up == stats.bytes_down == 2 * COUNTING_BYTES
     one_round(moves, 2, [1])
     assert moves.model()[1].tolist() == [7]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Divides(Stage):
+    """Divides the mean of the last number, a float buffer's, by 0."""
+
+    def change_mean(self, mean_M: Tensor, clients: int, draw: Draw) -> Tensor:
+        return torch.cat([mean_M[:-1], mean_M[-1:] / 0])
+
+
+@pytest.mark.parametrize(("move", "becomes"), [(0.0, "nan"), (1.0, "inf")])
+def test_float_buffers_that_a_stage_makes_infinite_end_the_run(move: float, becomes: str) -> None:
+    moves = over(Scripted([lambda task: [reply(task, move)]]), module=nn.BatchNorm1d(2), stages=(_Divides(),))
+    before_V = moves.model()[0]
+    with pytest.raises(Diverged, match=f"round 1: the model's float buffers become {becomes}; the last good model"):
+        one_round(moves, 1, [0])
+    assert torch.equal(moves.model()[0], before_V)
 
 
 def together(

@@ -49,7 +49,7 @@ def vector(number: float, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     return {"tensors": [torch.tensor([1.0, 2, 3, number], dtype=dtype), GOOD["tensors"][1]]}
 
 
-@pytest.mark.parametrize("changed", [{}, {"train_loss": 0.0, "samples": 1}, vector(-3.0e38), {"weight": 0.25}])
+@pytest.mark.parametrize("changed", [{}, {"train_loss": 0.0, "samples": 1, "weight": 1.0}, vector(-3.0e38)])
 @both
 def test_a_good_answer_is_taken_as_it_is(message: Format, changed: dict[str, Any]) -> None:
     answer, said = arrived(message, **changed), {**GOOD, **changed}
@@ -115,7 +115,7 @@ def test_whatever_passes_fits_into_the_mean(number: float, passes: bool) -> None
     task = TASK._replace(model=MODEL._replace(params_V=start_V))
     wide = Format(torch.float64, (4,), integers=2, parameters=4, sends_models=True)
     tensors = [torch.full((4,), number, dtype=torch.float64), GOOD["tensors"][1]]
-    answer = arrived(wide, task, tensors=tensors, samples=2**53)
+    answer = arrived(wide, task, tensors=tensors, samples=2**53, weight=2.0**53)
     assert isinstance(answer, Answer) == passes
     if isinstance(answer, Answer):
         mean = WeightedMean(4)
@@ -196,13 +196,26 @@ def test_who_has_lost_what_the_sum_holds_is_refused() -> None:
             assert fleet._received(TASK, header, GOOD["tensors"]).clients == ("ann",)
 
 
+@both
+def test_weights_are_what_the_algorithm_gives_and_no_claim(message: Format) -> None:
+    """Else one client's word would outweigh all others, under robust rules, too."""
+    for weight in (6.0, 8.0, 1e40):
+        assert "the weight must be its number of samples, 7, got" in str(arrived(message, weight=weight))
+    alike = replace(message, weighs_samples=False, weighs_alike=True)
+    assert isinstance(arrived(alike, weight=1.0), Answer)
+    for weight in (7.0, 1e40):
+        assert "the weight must be that of all clients, 1, got" in str(arrived(alike, weight=weight))
+    of_its_own = replace(message, weighs_samples=False)
+    assert isinstance(arrived(of_its_own, weight=0.25), Answer)
+
+
 def test_under_ef21_weights_are_what_the_sum_holds() -> None:
     """Else one client's word would move the mean of all, or end the run."""
     keeps_sum = replace(UPDATES, error_feedback=EF21())
     assert isinstance(arrived(keeps_sum), Answer)
-    assert "under error_feedback ef21 the weight must be 7, got 1000" in str(arrived(keeps_sum, weight=1000.0))
+    assert "the weight must be its number of samples, 7, got 1000" in str(arrived(keeps_sum, weight=1000.0))
     alike = replace(keeps_sum, weighs_samples=False)
-    assert "must be 1, got 7" in str(arrived(alike))
+    assert "must be that of all clients, 1, got 7" in str(arrived(alike))
     fleet = FlowerFleet(None, accepts=lambda joining: None)
     fleet.begin(Plan(), keeps_sum, Streams(0))
     fleet._members.come("ann", 7)

@@ -25,11 +25,13 @@ class Link:
     Attributes:
         greeting: first message of the other side, with its name, start and address.
         is_introduction: True if only tables of members are exchanged over the stream.
+        is_hearsay: True if nothing but the greeting says who the other side is, although there are certificates.
     """
 
-    def __init__(self, greeting: pb.Greeting, *, is_introduction: bool) -> None:
+    def __init__(self, greeting: pb.Greeting, *, is_introduction: bool, is_hearsay: bool = False) -> None:
         self.greeting = greeting
         self.is_introduction = is_introduction
+        self.is_hearsay = is_hearsay
         self._messages: deque[pb.PeerMessage] = deque()
         self._files: deque[tuple[pb.PeerMessage, Path]] = deque()
         self._wakes = asyncio.Event()

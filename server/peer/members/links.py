@@ -20,6 +20,7 @@ from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import NODE_NAME, PROTOCOL
 from fed.server.peer.members.link import Link, Listener, Refused
+from fed.server.peer.members.member import MOST_START
 from fed.wire.calls import TurnedAway, converse, parsed, within
 from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
 from fed.wire.listening import STREAM_OPTIONS, Listening
@@ -234,7 +235,10 @@ class Links:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         if (reason := self._refusal_of(greeting, name)) is not None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
-        link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
+        # whoever was dialled by address alone has shown that it is some peer, but not which
+        is_hearsay = name is None and self._credentials is not None
+        is_introduction = is_introduction or greeting.is_introduction
+        link = Link(greeting, is_introduction=is_introduction, is_hearsay=is_hearsay)
         await self._attend(link, read, send, refusal)
 
     async def _attend(self, link: Link, read: _Read, send: _Write, refusal: Callable[[], str | None]) -> None:
@@ -339,6 +343,9 @@ class Links:
             return f"peers must speak protocol {PROTOCOL}, got {greeting.protocol}: install the same version of fed"
         if not NODE_NAME.fullmatch(greeting.name):
             return "a peer's name must be up to 64 letters, digits, dots, hyphens and underscores"
+        # in this peer's table a later one would make others refuse the whole table
+        if greeting.start > MOST_START:
+            return f"a peer's start must be up to 2^62, got {greeting.start}"
         if name is not None and greeting.name != name:
             return f"it must be {name!r}, and says that it is {greeting.name!r}"
         if greeting.name == self.greeting.name:

@@ -265,7 +265,8 @@ class MemberService(Listener):
             # A member that is not admitted is not passed on, whoever names it.
             admitted = {*self.admitted([one.name for one in table])}
             records = [Member.of(one) for one in table if one.name in admitted]
-            self.members.merge(records, self.clock.monotonic_s(), link.name)
+            sender = "" if link.is_hearsay else link.name
+            self.members.merge(records, self.clock.monotonic_s(), sender)
             # an answer is not answered: two tables would go back and forth for ever
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
@@ -385,6 +386,8 @@ class MemberService(Listener):
             link.tell(pb.PeerMessage(revocations=pb.Revocations(content=content)))
 
     def _hear(self, link: Link) -> None:
+        if link.is_hearsay:
+            return
         greeting = link.greeting
         self.members.heard(link.name, greeting.start, now_s=self.clock.monotonic_s(), address=greeting.address)
 

@@ -14,6 +14,7 @@ from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import Assignment, Plan, Signature, TaskId
 from fed.secure_aggregation.agreement import model_digest
 from fed.secure_aggregation.reasons import ClientRefusal
+from fed.vectors.randomness import Streams
 from fed.wire.payloads import written
 
 SECURE = {"minimum_cohort": 2, "max_weight": 20, "max_drop_out": 0.0}
@@ -77,6 +78,24 @@ def test_system_draws_leave_the_common_streams_as_they_are(tmp_path: Path) -> No
     assert known.abs().max() > 1e6
 
 
+def test_noise_of_stages_is_the_nodes_own_by_request(tmp_path: Path) -> None:
+    """In one step on all samples, and next to no step at that, messages differ by their noise alone."""
+    keys: dict[str, Any] = {
+        "stages": [{"kind": "python:tests.trial_stages:Shakes"}],
+        "local": {"lr": 1e-9, "batch_size": 20},
+    }
+    known = Node(tmp_path, **keys)
+    first, second = (Node(tmp_path, randomness="system", **keys).train()[:640].double() for _ in range(2))
+    scale = known.training.fixed.levels / 8.0 * 20  # type: ignore[union-attr]
+    update = Node(tmp_path, local=keys["local"]).train()[:640].double() / scale
+    drawn = Streams(0).generator("stage 0", 0, 1).normal(size=650)[:640]
+    from_seed = update + 0.01 * torch.from_numpy(drawn)
+    assert torch.allclose(known.train()[:640].double() / scale, from_seed, atol=1e-6)
+    for message, other in ((first, second), (first, from_seed * scale), (second, from_seed * scale)):
+        difference = (message - other) / scale
+        assert difference.std() == pytest.approx(0.01 * 2**0.5, rel=0.2)  # 640 draws: within 7 standard deviations
+
+
 def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"uplink": [{"kind": "randomk", "fraction": 0.1}], "error_feedback": "ef"}
     node, calm = (Node(tmp_path / name, **keys) for name in ("diverges", "calm"))
@@ -91,6 +110,34 @@ def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -
     following = node.train(3, kept_after=TaskId(start=1, number=2))
     assert not node.began_anew
     assert torch.equal(following, calm.train(3, kept_after=TaskId(start=1, number=1)))
+
+
+def test_training_that_fails_looks_like_any_other(tmp_path: Path) -> None:
+    """A model for letters below 10 fails at the one sample that has another, which the server must not hear."""
+    texts = torch.arange(24).reshape(6, 4) % 10
+    fits, others = texts.clone(), texts.clone()
+    others[5, 0] = 11
+    signature = Signature(input_shape=[4], input_dtype="int64", classes=10, target_shape=[4], target_dtype="int64")
+    experiment = Experiment(
+        model={"kind": "char_gru"}, local={"lr": 0.1, "batch_size": 1}, secure_aggregation={**SECURE, "clip": 1.0}
+    )
+    made: dict[str, Any] = {}
+    for name, inputs in (("fits", fits), ("others", others)):
+        file = tmp_path / name
+        data = FederatedData({0: (inputs, texts)})
+        training = NodeTraining(data, experiment, Plan(signature=signature), tmp_path / f"kept-{name}", SYSTEM_CLOCK)
+        tensors = [torch.zeros(part.numbers, dtype=part.dtype) for part in training._message.downlink]
+        payload = written(file, tensors)
+        assignment = Assignment(task=TaskId(start=1, number=1), round=1, population=1, payload=payload)
+        assignment.model_sha256 = model_digest(tensors)
+        made[name] = training.train(assignment, file)
+        assert not file.exists()
+    answer, lanes, problem = made["others"]
+    assert (answer, problem[:36]) == (made["fits"].answer, "its training has failed: IndexError:")
+    assert training.fixed is not None
+    assert torch.equal(lanes, training.fixed.nothing())
+    assert made["fits"].problem == ""
+    assert made["fits"].lanes.any()
 
 
 def test_kept_models_are_private_files_until_the_run_ends(tmp_path: Path) -> None:

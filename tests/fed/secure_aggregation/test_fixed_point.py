@@ -160,6 +160,12 @@ def test_sum_without_weight_or_samples_is_refused(weight: int, samples: int) -> 
         fixed.read(_summed(fixed, quantised.lanes))
 
 
+def test_sum_of_nothing_says_that_all_trainings_failed() -> None:
+    fixed = FixedPoint(32, (1,), (1.0,), most_clients=2)
+    with pytest.raises(InvalidPayload, match="none of the 2 clients has added anything"):
+        fixed.read(_summed(fixed, torch.stack([fixed.nothing(), fixed.nothing()])))
+
+
 class _Highest:
     """Draws the largest number below 1, which a large level's last bit cannot tell from 1."""
 

@@ -11,7 +11,7 @@ from fed.secure_aggregation.agreement import PLAN_APART, TASK_APART, TASK_OWN
 from fed.secure_aggregation.client import TRANSITIONS
 from fed.secure_aggregation.reasons import Reason
 
-_TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
+_TEST = re.compile(r"^(?:async )?def (test_\w+)", re.MULTILINE)
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 

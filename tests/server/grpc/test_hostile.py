@@ -164,6 +164,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "NaN in the vector": (sends(_content(math.nan)), "vector must be finite"),
     "NaN for a loss": (sends(train_loss=math.nan), "loss must be finite"),
     "a loss beyond all means": (sends(train_loss=1.7e308, samples=10**6), "loss must be finite and within"),
+    "a weight that is a claim": (sends(weight=11.0), "weight must be its number of samples, 10, got 11"),
     "a weight beyond all means": (sends(weight=1e100), "weight must be positive and at most"),
     "2^63 samples": (sends(samples=2**63), "samples must be"),
     "another start": (_with_task(start=-1), "is not in flight"),

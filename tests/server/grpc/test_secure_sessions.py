@@ -282,6 +282,25 @@ def test_node_takes_later_identities_and_refuses_earlier_ones(tmp_path: Path) ->
     assert "3" not in SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem).points
 
 
+def test_renewal_of_an_earlier_plan_changes_no_terms(tmp_path: Path) -> None:
+    """It waited for its turn while the node was prepared for the next plan."""
+    known = _Known(tmp_path)
+    known.node.prepare(known.experiment, known.plan(), known.fixed)
+    known.authority.issue("3")
+    renewal = known.plan()
+    later = known.plan()
+    later.run = "later"
+    careful = known.experiment.override({"secure_aggregation.minimum_cohort": 4})
+    known.node.prepare(careful, later, known.fixed)
+    known.node.renew(renewal)
+    assignment = pb.Assignment(task=pb.TaskId(start=1, number=1), round=1)
+    known.node.join(assignment)
+    joined = known.node._participant._joined
+    assert joined is not None
+    terms = joined.client._terms
+    assert (terms.run, terms.plan_sha256, terms.settings.minimum_cohort) == ("later", plan_digest(later), 4)
+
+
 @pytest.mark.parametrize("knows", ["folder", "credentials"])
 def test_newest_identities_count_wherever_a_node_has_them(knows: str, tmp_path: Path) -> None:
     """A node's credentials may be copied anew, or put back from a backup."""

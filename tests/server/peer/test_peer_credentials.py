@@ -11,6 +11,7 @@ from fed.errors import InvalidCredentials
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, PeerCredentials, ServerCredentials
 from fed.server.peer.gossip.gossip_service import GossipService
+from fed.server.peer.members.member import MOST_BEAT, MOST_START, Member
 from tests.server.peer.services import await_that, made, port_of
 
 
@@ -19,7 +20,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority with two peers and a node, beside another authority's peer."""
     folder = tmp_path_factory.mktemp("keys")
     authority = Authority.create(folder / "ours")
-    for name in ("ann", "bob"):
+    for name in ("ann", "bob", "eve"):
         authority.issue(name, is_peer=True)
     authority.issue("node")
     Authority.create(folder / "theirs").issue("eve", is_peer=True)
@@ -69,6 +70,27 @@ def test_a_peer_cannot_take_another_name(keys: Path, tmp_path: Path) -> None:
     found, refused = see(tmp_path, keys, "ann", ("bob", "ours", "eve"))
     assert found == [1, 1]
     assert refused[0] > 0
+
+
+def test_introducer_cannot_speak_for_another_member(keys: Path, tmp_path: Path) -> None:
+    """It is dialled by its address alone, and says that a member which lives has left for good."""
+
+    async def run() -> None:
+        liar = peer(tmp_path, keys, "eve", called="ann")
+        liar.members.own = Member("ann", "", MOST_START, MOST_BEAT, left=True, has_ended=True)
+        await liar.start("127.0.0.1:0", None)
+        bob = peer(tmp_path, keys, "bob", liar.members.own.address)
+        await bob.start("127.0.0.1:0", None)
+        await await_that(lambda: liar.members.own.address in bob.links._pauses)  # after a stream that has ended
+        ann = peer(tmp_path / "own", keys, "ann", bob.members.own.address)
+        await ann.start("127.0.0.1:0", None)
+        services = (bob, ann)
+        try:
+            await await_that(lambda: [len(one.standing().present) for one in services] == [2, 2], 5.0)
+        finally:
+            await asyncio.gather(*(one.stop("the test is over") for one in (*services, liar)))
+
+    asyncio.run(run())
 
 
 def test_a_roster_beside_the_certificate_admits(keys: Path, tmp_path: Path) -> None:

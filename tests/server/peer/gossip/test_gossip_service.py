@@ -228,6 +228,7 @@ def test_a_member_that_lives_refutes_that_it_has_ended(tmp_path: Path) -> None:
         (pb.PeerMessage(greeting=hello(protocol=99)), "peers must speak protocol"),
         (pb.PeerMessage(greeting=hello("a name!")), "a peer's name must be"),
         (pb.PeerMessage(greeting=hello("0")), "it has our own name"),
+        (pb.PeerMessage(greeting=hello(start=2**62 + 1)), "a peer's start must be up to 2^62"),
         (pb.PeerMessage(greeting=hello(experiment="another")), "it runs another experiment"),
     ],
 )
