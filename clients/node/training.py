@@ -155,18 +155,18 @@ class NodeTraining:
         if until_s is not None:
             train = self._pace.in_time(train, until_s, lambda shorter: self._work.train(shorter, given))
         began_s = self._clock.monotonic_s()
-        done = self._tried(train, given)
+        trained, tensors = self._tried(train, given)
         before = states.of(self._client, model)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
-        if isinstance(done, str):
+        if trained.diverged:
+            ((_, reason),) = trained.diverged
             if self.fixed is None:
-                return pb.Failed(task=assignment.task, reason=done, diverged=True)
-            # a state that is gone would show in the next task that this one gave no message
+                return pb.Failed(task=assignment.task, reason=reason, diverged=True)
+            # A state that is gone would show in the next task that this one gave no message.
             rows = [before[name] for name in (*states.names, *states.codec_names)]
             self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
             path.unlink(missing_ok=True)
-            return Hidden(answer, self.fixed.nothing(), done)
-        trained, tensors = done
+            return Hidden(answer, self.fixed.nothing(), reason)
         count = len(self._message.uplink)
         # Before the answer goes, which the server may count at once.
         rows = [part[0].clone() for part in tensors[count:]]
@@ -234,20 +234,19 @@ class NodeTraining:
         answer.train_loss = trained.train_losses[0]
         return answer
 
-    def _tried(self, train: Train, given: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]] | str:
-        """Train; returns the reason where training diverges, and under secure aggregation where it fails.
+    def _tried(self, train: Train, given: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
+        """Train; under secure aggregation, training that fails counts as training that diverges.
 
         An error may follow from the samples, and would tell the server one bit of them with each task that it designs
-        for that. Without one the client adds nothing to the sum, as a client whose training diverges.
+        for that. Without one the client adds nothing to the sum.
         """
         try:
-            trained, tensors = self._work.train(train, given)
+            return self._work.train(train, given)
         except Exception as error:
             if self.fixed is None:
                 raise
-            return f"its training has failed: {type(error).__name__}: {error}"
-        reasons = [reason for _, reason in trained.diverged]
-        return reasons[0] if reasons else (trained, tensors)
+            reason = f"its training has failed: {type(error).__name__}: {error}"
+            return Trained((), (), diverged=((self._client, reason),)), ()
 
 
 def _secret_streams(settings: SecureAggregation | None) -> Streams | None:

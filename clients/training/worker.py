@@ -45,6 +45,7 @@ class Work:
         self._recipe = recipe
         self._device = device
         self.train = GroupTraining(recipe, self._loss, device)
+        self._trainer = self.train.trainer
         self._evaluator: BatchedEvaluator | None = None
         if recipe.is_batched:
             self._evaluator = BatchedEvaluator(
@@ -80,7 +81,7 @@ class Work:
         samples = self._test_samples(slice(task.first, task.last))
         # The draws of the evaluation, so that a model that draws gives the scored outputs.
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
-            module = self.train.trainer.load(vector_V, integers_I)
+            module = self._trainer.load(vector_V, integers_I)
             counts_CC = confusion_counts(module, samples, self._device)
         return () if counts_CC is None else (counts_CC,)
 
@@ -105,5 +106,5 @@ class Work:
         return Evaluated(tuple(scores), tuple(samples), tuple(clients))
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
-        module = self.train.trainer.load(vector_V, integers_I)
+        module = self._trainer.load(vector_V, integers_I)
         return evaluate(module, self._loss, self._metrics, samples, self._device)
