@@ -88,8 +88,8 @@ def deploy(experiment: Path, output: Path) -> None:
         for name in nodes:
             data = keys / "nodes" / name / "data.yaml"  # in this example a client of the experiment's data
             data.write_text(yaml.safe_dump({"data": given["data"], "client": int(name), "seed": given["seed"]}))
-            own = ("--credentials", keys / "nodes" / name, "--data", data, "--state", output / "state" / name)
-            command = ("client", "--server", f"127.0.0.1:{port}", *own, *secure)
+            command = ["client", "--server", f"127.0.0.1:{port}", "--credentials", keys / "nodes" / name]
+            command += ["--data", data, "--state", output / "state" / name, *secure]
             processes.enter_context(started(logs / f"node-{name}.log", *command))
         try:
             code = server.wait(PATIENCE_S)
