@@ -51,12 +51,15 @@ def algorithms(digits: Compared, heterogeneous: Compared) -> str:
         ("`local`", "the floor: no communication", "Local", None),
         ("`centralized`", "the ceiling: all data in one place", "Centralized", None),
     )
-    rows = [
-        [kind, paper, *("–" if name is None else ACCURACY(found.rows[name]) for found, name in pairs)]
-        for kind, paper, first, second in papers
-        for pairs in [((digits, first), (heterogeneous, second))]
-    ]
-    return markdown(["`kind`", "paper", "digits", "Synthetic(1, 1)"], rows)
+    rows = []
+    for kind, paper, on_digits, on_synthetic in papers:
+        measured = []
+        if on_digits is not None:
+            measured.append(f"digits {ACCURACY(digits.rows[on_digits])}")
+        if on_synthetic is not None:
+            measured.append(f"synthetic {ACCURACY(heterogeneous.rows[on_synthetic])}")
+        rows.append([kind, paper, ", ".join(measured)])
+    return markdown(["`kind`", "paper", "test accuracy"], rows)
 
 
 def _arxiv(authors: str, number: str) -> str:
