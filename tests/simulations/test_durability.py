@@ -126,6 +126,9 @@ def test_every_part_of_what_is_kept_counts(case: str, tmp_path: Path) -> None:
     one = experiment(case, 8, **always)
     whole = fed.simulate(one, output=tmp_path / "whole")
     fresh, kept = forgotten(one, tmp_path)
+    shutil.copytree(tmp_path / "kept", tmp_path / "unchanged")
+    # Were resumption itself broken, every part would seem to count.
+    hold_same(whole, fed.simulate(one, output=tmp_path / "unchanged", resume=True))
     idle = set()
     for path in kept:
         folder = tmp_path / "-".join(path)
