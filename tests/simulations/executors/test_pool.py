@@ -583,7 +583,9 @@ def program(
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="nobody says which processes there are")
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    "name", ["SIGKILL", *(pytest.param(name, marks=pytest.mark.long) for name in ("SIGINT", "SIGTERM"))]
+)
 def test_a_program_that_is_ended_leaves_nothing(name: str, tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
     with program(tmp_path) as parent:
