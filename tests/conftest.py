@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +22,17 @@ settings.register_profile("long", deadline=None, derandomize=True, max_examples=
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw many examples where the long tests run too, few where they are left out."""
-    settings.load_profile("short" if "not long" in config.option.markexpr else "long")
+    """Draw many examples where the long tests run too, and start each command anew."""
+    is_short = "not long" in config.option.markexpr
+    settings.load_profile("short" if is_short else "long")
+    if not is_short:
+        os.environ["FED_TESTS_START_ANEW"] = "1"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to load what processes need, where a test starts some."""
+    if "tests.programs" in sys.modules and not session.config.option.collectonly:
+        sys.modules["tests.programs"].load_modules()
 
 
 @pytest.fixture(autouse=True)

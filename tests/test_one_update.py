@@ -32,5 +32,6 @@ def test_an_update_enters_16_files_at_a_peer(tmp_path: Path) -> None:
     assert {*way.names} <= {"param", "tensor", "row", "data", "path"}, way.report()
     trained = {"LocalResult", "TrainedClients", "Result"}
     exchanged = {"PeerMessage", "Chunk", "Outcome"}
-    assert {*way.containers} <= trained | exchanged, way.report()
+    early = {"Arrival"}  # holds a message whose round this peer has not begun: it depends on who is faster
+    assert {*way.containers} <= trained | exchanged | early, way.report()
     assert {"server/mixing/neighbourhood.py", "fed/vectors/mixing.py"} < {*way.files}

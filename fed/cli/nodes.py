@@ -197,6 +197,7 @@ def client(
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
+    from fed.processes.child_processes import load_for_children
     from fed.wire.messages import client_id_of
 
     if server is None and not dry_run:
@@ -210,6 +211,7 @@ def client(
             "--minimum-cohort, --corrupt, --threshold, --allow-state and --new-record go with --secure, which is not "
             "given: add it"
         )
+    load_for_children("fed.clients.node.training_process")
     os.umask(0o077)  # what it keeps is for its user alone
     if server is not None:
         hold_to_certificates(server, credentials=credentials, insecure=insecure, option="--server")

@@ -150,11 +150,13 @@ def compare(
     Returns:
         The exit code, 1 if a run failed.
     """
+    from fed.processes.child_processes import load_for_children
     from fed.reports.conclusions import failures, unlike
     from fed.reports.difference_texts import difference_notes
     from fed.reports.tables import columns, difference_columns, table
 
     comparison = read_comparison(file, settings)
+    load_for_children("fed.simulations.processes")
     # Of this process: in a container they are fewer than the machine's.
     jobs = jobs or usable_cores()
     shown = display()

@@ -4,38 +4,79 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["end_with_parent", "one_thread_each", "spawned", "stop"]
+__all__ = ["end_with_parent", "load_for_children", "spawned", "stop"]
 
-_PARENT_CHECK_S = 1.0
+_CHILDREN = (
+    multiprocessing.get_context("forkserver") if sys.platform == "linux" else multiprocessing.get_context("spawn")
+)
+"""Way in which children start: on Linux as forks of a process that has loaded PyTorch once, and does nothing else.
+
+A fork of this process would hold copies of locks that other threads hold, gRPC's among them, and could not use CUDA.
+On macOS the system's own libraries do not work in a fork.
+"""
+
+_LOADED_FOR_CHILDREN = ("torch", "torch.func", "numpy")
+"""Modules that all children need, which take seconds to load."""
+
+_WHILE_LIBRARIES_LOAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONSAFEPATH": "1",
+}
+"""Environment in which the libraries of children are loaded, which read it then, and once: one thread each.
+
+No module of theirs is taken from the working folder, where the user's own may have the same names.
+"""
+
+
+def load_for_children(module_name: str) -> None:
+    """Begin to load what children need, in a process beside this one, so that each starts at once.
+
+    The first child does so too. Called before this process loads its own modules, it saves the time that they take.
+
+    Args:
+        module_name: module of the function that children are to run.
+    """
+    if sys.platform == "linux":
+        from multiprocessing import forkserver  # not on every system
+
+        with _interrupts_blocked(), _environment(_WHILE_LIBRARIES_LOAD):
+            forkserver.set_forkserver_preload([*_LOADED_FOR_CHILDREN, module_name])
+            forkserver.ensure_running()
 
 
 def spawned(target: Callable[..., None], *arguments: Any, **named: Any) -> tuple[BaseProcess, Connection]:
     """Start a process that ignores Ctrl-C and is given its end of a pipe; the process, and this process's end.
+
+    Its libraries compute with one thread, until it asks for more. Its environment variables are those of this process.
 
     Args:
         target: function that is called in the process, with its end of the pipe and then the arguments.
         arguments: positional arguments of ``target`` behind the pipe's end.
         named: further arguments of :class:`multiprocessing.Process`.
     """
-    # A fork copies locks that other threads hold, gRPC's among them, and CUDA cannot be used in it.
-    spawning = multiprocessing.get_context("spawn")
-    ours, its = spawning.Pipe()
+    load_for_children(target.__module__)
+    ours, its = _CHILDREN.Pipe()
     with its:  # closed here, or the end of the process would never be seen
-        process = spawning.Process(target=target, args=(its, *arguments), **named)
-        resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the mask
-        try:
+        process = _CHILDREN.Process(target=_begin, args=(dict(os.environ), target, its, *arguments), **named)
+        with _interrupts_blocked(), _environment(_WHILE_LIBRARIES_LOAD):
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # this process still receives Ctrl-C
     return process, ours
+
+
+def _begin(environment: Mapping[str, str], target: Callable[..., None], *arguments: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    target(*arguments)
 
 
 def end_with_parent() -> None:
@@ -46,9 +87,17 @@ def end_with_parent() -> None:
 def _await_parents_end() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    # A copy of the parent (a fork) may hold its sentinel: a process without parent has another one.
-    while not wait([parent.sentinel], _PARENT_CHECK_S) and os.getppid() == parent.pid:
-        pass
+    assert parent.pid is not None
+    signs_of_end = [parent.sentinel]
+    if sys.platform == "linux":
+        # A copy of the parent (a fork) may hold its sentinel. And where the process that forked this one has ended,
+        # the parent takes this one for dead, and may start another.
+        for pid in (parent.pid, os.getppid()):
+            try:
+                signs_of_end.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                os._exit(1)
+    wait(signs_of_end)
     os._exit(1)  # sys.exit would end this thread alone
 
 
@@ -61,12 +110,21 @@ def stop(process: BaseProcess, within_s: float) -> None:
 
 
 @contextlib.contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Limit the libraries that a process loads from here on to one thread each."""
-    # By the environment, since the libraries read it once, when they are loaded.
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C: a process that is started meanwhile never receives it, and this one receives it at the end."""
+    resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the mask
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

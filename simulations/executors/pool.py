@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
-from fed.processes.child_processes import one_thread_each, spawned, stop
+from fed.processes.child_processes import spawned, stop
 from fed.simulations.executors.crash_report import words_of_exit
 from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
 from fed.simulations.executors.worker import (
@@ -277,7 +277,7 @@ class Workers(Executor):
 
     def _started(self, number: int, device: "torch.device", memory: SharedMemory) -> _Worker:
         memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
-        with os_errors_as(RunFailed, "a worker process cannot be started", "use fewer workers"), one_thread_each():
+        with os_errors_as(RunFailed, "a worker process cannot be started", "use fewer workers"):
             process, ours = spawned(
                 serve,
                 memory,

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.identity.authority import Authority
+from tests.programs import Process, started
 
 __all__ = ["Deployment", "Program", "Relay", "free_port", "relayed", "wait_for"]
 
@@ -46,7 +46,7 @@ def wait_for(condition: Callable[[], _Found], what: str, within_s: float = _LIMI
 class Program:
     """A ``fed`` command that runs, with all that it says in a file."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
 
     @property
@@ -98,9 +98,11 @@ class Program:
 
     def children(self) -> list[int]:
         """The processes that train."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found}
-        return [pid for pid, command in commands.items() if b"spawn_main" in command]
+        return [pid for loader in _children(self.process.pid) for pid in _children(loader)]
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @dataclass
@@ -147,7 +149,8 @@ class Deployment:
         what += [] if resume else [str(self.output)]
         secret = ["--insecure"] if self.insecure else ["--credentials", str(self.folder / "keys")]
         listen = ["--listen", f"{self.host}:{self.port}", "--min-nodes", str(min_nodes or self.clients)]
-        return self._start([*prefix, *_fed(_IMPATIENT_SERVER, self.patience), "server", *what, *listen, *secret])
+        settings = {**_IMPATIENT_SERVER, **self.patience}
+        return self._start(["server", *what, *listen, *secret], settings, prefix)
 
     def client(self, client: int, *, port: int | None = None, dies_at: str = "") -> Program:
         """A node that runs, whether it has joined already or not."""
@@ -157,8 +160,8 @@ class Deployment:
         where = ["--server", f"{self.host}:{port or self.port}", "--data", str(self.folder / f"{client}.yaml")]
         where += ["--state", str(self.folder / f"state-{client}")]
         where += ["--secure", "--new-record", "--minimum-cohort", "3"] if self.secure else []
-        times = {**self.node_patience, **({"dies_at": dies_at} if dies_at else {})}
-        return self._start([*_fed(_IMPATIENT_NODE, times), "client", *where, *secret])
+        settings = {**_IMPATIENT_NODE, **self.node_patience, **({"dies_at": dies_at} if dies_at else {})}
+        return self._start(["client", *where, *secret], settings)
 
     def all_clients(self) -> list[Program]:
         return [self.client(client) for client in range(self.clients)]
@@ -196,13 +199,9 @@ class Deployment:
                 os.killpg(program.process.pid, signal.SIGKILL)
             program.process.wait()
 
-    def _start(self, command: Sequence[str]) -> Program:
+    def _start(self, arguments: Sequence[str], settings: Mapping[str, Any], prefix: Sequence[str] = ()) -> Program:
         log = self.folder / f"{len(self.programs)}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self.programs.append(Program(process, log))
+        self.programs.append(Program(started(arguments, log, settings, prefix), log))
         return self.programs[-1]
 
 
@@ -294,28 +293,6 @@ def relayed(target: tuple[str, int], bytes_per_s: float | None = None) -> Iterat
         yield relay
     finally:
         relay.close()
-
-
-_FED = """
-import json, sys
-from dataclasses import fields
-from fed.cli.main import main
-from fed.server.grpc.service import Patience
-from fed.wire.dialling import DialPatience
-
-times, sys.argv = json.loads(sys.argv[1]), ["fed", *sys.argv[2:]]
-for kind in (Patience, DialPatience):
-    kind.__init__.__defaults__ = tuple(times.get(part.name, part.default) for part in fields(kind))
-if "dies_at" in times:
-    from tests.server.dying import die_at
-    die_at(times["dies_at"])
-sys.exit(main())
-"""
-
-
-def _fed(usual: Mapping[str, float], others: Mapping[str, Any]) -> tuple[str, ...]:
-    """The command ``fed``, whose time limits are a test's."""
-    return sys.executable, "-c", _FED, json.dumps({**usual, **others})
 
 
 def free_port() -> int:

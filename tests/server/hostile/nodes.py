@@ -4,8 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from fed.clients.data import Pair
 from fed.config import yaml
+from tests.programs import started
 from tests.server.deployed import Program
 from tests.server.hostile.coordinator import HostileCoordinator
 
@@ -80,19 +79,15 @@ class Field:
         np.savez(data, x=_array(inputs), label=_array(labels))
         description = self.folder / f"{number}.yaml"
         description.write_text(yaml.dump({"data": {"kind": "npz", "path": str(data)}}))
-        command = [
-            *_fed(dies_at),
+        arguments = [
             *("client", "--secure", "--minimum-cohort", str(len(COHORT))),
             *("--server", f"127.0.0.1:{port or self.coordinator.port}", "--data", str(description)),
             *("--credentials", str(self.credentials(name, state)), "--state", str(self.state(state or name))),
             *(["--new-record"] if begins_record else []),
         ]
         log = self.folder / f"{number}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self.programs.append(Program(process, log))
+        settings = {"dies_at": dies_at} if dies_at else {}
+        self.programs.append(Program(started(arguments, log, settings), log))
         return self.programs[-1]
 
     def start_all(self, names: Sequence[str] = COHORT) -> list[Program]:
@@ -119,22 +114,6 @@ class Field:
                 os.killpg(program.process.pid, signal.SIGKILL)
             program.process.wait()
         self.coordinator.close()
-
-
-_DYING = """
-import sys
-from tests.server.dying import die_at
-from fed.cli.main import main
-
-die_at(sys.argv[1])
-sys.argv = ["fed", *sys.argv[2:]]
-sys.exit(main())
-"""
-
-
-def _fed(dies_at: str) -> tuple[str, ...]:
-    """The command ``fed``, or one that kills itself in a phase."""
-    return (sys.executable, "-c", _DYING, dies_at) if dies_at else (sys.executable, "-m", "fed")
 
 
 def _array(part: torch.Tensor) -> NDArray[np.generic]:

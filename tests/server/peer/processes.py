@@ -3,7 +3,6 @@
 import ctypes
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import time
@@ -23,12 +22,11 @@ from fed.errors import FedError
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.deploy import PeerSetup, serve_end, take_part
 from fed.storage.run_reader import metrics_lines
+from tests.programs import FORKS
 from tests.server.deployed import free_port
 
 __all__ = ["PATIENCE_S", "Home", "Processes", "processes"]
 
-_FORKS = multiprocessing.get_context("forkserver")  # from a process that has loaded all modules, and no more
-_FORKS.set_forkserver_preload(["fed.reports.charts", "matplotlib.backends.backend_svg", __name__])
 PATIENCE_S = 120.0
 
 
@@ -62,13 +60,13 @@ class Processes:
                 **self.setup,
             }
             arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume, overwrite
-            self.running[peer] = _FORKS.Process(target=_take_part, args=arguments, daemon=True)
+            self.running[peer] = FORKS.Process(target=_take_part, args=arguments, daemon=True)
             self.running[peer].start()
 
     def serve_end(self, peer: int) -> None:
         setup = {"name": str(peer), "listen": self.addresses[peer], "join": self.addresses, **self.setup}
         arguments = self.folder, self.keys, peer, self.homes[peer], setup
-        self.running[peer] = _FORKS.Process(target=_serve_end, args=arguments, daemon=True)
+        self.running[peer] = FORKS.Process(target=_serve_end, args=arguments, daemon=True)
         self.running[peer].start()
 
     def await_failure(self, peer: int) -> None:

@@ -303,6 +303,16 @@ def test_a_killed_worker_that_was_idle_is_replaced(one: Workers) -> None:
     assert settled(one, 1) != {before}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+def test_workers_end_with_what_forked_them_and_are_replaced(pool: Workers) -> None:
+    before = settled(pool)
+    [loader] = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in before}
+    assert loader != os.getpid()
+    os.kill(loader, signal.SIGKILL)
+    work.await_that(lambda: not any(map(work.is_alive, before)), "their end")
+    assert settled(pool).isdisjoint(before)
+
+
 @pytest.mark.long
 def test_each_worker_has_its_device_and_so_has_its_successor() -> None:
     with Workers(work.placed, work.devices(2), CAPACITY_BYTES) as workers:
@@ -573,7 +583,9 @@ def program(
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="nobody says which processes there are")
-@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    "name", ["SIGKILL", *(pytest.param(name, marks=pytest.mark.long) for name in ("SIGINT", "SIGTERM"))]
+)
 def test_a_program_that_is_ended_leaves_nothing(name: str, tmp_path: Path) -> None:
     before = set(Path("/dev/shm").iterdir())
     with program(tmp_path) as parent:
