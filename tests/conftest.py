@@ -22,17 +22,18 @@ settings.register_profile("long", deadline=None, derandomize=True, max_examples=
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw many examples where the long tests run too, and start each command anew."""
-    is_short = "not long" in config.option.markexpr
-    settings.load_profile("short" if is_short else "long")
-    if not is_short:
-        os.environ["FED_TESTS_START_ANEW"] = "1"
+    """Draw many examples where the long tests run too, few where they are left out."""
+    settings.load_profile("short" if _leaves_out_long(config) else "long")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to load what processes need, where a test starts some."""
+    """Begin to load what processes need, where a test starts some; beside the long tests, commands start anew."""
     if "tests.programs" in sys.modules and not session.config.option.collectonly:
-        sys.modules["tests.programs"].load_modules()
+        sys.modules["tests.programs"].prepare(forks_commands=_leaves_out_long(session.config))
+
+
+def _leaves_out_long(config: pytest.Config) -> bool:
+    return "not long" in config.option.markexpr
 
 
 @pytest.fixture(autouse=True)

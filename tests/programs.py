@@ -20,10 +20,7 @@ from typing import Any, TypeAlias
 
 from fed.processes import child_processes
 
-__all__ = ["FORKS", "STARTS_ANEW", "Process", "load_modules", "run_command", "started"]
-
-STARTS_ANEW = "FED_TESTS_START_ANEW"
-"""Environment variable that is set where the long tests run too."""
+__all__ = ["FORKS", "Process", "prepare", "run_command", "started"]
 
 FORKS = multiprocessing.get_context("forkserver")
 """Processes that are forked from one that has loaded what tests need, and has no thread."""
@@ -77,8 +74,17 @@ class Forked:
 Process: TypeAlias = "subprocess.Popen[bytes] | Forked"
 
 
-def load_modules() -> None:
-    """Load what the commands and the workers of tests need, in a process beside this one, before any of them starts."""
+_forks_commands = True
+
+
+def prepare(*, forks_commands: bool) -> None:
+    """Load what the processes of tests need, in a process beside this one, before any of them starts.
+
+    Args:
+        forks_commands: True if commands are forks of it too; False if each starts anew.
+    """
+    global _forks_commands  # a setting of the whole run
+    _forks_commands = forks_commands
     product: Any = child_processes
     product._LOADED_FOR_CHILDREN = (*product._LOADED_FOR_CHILDREN, *_LOADED)
     child_processes.load_for_children(__name__)
@@ -95,7 +101,7 @@ def started(
         settings: seconds of its patience by their names; under ``dies_at``, the phase of a session that kills it.
         prefix: command that starts it.
     """
-    if not prefix and STARTS_ANEW not in os.environ:
+    if _forks_commands and not prefix:
         return Forked(arguments, settings or {}, log)
     command = [*prefix, sys.executable, "-c", _ANEW, json.dumps(arguments), json.dumps(settings or {})]
     with log.open("wb") as file:

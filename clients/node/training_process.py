@@ -110,7 +110,11 @@ class TrainingProcess:
         if self._is_closed:
             raise TrainingProcessDied("the node is about to end")
         if self._process is None or not self._process.is_alive():
-            self._process, self._pipe = spawned(_serve, *self._arguments, daemon=True, name="training")
+            try:
+                self._process, self._pipe = spawned(_serve, *self._arguments, daemon=True, name="training")
+            except OSError as error:
+                reason = f"the training process cannot be started ({error.strerror or error})"
+                raise TrainingProcessDied(reason) from error
             # A process that was started again knows nothing: it is prepared as the one that died.
             if what in ("train", "score", "forget") and self._prepared is not None:
                 self._exchange("prepare", self._prepared)

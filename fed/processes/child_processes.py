@@ -12,11 +12,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["end_with_parent", "load_for_children", "spawned", "stop"]
+__all__ = ["UNKNOWN_EXIT_CODE", "end_with_parent", "load_for_children", "spawned", "stop"]
 
-_CHILDREN = (
-    multiprocessing.get_context("forkserver") if sys.platform == "linux" else multiprocessing.get_context("spawn")
-)
+UNKNOWN_EXIT_CODE = 255
+"""Exit code of a child that has ended with the process that forked it."""
+
+# In Python 3.11.0, every user of the machine may ask such a process for forks that run code of his (CVE-2022-42919).
+_FORKS = sys.platform == "linux" and sys.version_info >= (3, 11, 1)
+
+_CHILDREN = multiprocessing.get_context("forkserver") if _FORKS else multiprocessing.get_context("spawn")
 """Way in which children start: on Linux as forks of a process that has loaded PyTorch once, and does nothing else.
 
 A fork of this process would hold copies of locks that other threads hold, gRPC's among them, and could not use CUDA.
@@ -42,11 +46,17 @@ def load_for_children(module_name: str) -> None:
     """Begin to load what children need, in a process beside this one, so that each starts at once.
 
     The first child does so too. Called before this process loads its own modules, it saves the time that they take.
+    Where the system refuses, the first child says so.
 
     Args:
         module_name: module of the function that children are to run.
     """
-    if sys.platform == "linux":
+    with contextlib.suppress(OSError):
+        _load(module_name)
+
+
+def _load(module_name: str) -> None:
+    if _FORKS:
         from multiprocessing import forkserver  # not on every system
 
         with _interrupts_blocked(), _environment(_WHILE_LIBRARIES_LOAD):
@@ -63,13 +73,19 @@ def spawned(target: Callable[..., None], *arguments: Any, **named: Any) -> tuple
         target: function that is called in the process, with its end of the pipe and then the arguments.
         arguments: positional arguments of ``target`` behind the pipe's end.
         named: further arguments of :class:`multiprocessing.Process`.
+
+    Raises:
+        OSError: if the system refuses, or ends the process that is to fork.
     """
-    load_for_children(target.__module__)
+    _load(target.__module__)
     ours, its = _CHILDREN.Pipe()
     with its:  # closed here, or the end of the process would never be seen
         process = _CHILDREN.Process(target=_begin, args=(dict(os.environ), target, its, *arguments), **named)
         with _interrupts_blocked(), _environment(_WHILE_LIBRARIES_LOAD):
-            process.start()
+            try:
+                process.start()
+            except EOFError:
+                raise ChildProcessError("the process that loads PyTorch for others was ended") from None
     return process, ours
 
 
@@ -89,7 +105,7 @@ def _await_parents_end() -> None:
     assert parent is not None
     assert parent.pid is not None
     signs_of_end = [parent.sentinel]
-    if sys.platform == "linux":
+    if _FORKS:
         # A copy of the parent (a fork) may hold its sentinel. And where the process that forked this one has ended,
         # the parent takes this one for dead, and may start another.
         for pid in (parent.pid, os.getppid()):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
-from fed.processes.child_processes import spawned, stop
+from fed.processes.child_processes import UNKNOWN_EXIT_CODE, spawned, stop
 from fed.simulations.executors.crash_report import words_of_exit
 from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
 from fed.simulations.executors.worker import (
@@ -344,7 +344,7 @@ class Workers(Executor):
         at_work = worker.given[0].task if worker.given else None
         doing = f"at {at_work.item.label}" if at_work else "idle"
         # A process that ends by itself before it begins would do so again; a signal may not come again.
-        if not worker.is_ready and (code is None or code >= 0):
+        if not worker.is_ready and (code is None or (code >= 0 and code != UNKNOWN_EXIT_CODE)):
             self.close()
             raise RunFailed(_NO_START.format(words=words))
         lines = [f"worker {worker.number} died, {doing}: {words}"]

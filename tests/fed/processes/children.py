@@ -4,9 +4,16 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
+from fed.config.node_data import NodeData
+from fed.processes import child_processes
 from fed.processes.child_processes import end_with_parent, spawned
 
 __all__ = ["answer"]
@@ -40,18 +47,45 @@ def main() -> None:
     assert its_loader == loader
 
     os.kill(loader, signal.SIGKILL)
-    limit_s = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() and _state(child) != "Z" for child in (pid, second_pid)):
-        assert time.monotonic() < limit_s, "children have outlived the process that forked them"
-        time.sleep(0.02)
+    _await_end(pid)
+    _await_end(second_pid)
     assert not first.is_alive()
     assert not second.is_alive()
 
     third, third_pipe = spawned(answer)
-    assert third_pipe.recv()[4] != loader
+    third_loader = third_pipe.recv()[4]
+    assert third_loader != loader
     third.kill()
     third.join()
+    _hold_to_own_folder()
+    _hold_to_sentence(third_loader)
     print("done")
+
+
+def _hold_to_own_folder() -> None:
+    """Who can reach the loader's socket can have any code run: an abstract name would be everyone's."""
+    address: Any = forkserver._forkserver
+    folder = Path(address._forkserver_address).parent
+    assert folder.is_absolute()
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def _hold_to_sentence(loader: int) -> None:
+    """End each loader while it loads: a node's question gets a sentence."""
+    product: Any = child_processes
+    product._LOADED_FOR_CHILDREN = ("tests.fed.processes.deadly",)
+    os.kill(loader, signal.SIGKILL)
+    _await_end(loader)
+    data = NodeData.model_validate({"data": {"kind": "digits", "clients": 2}, "client": 0})
+    with pytest.raises(TrainingProcessDied, match=r"training process cannot be started .*loads PyTorch for others was"):
+        TrainingProcess(0, data, Path("state")).describe()
+
+
+def _await_end(pid: int) -> None:
+    limit_s = time.monotonic() + 20
+    while _state(pid) != "Z":
+        assert time.monotonic() < limit_s, f"{pid} has outlived the process that forked it, or its own end"
+        time.sleep(0.02)
 
 
 def _state(pid: int) -> str:
@@ -59,7 +93,3 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return "Z"
-
-
-if __name__ == "__main__":
-    main()

@@ -148,6 +148,12 @@ def kills_itself() -> NoReturn:
     raise AssertionError
 
 
+def kills_what_forked_it() -> NoReturn:
+    os.kill(os.getppid(), signal.SIGKILL)
+    while True:
+        signal.pause()
+
+
 def crashes() -> NoReturn:
     ctypes.string_at(0)
     raise AssertionError
@@ -202,10 +208,11 @@ class KilledInTheMaking:
     file: Path
     times: int
     count: int = 1
+    kills: Callable[[], NoReturn] = kills_itself
 
     def __call__(self, device: torch.device) -> Callable[..., tuple[Any, Tensors]]:
         if device.index == self.count - 1:
-            Fail(kills_itself, self.file, self.times)()
+            Fail(self.kills, self.file, self.times)()
         return call
 
 
