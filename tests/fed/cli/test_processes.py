@@ -119,6 +119,7 @@ def test_ended_run_with_workers_leaves_no_process_or_file(start: Start, folder: 
     assert (folder / "runs/tiny/model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_interrupted_comparison_is_kept_and_exits_with_130(start: Start, folder: Path) -> None:
     process = start("compare", "two.yaml", "--jobs", "1")
     runs = folder / "runs/comparison/runs"

@@ -186,7 +186,8 @@ def test_a_peer_joins_with_a_copy_and_mixes(tmp_path: Path) -> None:
         assert received == pytest.approx(40, abs=2)
 
 
-@pytest.mark.parametrize("diallers", [pytest.param((3,), marks=pytest.mark.long), (2, 3)])
+@pytest.mark.long
+@pytest.mark.parametrize("diallers", [(3,), (2, 3)])
 def test_peers_that_only_dial_mix_over_their_own_streams(diallers: tuple[int, ...], tmp_path: Path) -> None:
     with processes(tmp_path, keys(6, 60.0, 4), 4) as peers:
         peers.start(*{0, 1, 2, 3}.difference(diallers))

@@ -146,6 +146,7 @@ def test_the_end_is_served_again_by_one_that_has_it(tmp_path: Path) -> None:
         assert not (tmp_path / ".peer-1.messages").exists()
 
 
+@pytest.mark.long
 def test_a_replica_joins_with_a_copy_and_contributes(tmp_path: Path) -> None:
     with processes(tmp_path, keys(40, 20.0, 5, "bmuf", local={**LOCAL, "steps": 40}), 5, min_peers=4) as peers:
         peers.start(*range(4))
