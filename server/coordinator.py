@@ -15,23 +15,22 @@ from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
-from fed.server.observer import TaskAnswered, TaskFailed, TaskLate, TaskSent, TaskSettled
+from fed.server.observer import TaskFailed, TaskLate, TaskSent, TaskSettled
 from fed.server.round_stats import RoundStats
 from fed.server.telling import Observers
-from fed.server.way_in import Staleness, TaskEnd, UpdateAccumulator, WayIn
+from fed.server.way_in import Staleness, UpdateAccumulator, WayIn
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
-from fed.wire.messages import Answer, Failure, GlobalModel, Task, task_of
+from fed.wire.messages import Failure, GlobalModel, Task, task_of
 
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
 _MOST_TO_SQUARE = 1e150  # the square of much more is no float64
 _NOT_AWAITED = "the round has ended without it"
-_EVENTS: Mapping[TaskEnd, type[TaskAnswered | TaskLate]] = {TaskEnd.ANSWERED: TaskAnswered, TaskEnd.LATE: TaskLate}
 
 
 @dataclass(eq=False)
@@ -115,6 +114,7 @@ class Coordinator:
             is_linear=self.aggregator.linear,
             present_V=present_V,
             drops_diverged=self.drops_diverged,
+            observers=self.observers,
         )
 
     def dispatch(
@@ -193,32 +193,12 @@ class Coordinator:
             # A client that has failed may never have got the model of its task.
             if self._downlink is not None and not isinstance(answer.content, Failure):
                 self._downlink.note(answer, self.open)
-            end = accumulator.take(answer, self.open, version=self.version, weigh=weigh)
-            self._tell(answer, end)
+            accumulator.take(answer, self.open, version=self.version, weigh=weigh)
             del answer  # it may be large, and the next is on its way
         # After all answers of the instant: the order of arrival must not choose the client that is named.
         if accumulator.diverged and (not self.drops_diverged or self._awaits_diverged_alone(accumulator)):
             first = min(accumulator.diverged, key=lambda answer: answer.tasks)
             raise Diverged.of(first.round, first.clients[0], first.problem)
-
-    def _tell(self, answer: Answer, end: TaskEnd) -> None:
-        """Tell observers what has become of an answer's tasks."""
-        if end is TaskEnd.FAILED:
-            assert isinstance(answer.content, Failure)
-            failed = TaskFailed(
-                round=answer.round,
-                client=answer.clients[0],
-                task=answer.tasks[0],
-                reason=answer.content.reason,
-                has_diverged=answer.content.has_diverged,
-            )
-            self.observers.tell(failed)
-            return
-        kind = _EVENTS.get(end)
-        if kind is None or not self.observers.want(kind):
-            return
-        for client, task in zip(answer.clients, answer.tasks, strict=True):
-            self.observers.tell(kind(answer.round, client, task))
 
     def _tell_verdict(self, accumulator: UpdateAccumulator, number: int, counted: Mapping[int, float]) -> None:
         """Tell observers which of the updates that were collected have moved the model."""

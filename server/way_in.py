@@ -18,7 +18,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,8 +30,10 @@ from fed.compression.stage import Stage
 from fed.errors import InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as AnswerHeader
 from fed.server.fleet import Fleet
+from fed.server.observer import TaskAnswered, TaskFailed, TaskLate
 from fed.server.round_stats import Participation, RoundStats, mean_loss
 from fed.server.sent_sum import SentSum
+from fed.server.telling import Observers
 from fed.vectors.randomness import Streams
 from fed.vectors.reduction import WeightedMean
 from fed.vectors.tensors import Tensor, torch
@@ -55,7 +56,7 @@ from fed.wire.payloads import check_tensors, type_name
 if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import SumOfClients
 
-__all__ = ["Staleness", "TaskEnd", "UpdateAccumulator", "WayIn", "received"]
+__all__ = ["Staleness", "UpdateAccumulator", "WayIn", "received"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,15 +66,6 @@ Staleness = Callable[[int], float | None]
 
 The staleness is the number of versions by which the model has moved since the update's start.
 """
-
-
-class TaskEnd(Enum):
-    """End of the tasks that an answer names."""
-
-    ANSWERED = "their updates count"
-    LATE = "their updates came too late to count"
-    FAILED = "there are no updates, or they were refused"
-    IGNORED = "they were not in flight, or the run ends because of them"
 
 
 def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], message: Format, streams: Streams) -> Answer:
@@ -181,6 +173,7 @@ class UpdateAccumulator:
         is_linear: True if the rule needs the mean of the updates alone, rather than each update.
         present_V: present global model, if it moves towards clients' models; None: it moves by their updates.
         drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
+        observers: observers that are told what becomes of tasks; None: nobody is told.
     """
 
     def __init__(
@@ -191,6 +184,7 @@ class UpdateAccumulator:
         present_V: Tensor | None = None,
         *,
         drops_diverged: bool = False,
+        observers: Observers | None = None,
     ) -> None:
         self.integers_I = integers_I
         self.asked: list[int | str] = []
@@ -211,9 +205,10 @@ class UpdateAccumulator:
         self._single: dict[int, tuple[Tensor, float]] = {}
         self.diverged: list[Answer] = []
         self._drops_diverged = drops_diverged
+        self._observers = observers or Observers()
 
-    def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> TaskEnd:
-        """Count an answer, if it may count, and close its tasks; returns the end of its tasks.
+    def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> None:
+        """Count an answer, if it may count, close its tasks, and tell observers what has become of them.
 
         Args:
             answer: answer from a fleet, which has checked what clients say.
@@ -226,36 +221,35 @@ class UpdateAccumulator:
             # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
             if not self._drops_diverged:
-                return TaskEnd.IGNORED
+                return
         # what does not count has travelled, too
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
         if isinstance(content, Failure):
-            if open_tasks.pop(answer.tasks[0], None) is None:
-                return TaskEnd.IGNORED
-            self.failed.append(answer.clients[0])
-            return TaskEnd.FAILED
+            if open_tasks.pop(answer.tasks[0], None) is not None:
+                self._note_failure(answer, content)
+            return
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
         # an answer for a task of another client must not move the model in its name
         if not senders or senders != [(client, answer.round) for client in answer.clients]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
-            return TaskEnd.IGNORED
+            return
         tasks = [open_tasks.pop(task) for task in answer.tasks]
         if isinstance(content, RevealedSum):  # it tells nothing of single clients
             self.hidden = content.of_clients
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
             self.staleness += [0] * len(tasks)
-            self.replied += answer.clients
-            return TaskEnd.ANSWERED
+            self._note_end(answer, self.replied, TaskAnswered)
+            return
         # the loss of a late client is known all the same, and samplings by loss use it
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
         staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
         if factor is None:
-            self.late += answer.clients
-            return TaskEnd.LATE
+            self._note_end(answer, self.late, TaskLate)
+            return
         self._add(answer, tasks[0], factor)
         self.samples_of |= zip(answer.clients, answer.samples, strict=True)
         self.counted |= dict.fromkeys(answer.tasks, factor)
@@ -264,8 +258,7 @@ class UpdateAccumulator:
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
-        self.replied += answer.clients
-        return TaskEnd.ANSWERED
+        self._note_end(answer, self.replied, TaskAnswered)
 
     @property
     def weight(self) -> int | Fraction:
@@ -303,6 +296,34 @@ class UpdateAccumulator:
             diverged=len(self.diverged) if self._drops_diverged else None,
             participation=Participation(asked=self.asked, replied=self.replied, late=self.late, failed=self.failed),
         )
+
+    def _note_failure(self, answer: Answer, failure: Failure) -> None:
+        """Note that the client of a task has no update, or one that is refused."""
+        client = answer.clients[0]
+        self.failed.append(client)
+        self._observers.tell(
+            TaskFailed(
+                round=answer.round,
+                client=client,
+                task=answer.tasks[0],
+                reason=failure.reason,
+                has_diverged=failure.has_diverged,
+            )
+        )
+
+    def _note_end(self, answer: Answer, clients: list[int | str], kind: type[TaskAnswered | TaskLate]) -> None:
+        """Note the end of an answer's tasks.
+
+        Args:
+            answer: answer to the tasks.
+            clients: list of the clients whose tasks have ended so.
+            kind: event that observers are told, for each task.
+        """
+        clients += answer.clients
+        if not self._observers.want(kind):  # a large cohort has many events, which may be for nobody
+            return
+        for client, task in zip(answer.clients, answer.tasks, strict=True):
+            self._observers.tell(kind(answer.round, client, task))
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:
         """Add an answer to the sum, or keep it where the rule needs each."""

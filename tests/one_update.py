@@ -9,7 +9,8 @@ trained model that it is the change to, or of a multiple by the client's weight.
 the update, too. So are the bytes that hold it on the wire, in the model's type, and the path of a file of these bytes.
 
 - *files*: files of the product with a function that has the update, alone or in a container: as an argument, ``self``
-  included, as a local variable when it returns or hands the update on to the algorithm, or as its result.
+  included, as a local variable when it returns or hands the update on to the algorithm, or as its result. A
+  container's properties do not count: to read one is to read a field.
 - *containers*: named tuples, frozen dataclasses, and messages of the protocol that hold it, at any depth.
 - *names*: names of the arguments, variables and fields that are the update, or a plain tuple or list with it, without
   the shape suffix, and in the singular. Names in fed/vectors do not count: its algebra is for any vector.
@@ -87,6 +88,8 @@ class Way:
     def _profile(self, frame: FrameType, event: str, result: Any) -> None:
         code = frame.f_code
         if not self._models or event not in ("call", "return") or (file := _file_of(code)) is None:
+            return
+        if self._known and _is_property(frame, code):
             return
         if not self._known:
             is_trained = event == "return" and result is not None and code.co_name == "train"
@@ -167,6 +170,15 @@ def _parts(value: Any) -> Iterator[tuple[str | None, Any]]:
         yield from ((field.name, part) for field, part in value.ListFields())
     elif dataclasses.is_dataclass(value) and _is_frozen(value):
         yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+
+
+def _is_property(frame: FrameType, code: CodeType) -> bool:
+    """True if a frame computes a property of a container."""
+    if code.co_argcount != 1:
+        return False
+    container = frame.f_locals.get(code.co_varnames[0])
+    is_container = next(_parts(container), None) is not None
+    return is_container and isinstance(getattr(type(container), code.co_name, None), property)
 
 
 def _is_frozen(value: Any) -> bool:

@@ -10,13 +10,13 @@ def test_an_update_has_one_name_in_the_simulator() -> None:
     way = in_simulation()
     assert {*way.names} == {"update", "param", "tensor", "row", "mean"}, way.report()
     assert {*way.containers} == {"LocalResult", "TrainedClients", "Result", "Answer", "Update", "Reduced"}
-    assert len(way.files) == 11, way.report()
+    assert len(way.files) == 9, way.report()
 
 
-def test_an_update_enters_16_files_at_a_node(tmp_path: Path) -> None:
+def test_an_update_enters_14_files_at_a_node(tmp_path: Path) -> None:
     """Beside the simulator's names it is the ``data`` of a chunk, and a file's ``path``."""
     way = at_node(tmp_path)
-    assert len(way.files) <= 16, way.report()
+    assert len(way.files) <= 14, way.report()
     assert {*way.names} <= {"update", "param", "tensor", "row", "mean", "data", "path"}, way.report()
     trained = {"LocalResult", "TrainedClients"}
     sent = {"_Held", "Part", "Chunk"}
