@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import pickle
 import random
 from collections import deque
 from collections.abc import Mapping
@@ -31,12 +32,11 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
     tried = copy.deepcopy(module).cpu().train()
     before = {name: part.clone() for name, part in _tensors(tried)}
     attributes = {name: _attributes(part) for name, part in tried.named_modules()}
-    # As text: == of NumPy's state would compare its array elementwise.
-    drawn = (random.getstate(), repr(np.random.get_state()))
+    drawn = _drawn()
     with torch.no_grad(), contextlib.suppress(Exception):  # the first step of the loop will raise it again
         # Two, for BatchNorm refuses one.
         tried(inputs[:2].clone())
-    if drawn != (random.getstate(), repr(np.random.get_state())):
+    if drawn != _drawn():
         return "the state of Python's or NumPy's random generator"
     for name, part in _tensors(tried):
         if name not in before or not torch.equal(part, before[name]):
@@ -47,6 +47,12 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
         if changed:
             return ".".join(filter(None, (name, changed[0])))
     return None
+
+
+def _drawn() -> tuple[object, bytes]:
+    """States of the random generators of Python and NumPy."""
+    # As bytes: == of NumPy's state would compare its array elementwise.
+    return random.getstate(), pickle.dumps(np.random.get_state())
 
 
 def _tensors(module: "nn.Module") -> list[tuple[str, Tensor]]:

@@ -20,7 +20,7 @@ from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
-from fed.clients.training.op_graphs import keeps, move_in_place, record
+from fed.clients.training.op_graphs import record
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
@@ -190,16 +190,17 @@ class BatchedTrainer(TorchTrainer):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # vmap takes some operations one by one
             with torch.enable_grad():  # training runs under no_grad
-                program = record(self._gradients_and_losses, examples)
-            if not keeps(program, len(state)):
+                recording = record(self._gradients_and_losses, examples)
+            if not recording.keeps(len(state)):
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
-            if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in program.graph.nodes):
+            if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in recording.graph.nodes):
                 raise _unfit("embeddings must have neither padding_idx nor scale_grad_by_freq")
             if inputs.shape[1] > self._held_to:  # a batch of one shows nothing
                 self._hold_to_samples(state, inputs, targets)
                 self._held_to = inputs.shape[1]
-        trained = len(self.layout.trained)
-        return move_in_place(program, trained, -self._lr) if self._moves_in_place else program
+        if self._moves_in_place:
+            recording.move_in_place(len(self.layout.trained), -self._lr)
+        return recording.program()
 
     def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> None:
         """Refuse a model that mixes the samples of a batch, and a loss that is not their mean."""

@@ -128,7 +128,7 @@ class BatchedEvaluator:
         if key not in self._programs:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "There is a performance drop")  # vmap runs some one by one
-                self._programs[key] = record(self._forward, [*states, inputs])
+                self._programs[key] = record(self._forward, [*states, inputs]).program()
         outputs_KB: Tensor = self._programs[key].forward(*states, inputs)[0]
         return outputs_KB
 

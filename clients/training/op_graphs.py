@@ -10,11 +10,11 @@ from typing import Any, cast
 
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from fed.vectors.tensors import torch
 
-__all__ = ["keeps", "move_in_place", "record"]
+__all__ = ["Recording", "record"]
 
 _ATEN = torch.ops.aten
 
@@ -33,7 +33,7 @@ _BINDINGS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> fx.GraphModule:
+def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> "Recording":
     """Record a function of tensors as a graph without operations that do nothing.
 
     Args:
@@ -42,9 +42,6 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
         examples: tensors of the shapes, types and strides that it will be given, which share memory as those will; they
             are only read.
 
-    Returns:
-        The graph, whose ``forward`` runs it. Its results may share memory with inputs and constants.
-
     Raises:
         RuntimeError: if the function reads a number of a tensor, or changes a tensor's shape in place.
     """
@@ -52,46 +49,69 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
     inputs = recorder.inputs(examples)
     with recorder:
         results = function(*inputs)
-    return recorder.program(results)
+    return recorder.recording(results)
 
 
-def keeps(program: fx.GraphModule, inputs: int) -> bool:
-    """True if a program of :func:`record` leaves its first inputs, and its constants, as they are."""
-    constants = [node for node in program.graph.nodes if node.op == "get_attr"]
-    return not _memory(*_inputs(program)[:inputs], *constants) & program.meta["written"]
+class Recording:
+    """Recorded operations of a function, of which a program is made once they are as they are to be.
 
-
-def move_in_place(program: fx.GraphModule, tensors: int, step: float) -> fx.GraphModule:
-    """Program that adds ``step`` times its first outputs to its first inputs instead of returning them.
-
-    .. math:: x_i ← x_i + step · g_i
-
-    Where an output is a batched matrix product, product and sum are one operation, and the product is never stored.
+    Attributes:
+        graph: the operations.
 
     Args:
-        program: program of :func:`record`, whose first outputs have the shapes of its first inputs.
-        tensors: number of these inputs, ≥ 1.
-        step: factor of the sums; the program's attribute of that name, which may be set anew.
+        graph: the operations.
+        constants: attribute of the graph → tensor that the function did not make itself.
+        written: addresses of the memory that the operations write into.
     """
-    graph = program.graph
-    written = program.meta["written"]
-    output = graph.output_node()
-    results: list[fx.Node] = list(cast(Any, output.args[0]))
-    moved = _inputs(program)[:tensors]
-    program.step = cast(Any, step)
-    with graph.inserting_before(output):
-        alpha = graph.create_node("get_attr", "step")
-        results = [_clone(graph, result) if _memory(result) & _memory(*moved) else result for result in results]
-        for x, moved_by in zip(moved, results[:tensors], strict=True):
-            factors = _factors_of(graph, moved_by)
-            if not factors or _memory(*factors) & (_memory(*moved) | written) or _dtype(x) != _dtype(moved_by):
-                graph.call_function(torch.Tensor.add_, (x, moved_by), {"alpha": alpha})
-            else:
-                graph.call_function(torch.Tensor.baddbmm_, (x, *factors), {"alpha": alpha})
-    output.args = (tuple(results[tensors:]),)
-    _drop_unused(graph)
-    program.recompile()
-    return program
+
+    def __init__(self, graph: fx.Graph, constants: dict[str, Tensor], written: set[int]) -> None:
+        self.graph = graph
+        self._attributes: dict[str, Any] = {**constants}
+        self._written = written
+
+    def keeps(self, inputs: int) -> bool:
+        """True if the operations leave the first inputs, and the constants, as they are."""
+        constants = [node for node in self.graph.nodes if node.op == "get_attr"]
+        return not _memory(*self._inputs()[:inputs], *constants) & self._written
+
+    def move_in_place(self, tensors: int, step: float) -> None:
+        """Add ``step`` times the first outputs to the first inputs, instead of returning them.
+
+        .. math:: x_i ← x_i + step · g_i
+
+        Where an output is a batched matrix product, product and sum are one operation, and the product is never stored.
+
+        Args:
+            tensors: number of these inputs, ≥ 1, and of the outputs, which have their shapes.
+            step: factor of the sums; the program's attribute of that name, which may be set anew.
+        """
+        graph = self.graph
+        written = self._written
+        output = graph.output_node()
+        results: list[fx.Node] = list(cast(Any, output.args[0]))
+        moved = self._inputs()[:tensors]
+        self._attributes["step"] = step
+        with graph.inserting_before(output):
+            alpha = graph.create_node("get_attr", "step")
+            results = [_clone(graph, result) if _memory(result) & _memory(*moved) else result for result in results]
+            for x, moved_by in zip(moved, results[:tensors], strict=True):
+                factors = _factors_of(graph, moved_by)
+                if not factors or _memory(*factors) & (_memory(*moved) | written) or _dtype(x) != _dtype(moved_by):
+                    graph.call_function(torch.Tensor.add_, (x, moved_by), {"alpha": alpha})
+                else:
+                    graph.call_function(torch.Tensor.baddbmm_, (x, *factors), {"alpha": alpha})
+        output.args = (tuple(results[tensors:]),)
+        _drop_unused(graph)
+
+    def program(self) -> fx.GraphModule:
+        """The program, whose ``forward`` runs the operations: its results may share memory with inputs and constants.
+
+        To write and compile its code takes as long as to record a small function: it is made once.
+        """
+        return fx.GraphModule(self._attributes, self.graph)
+
+    def _inputs(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
@@ -123,17 +143,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
             self._note(self._graph.placeholder(f"input_{number}"), inputs[-1])
         return inputs
 
-    def program(self, results: Sequence[Tensor]) -> fx.GraphModule:
-        """Simplified graph of the recorded operations, with these results."""
+    def recording(self, results: Sequence[Tensor]) -> Recording:
+        """The recorded operations, simplified, with these results."""
         self._graph.output(tuple(self._node_of(result) for result in results))
         _drop_renamings(self._graph, self._written)
         _join_products_and_sums(self._graph, self._written)
         _drop_unused(self._graph)
         for node in self._graph.nodes:
             node.target = _BINDINGS.get(node.target, node.target)
-        program = fx.GraphModule(self._constants, self._graph)
-        program.meta["written"] = self._written
-        return program
+        return Recording(self._graph, self._constants, self._written)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -150,11 +168,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
             raise RuntimeError(f"changing a tensor's shape in place cannot be recorded, got {func}")
         if func is _ATEN.lift_fresh.default:  # a copy, so that the constant stays as it is
             func = _ATEN.lift_fresh_copy.default
-        node = self._graph.call_function(func, *tree_map_only(Tensor, self._node_of, (args, kwargs)))
+        named = {name: self._in_graph(value) for name, value in kwargs.items()}
+        node = self._graph.call_function(func, self._in_graph(args), named)
         self._written |= _memory(*_written_by(node))
         result = func(*args, **kwargs)
         self._note(node, result)
         return result
+
+    def _in_graph(self, value: Any) -> Any:
+        """An operation's argument, with nodes in the place of tensors."""
+        if isinstance(value, Tensor):
+            return self._node_of(value)
+        if isinstance(value, list | tuple):  # PyTorch's tree_map takes a quarter of the time of a recording
+            return type(value)([self._in_graph(part) for part in value])
+        return value
 
     def _node_of(self, tensor: Tensor) -> fx.Node:
         key = _key(tensor)
@@ -191,10 +218,6 @@ def _place(tensor: Tensor) -> int:
 
 def _memory(*nodes: fx.Node) -> set[int]:
     return {node.meta["memory"] for node in nodes} - {0}
-
-
-def _inputs(program: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in program.graph.nodes if node.op == "placeholder"]
 
 
 def _written_by(node: fx.Node) -> list[fx.Node]:

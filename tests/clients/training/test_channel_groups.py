@@ -125,7 +125,7 @@ def test_images_are_copied_at_the_ends_alone() -> None:
                 vmap(lambda own, x: functional_call(module, own, (x,)))(dict(zip(parameters, parts, strict=True)), x),
             )
 
-    program = record(forward, [inputs, *parameters.values()])
+    program = record(forward, [inputs, *parameters.values()]).program()
     copied = [node.meta["form"][0] for node in program.graph.nodes if node.target is torch.clone]
     images = [tuple(shape) for shape in copied if len(shape) == 5]
     assert images == [(5, 8, 8, CLIENTS, 4), (CLIENTS, 5, 16, 2, 2)]

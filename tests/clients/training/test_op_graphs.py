@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.func import vmap
 from torch.nn import functional
 
-from fed.clients.training.op_graphs import keeps, move_in_place, record
+from fed.clients.training.op_graphs import record
 
 Function = Callable[..., Sequence[Tensor]]
 
@@ -38,7 +38,7 @@ def assert_same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 def assert_replays(function: Function, examples: Sequence[Tensor], others: Sequence[Tensor]) -> fx.GraphModule:
     """A program gives what the function gives, and leaves in its inputs what the function leaves there."""
     untouched = copies(examples)
-    program = record(function, examples)
+    program = record(function, examples).program()
     assert_same(examples, untouched)
     for tensors in (examples, others, others):
         ours, theirs = copies(tensors), copies(tensors)
@@ -193,10 +193,10 @@ def test_inputs_may_share_memory() -> None:
     def function(x: Tensor, y: Tensor) -> list[Tensor]:
         return [x * 1 + y, x.add_(1), y * 2]
 
-    program = record(function, numbers((3, 3))[0].unbind()[:2])
+    program = record(function, numbers((3, 3))[0].unbind()[:2]).program()
     (mine, theirs) = (numbers((3, 3), seed=1)[0] for _ in range(2))
     assert_same(program.forward(mine[0], mine[1]), function(theirs[0], theirs[1]))
-    shared = record(function, [(z := numbers((4,))[0])[:3], z[1:]])
+    shared = record(function, [(z := numbers((4,))[0])[:3], z[1:]]).program()
     (mine, theirs) = (numbers((4,), seed=1)[0] for _ in range(2))
     assert_same(shared.forward(mine[:3], mine[1:]), function(theirs[:3], theirs[1:]))
     assert_same([mine], [theirs])
@@ -258,13 +258,20 @@ def gradients_of(function: Function) -> Function:
     return reordered
 
 
+def moving(function: Function, examples: Sequence[Tensor], step: float) -> fx.GraphModule:
+    """A program that moves its first two inputs by the first two results of a function."""
+    recording = record(function, examples)
+    recording.move_in_place(2, step)
+    return recording.program()
+
+
 def assert_moves(
     function: Function, examples: Sequence[Tensor], others: Sequence[Tensor], step: float = -0.25
 ) -> fx.GraphModule:
     """The first two results move the inputs, and the others are what they were before."""
     results = len(function(*copies(examples)))
     padded = function if results >= 2 else (lambda *tensors: [*function(*tensors)] * 2)
-    program = move_in_place(record(padded, examples), 2, step)
+    program = moving(padded, examples, step=step)
     for tensors in (examples, others):
         ours, theirs = copies(tensors), copies(tensors)
         got = [result.clone() for result in program.forward(*ours)]
@@ -325,7 +332,7 @@ def test_a_result_of_another_type_is_added_in_the_inputs() -> None:
 
     x, y = numbers(*CUBES)
     by = function(x, y)
-    program = move_in_place(record(function, [x, y]), 2, 0.5)
+    program = moving(function, [x, y], step=0.5)
     mine = copies([x, y])
     program.forward(*mine)
     assert_same(mine, [x + 0.5 * by[0].double(), y + 0.5 * by[1].double()])
@@ -338,7 +345,7 @@ def test_adjacent_inputs_are_moved_like_separate_ones() -> None:
         return [row[:, :9].view(2, 3, 3), row[:, 9:].view(2, 3, 3)]
 
     ours, theirs = (numbers((2, 18))[0] for _ in range(2))
-    program = move_in_place(record(lambda x, y: [torch.bmm(x, y), torch.bmm(y, x)], of(ours)), 2, 1.0)
+    program = moving(lambda x, y: [torch.bmm(x, y), torch.bmm(y, x)], of(ours), step=1.0)
     program.forward(*of(ours))
     x, y = of(theirs)
     expected = torch.cat([(x + torch.bmm(x, y)).flatten(1), (y + torch.bmm(y, x)).flatten(1)], 1)
@@ -355,7 +362,7 @@ def perceptron(w: Tensor, b: Tensor, x: Tensor, weights: Tensor) -> list[Tensor]
 
 def test_useless_operations_are_dropped_and_products_fused() -> None:
     """Forwards a product with a sum, a ReLU, sums, and weights; backwards the ReLU's; two tensors that move."""
-    program = move_in_place(record(perceptron, numbers((4, 5, 3), (4, 5), (4, 2, 3), (4, 2))), 2, -0.1)
+    program = moving(perceptron, numbers((4, 5, 3), (4, 5), (4, 2, 3), (4, 2)), step=-0.1)
     views = {"transpose", "view", "unsqueeze", "expand"}
     calls = [
         name for node, name in zip(program.graph.nodes, targets(program), strict=True) if node.op == "call_function"
@@ -374,7 +381,7 @@ def test_a_program_holds_none_of_its_example_tensors() -> None:
         seen.append(weakref.ref(middle.untyped_storage()))
         return [middle + 1]
 
-    program = record(function, numbers((50, 50)))
+    program = record(function, numbers((50, 50))).program()
     gc.collect()
     assert not any(isinstance(part, Tensor) for node in program.graph.nodes for part in node.meta.values())
     assert seen[0]() is None
@@ -395,7 +402,7 @@ def test_a_program_holds_none_of_its_example_tensors() -> None:
 )
 def test_what_a_program_writes_into_is_known(function: Function, kept: bool) -> None:
     """Whether its first input, and constants, stay as they are."""
-    assert keeps(record(function, numbers(*CUBES)), 1) is kept
+    assert record(function, numbers(*CUBES)).keeps(1) is kept
 
 
 @pytest.mark.parametrize(
