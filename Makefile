@@ -10,6 +10,9 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
+# Tests and commands start many processes, each of which would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help compare edge secure-edge gossip deployment strangers benchmark time gossip-benchmark compression secure results test test-all lint format docs protocol clean
 
 help:  ## list these goals
