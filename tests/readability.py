@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from tests.trees import tree_of
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("fed", "aggregators", "clients", "server", "simulations", "benchmarks", "examples")
 
@@ -85,7 +87,7 @@ def fragments(path: Path) -> list[Place]:
 def entries(path: Path) -> list[Place]:
     """Entries of Args, Attributes and Returns, and texts under attributes, each as ``name: text``."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, Documented):
             docstring = node.body[0] if ast.get_docstring(node) else None
             line = docstring.lineno if docstring else 1
@@ -98,7 +100,7 @@ def entries(path: Path) -> list[Place]:
 def tuples_of_unlike_things(path: Path) -> list[Place]:
     """Assignments ``a, b = x, y``, but for those that must happen at once, such as a swap."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
                 if not _reads_what_it_assigns(names, values):
@@ -109,7 +111,7 @@ def tuples_of_unlike_things(path: Path) -> list[Place]:
 def starred_tuples(path: Path) -> list[Place]:
     """Arguments ``*place`` of a call where the function itself has put unlike things into that tuple."""
     found: dict[Place, None] = {}  # a function within another is walked twice
-    for function in ast.walk(ast.parse(path.read_text())):
+    for function in ast.walk(tree_of(path)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             made_here = _tuples_made_in(function)
             calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
@@ -124,7 +126,7 @@ def lines_of_code(path: Path) -> int:
     """Number of lines with code: no blank ones, no comments, no docstrings."""
     text = path.read_text()
     told: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             told |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}

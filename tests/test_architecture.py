@@ -15,6 +15,7 @@ import pytest
 
 from fed.config import registry
 from fed.config.components import Family
+from tests.trees import tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
@@ -81,7 +82,7 @@ def arrows(root: Path) -> list[Arrow]:
         module = path.relative_to(root).as_posix()
         if COMMAND_LINE.fullmatch(module) or module == "fed/__init__.py":
             continue  # front doors
-        for when, target in _timed_imports(ast.parse(path.read_text()).body, When.START):
+        for when, target in _timed_imports(tree_of(path).body, When.START):
             imported = places.get(target) or places.get(target.rpartition(".")[0])
             if imported is not None and imported.parent != path.parent:
                 folder = path.parent.relative_to(root).as_posix()
@@ -147,7 +148,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 def _imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
     """What a module imports, and the line; ``fed.name`` after a plain ``import fed`` counts, at any depth."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     package = [*([] if path.is_relative_to(root / "fed") else ["fed"]), *path.relative_to(root).parent.parts]
     if path == root / "fed" / "__init__.py":
         tree.body = [
@@ -259,8 +260,8 @@ def test_flower_is_reached_through_its_public_modules_alone() -> None:
     modules = set()
     for path in (path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")):
         assert not [target for _, target in _imports(path, ROOT) if target.partition(".")[0] == "flwr"], path
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "flower":
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "flower":
                 modules.add(ast.literal_eval(node.args[0]))
     assert modules == {"app", "clientapp", "serverapp"}
 

@@ -16,6 +16,7 @@ import pytest
 import fed.vectors.layout
 from fed.config.docstrings import arguments
 from tests.readability import counts, fragments, leans, sources, starred_tuples, tuples_of_unlike_things
+from tests.trees import tree_of
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("fed", "aggregators", "clients", "server", "simulations")
@@ -61,7 +62,7 @@ def test_a_docstring_begins_with_a_noun_or_a_verb() -> None:
     folders = (*ROOMS, "benchmarks", "examples")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if ".venv" not in path.parts]
     for path in (path for path in paths if "_pb2" not in path.name):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             text = (ast.get_docstring(node) or "") if isinstance(node, DOCUMENTED) else ""
             if OBSCURE.match(text):
                 found.append(f"{path.relative_to(ROOT)}: {text.partition(chr(10))[0]}")
@@ -101,7 +102,7 @@ def test_the_legend_gives_no_letter_twice() -> None:
 def test_two_things_never_share_a_name() -> None:
     homes = defaultdict(set)
     for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name):
-        for node in ast.walk(tree := ast.parse(path.read_text())):
+        for node in ast.walk(tree := tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].add(path)
         for node in tree.body:

@@ -3,9 +3,10 @@
 import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 __all__ = ["arguments", "attributes", "body", "summary"]
@@ -78,20 +79,41 @@ def attributes(kind: type) -> dict[str, str]:
     return described
 
 
-@cache  # to find and parse a base's source takes long, and most classes share theirs
 def _own_attributes(kind: type) -> dict[str, str]:
+    module = inspect.getmodule(kind)
+    return {} if module is None else _attributes_in(module).get(kind.__qualname__, {})
+
+
+@cache  # inspect finds a class by parsing its module anew each time
+def _attributes_in(module: ModuleType) -> dict[str, dict[str, str]]:
+    """Texts below the attributes of a module's classes, by their qualified names."""
     try:
         # Python keeps no text below an attribute: it is read from the source, where there is one.
-        (tree,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body
+        tree = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError):  # made at run time
         return {}
-    assert isinstance(tree, ast.ClassDef)
-    described: dict[str, str] = {}
+    return {name: _texts_of(node) for name, node in reversed([*_classes(tree.body)])}  # the first of a name counts
+
+
+def _classes(body: Iterable[ast.AST], within: str = "") -> Iterator[tuple[str, ast.ClassDef]]:
+    """Classes of a block of statements, with their qualified names."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield f"{within}{node.name}", node
+            yield from _classes(node.body, f"{within}{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _classes(node.body, f"{within}{node.name}.<locals>.")
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _classes(ast.iter_child_nodes(node), within)
+
+
+def _texts_of(tree: ast.ClassDef) -> dict[str, str]:
+    texts: dict[str, str] = {}
     for part, following in pairwise(tree.body):
         match part, following:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                described[name] = inspect.cleandoc(text)
-    return described
+                texts[name] = inspect.cleandoc(text)
+    return texts
 
 
 def _entries(docstring: str) -> dict[str, str]:
