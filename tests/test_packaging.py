@@ -97,12 +97,14 @@ def check(environment: Path, folder: Path) -> None:
 
 
 @builds
+@pytest.mark.long
 def test_the_wheel_holds_the_package_alone_and_whole(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == {installed_as(path) for path in house()}
 
 
 @builds
+@pytest.mark.long
 def test_a_wheel_built_from_the_source_distribution_is_the_same(source: Path, wheel: Path) -> None:
     code = "from setuptools import build_meta; build_meta.build_sdist('sdist')"
     run(sys.executable, "-c", code, cwd=source)
@@ -112,6 +114,7 @@ def test_a_wheel_built_from_the_source_distribution_is_the_same(source: Path, wh
 
 
 @builds
+@pytest.mark.long
 def test_the_wheel_works_beside_a_users_own_modules(wheel: Path, tmp_path: Path, beside_their_own: Path) -> None:
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)

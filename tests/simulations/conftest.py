@@ -54,7 +54,7 @@ def mean_output(output: Tensor, target: Tensor) -> Tensor:
     return output.mean() + 0 * target.sum()
 
 
-@pytest.fixture(params=[0, 1])
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.long)])
 def quadratics(request: pytest.FixtureRequest) -> Quadratics:
     """Unequal curvature, centres and sample counts; eigenvalues in [0.5, 4]."""
     generator = np.random.default_rng(request.param)

@@ -26,7 +26,7 @@ def bits(run: fed.Run) -> bytes:
     return b"".join(part.numpy().tobytes() for part in run.model.state_dict().values())
 
 
-@pytest.mark.parametrize("fan_out", [1, 5, 24, 100])
+@pytest.mark.parametrize("fan_out", [1, 5, *(pytest.param(most, marks=pytest.mark.long) for most in (24, 100))])
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedadam", "ditto"])
 def test_edges_change_no_bit_where_clients_train_one_by_one(algorithm: str, fan_out: int) -> None:
     keys: dict[str, Any] = {"algorithm": algorithm, "simulation": {"batching": "off"}}

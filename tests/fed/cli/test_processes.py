@@ -87,7 +87,8 @@ def members(session: int) -> list[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks at processes as Linux shows them")
-@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.long
 def test_ended_run_with_workers_leaves_no_process_or_file(start: Start, folder: Path, sent: signal.Signals) -> None:
     settings = (ENDLESS, "simulation.workers=2", "simulation.group=1")
     arguments = (part for setting in settings for part in ("--set", setting))

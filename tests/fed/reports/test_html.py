@@ -553,6 +553,7 @@ def test_finding_counts_to_the_target_only_those_that_always_arrive() -> None:
     assert said(runs, target=0.95).endswith("None reaches 0.95 with every seed.")
 
 
+@pytest.mark.long
 def test_no_plotting_library_is_loaded_before_a_picture_is_drawn() -> None:
     code = (
         "import sys, fed.simulations.compare\n"

@@ -327,6 +327,7 @@ def run(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_killed_at_any_point_writers_leave_whole_checkpoints(tmp_path: Path) -> None:
     run("killed", str(tmp_path / "checkpoints"), "60")
 
@@ -338,6 +339,7 @@ def test_writers_ended_before_any_system_call_leave_whole_checkpoints(tmp_path: 
 # Memory, and going
 
 
+@pytest.mark.long
 def test_no_more_than_a_tensor_is_copied_at_a_time(tmp_path: Path) -> None:
     peak = """
 import resource, sys, torch

@@ -76,7 +76,8 @@ def test_killed_peers_resume_with_the_same_bits(others: dict[str, Any], tmp_path
         assert_simulated(peers)
 
 
-@pytest.mark.parametrize("is_frozen", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("is_frozen", [True, False])
 def test_others_go_on_without_half_of_the_peers(is_frozen: bool, tmp_path: Path) -> None:
     with processes(tmp_path, keys(30, 2.0, 6), 6) as peers:
         peers.start(*range(6))
@@ -109,6 +110,7 @@ def test_a_peer_alone_waits_for_another(tmp_path: Path) -> None:
         assert [line["alone"] for line in peers.lines(0)[reached + 2 :]] == [0] * (28 - reached)
 
 
+@pytest.mark.long
 def test_a_peer_goes_on_alone_where_it_may(tmp_path: Path) -> None:
     given = keys(30, 2.0, 2)
     with processes(tmp_path, {**given, "rounds": {**given["rounds"], "alone": "go_on"}}, 2) as peers:
@@ -140,6 +142,7 @@ def test_a_late_peer_ends_where_all_others_have(tmp_path: Path) -> None:
         assert peers.lines(1)[-1]["replied"] == 0
 
 
+@pytest.mark.long
 def test_copies_of_neighbours_are_renewed_after_missed_messages(tmp_path: Path) -> None:
     """A frozen peer has missed differences; whole vectors then take their place, and no peer is left out any more."""
     algorithm = {"kind": "choco", "consensus_step": 0.3}
@@ -169,6 +172,7 @@ def test_peers_go_on_where_their_topology_cannot_be_made(tmp_path: Path) -> None
             assert "3 peers mix over a ring until others come or go" in peers.log(peer)
 
 
+@pytest.mark.long
 def test_a_peer_joins_with_a_copy_and_mixes(tmp_path: Path) -> None:
     with processes(tmp_path, keys(60, 20.0, 5, local={**LOCAL, "steps": 40}), 5, min_peers=4) as peers:
         peers.start(*range(4))

@@ -79,7 +79,9 @@ def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tu
     return done, path.read_bytes()
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fednova", "scaffold"])
+@pytest.mark.parametrize(
+    "algorithm", ["scaffold", *(pytest.param(name, marks=pytest.mark.long) for name in ("fedavg", "fednova"))]
+)
 def test_an_answer_by_the_deadline_is_that_of_fewer_steps(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

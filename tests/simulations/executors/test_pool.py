@@ -490,6 +490,7 @@ def test_workers_that_are_killed_before_they_begin_are_replaced_twice(tmp_path: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+@pytest.mark.long
 def test_workers_whose_loader_is_killed_before_they_begin_are_replaced(tmp_path: Path) -> None:
     making = work.KilledInTheMaking(tmp_path / "twice", 2, kills=work.kills_what_forked_it)
     with Workers(making, work.devices(1), 0) as workers:

@@ -237,7 +237,7 @@ def test_old_tables_bring_no_dead_member_back(seed: int) -> None:
         assert network.is_one_group()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_two_hundred_joins_and_leaves_end_in_one_view(seed: int) -> None:
     network = group(seed, loss=0.1)
     for number in range(8, 208):
@@ -428,6 +428,7 @@ def test_no_number_is_too_large_to_be_refuted(seed: int) -> None:
     assert all("3" not in network.view(name) and "3" not in gone(network, name) for name in EIGHT if name != "3")
 
 
+@pytest.mark.long
 def test_a_member_beyond_hearsay_tells_all_within_some_beats() -> None:
     names = [str(number) for number in range(100)]
     network = group(1, names)

@@ -54,7 +54,8 @@ def test_replicas_end_with_the_coordinators_bits(rule: str, tmp_path: Path) -> N
         assert_coordinated(peers)
 
 
-@pytest.mark.parametrize("away_s", [0, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("away_s", [0, 10])
 def test_killed_replicas_resume_with_the_same_bits(away_s: float, tmp_path: Path) -> None:
     with processes(tmp_path, keys(12, 60.0, 4, "scaffold", local={**LOCAL, "steps": 40}), 4) as peers:
         peers.start(*range(4))
@@ -107,7 +108,8 @@ def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
         peers.assert_equal_models()
 
 
-@pytest.mark.parametrize("is_frozen", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("is_frozen", [True, False])
 def test_replicas_that_come_late_get_the_end(is_frozen: bool, tmp_path: Path) -> None:
     """Replicas that have ended stay for a member that was away, and leave once it has ended."""
     with processes(tmp_path, keys(10, 2.0, 4), 4, serves_end_s=PATIENCE_S) as peers:
