@@ -5,6 +5,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fed.aggregators.base import Aggregator, Phase
@@ -34,10 +35,11 @@ from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.secure_aggregation.settings import settings_of
-from fed.storage.model_files import ModelInputs
+from fed.storage.model_files import ModelInputs, read_fixed_part
+from fed.vectors.fixed_part import fixed_state, packed
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams, seeded_torch
-from fed.vectors.tensors import nn, torch
+from fed.vectors.tensors import Tensor, nn, torch
 from fed.wire.format import Format
 
 if TYPE_CHECKING:
@@ -122,6 +124,10 @@ class Preparation:
             streams=self.streams,
             held_out=None if self.held_out is None else self.held_out.__getitem__,
         )
+
+    def fixed_part(self) -> list[Tensor]:
+        """The model's fixed part as it travels, a row for each type; empty where all of the model is trained."""
+        return packed(fixed_state(self.module))
 
     def message_format(self, population: int, clients: int = 1, most: int | None = None) -> Format:
         """The format of the run's messages, where clients report to a coordinator.
@@ -232,6 +238,8 @@ class Preparation:
             else:
                 made = model()
             module = own_copy(made)
+            if experiment.fixed is not None:
+                read_fixed_part(Path(experiment.fixed.path).expanduser(), module)
             tried = copy.deepcopy(module)  # forward passes may leave tensors in it that cannot be copied
             classes = check_model(tried, self.data, self.loss, self.metrics)
         if self.loss is cross_entropy:

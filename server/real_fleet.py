@@ -21,6 +21,7 @@ from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Failure, Task, one_line
+from fed.wire.payloads import described
 from fed.wire.rate_limits import Allowance, Refusals
 
 __all__ = ["RealFleet"]
@@ -78,6 +79,7 @@ class RealFleet(ABC):
         message: Format,
         streams: Streams,
         *,
+        fixed_part: Sequence[Tensor] = (),
         keeps_states: bool = False,
         keeps_checkpoints: bool = True,
     ) -> None:
@@ -87,6 +89,7 @@ class RealFleet(ABC):
             plan: plan of the run for nodes; the format is added to it.
             message: the format of clients' messages.
             streams: random streams of the run, for codecs.
+            fixed_part: fixed part of the model, for nodes that have another.
             keeps_states: True if clients keep a state from task to task.
             keeps_checkpoints: True if the run has checkpoints, so that it may go on from an earlier state.
         """
@@ -96,7 +99,9 @@ class RealFleet(ABC):
         self._keeps_states = keeps_states
         self._adds_up = message.error_feedback.adds_up
         plan.format.CopyFrom(message.header())
-        self._make_known(plan, message)
+        if fixed_part:
+            plan.fixed_part.CopyFrom(described(fixed_part))
+        self._make_known(plan, message, fixed_part)
 
     def await_nodes(self, count: int) -> None:
         """Wait until this many nodes are connected."""
@@ -382,8 +387,8 @@ class RealFleet(ABC):
         """Ask clients for the scores of this examination, and enter those that are asked as unscored."""
 
     @abstractmethod
-    def _make_known(self, plan: pb.Plan, message: Format) -> None:
-        """Tell nodes the plan, and hold their answers to the format."""
+    def _make_known(self, plan: pb.Plan, message: Format, fixed_part: Sequence[Tensor]) -> None:
+        """Tell nodes the plan, hold their answers to the format, and have the model's fixed part ready for them."""
 
     @abstractmethod
     def _attending(self) -> Collection[int | str]:

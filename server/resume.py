@@ -13,11 +13,12 @@ from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
 from fed.vectors.layout import Layout
+from fed.wire.payloads import described
 
 __all__ = ["Parts", "check_given_parts", "newest_checkpoint", "run_fingerprint"]
 
 # Keys that change no bit of the results.
-_MAY_DIFFER = {"name", "checkpoints", "simulation.workers", "simulation.executor"}
+_MAY_DIFFER = {"name", "checkpoints", "fixed", "simulation.workers", "simulation.executor"}
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +71,9 @@ class Parts:
             "loss": code_sha256(recipe.loss, modules),
             "metrics": code_sha256(recipe.metrics, modules),
         }
-        return code if self.data is None else {"data": self.data, **code}
+        data = {} if self.data is None else {"data": self.data}
+        fixed = self.prepared.fixed_part()
+        return {**data, **code, **({"fixed part": described(fixed).sha256} if fixed else {})}
 
 
 def newest_checkpoint(

@@ -31,6 +31,7 @@ from fed.clients.training.worker import on_device
 from fed.config.experiment import Execution, Local
 from fed.errors import InvalidExperiment, first_line
 from fed.simulations.side_effects import changed_by_forward
+from fed.vectors.fixed_part import in_training
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
@@ -167,7 +168,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
     def of_a_step(cls, recipe: Recipe, samples: Pair) -> "_Counter":
         """Count the operations of a client's step."""
         inputs, targets = (part[: recipe.local.batch_size].clone() for part in samples)
-        tried = copy.deepcopy(recipe.module).train()
+        tried = in_training(copy.deepcopy(recipe.module))
         counter = cls()
         # Recurrent layers go step by step as in a group: PyTorch's single operation for an LSTM would not be counted.
         # An error is suppressed because the first step of the loop will raise it again.

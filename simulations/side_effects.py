@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fed.vectors.fixed_part import in_training
 from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["changed_by_forward"]
@@ -29,7 +30,7 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
         'running_var'
     """
     # In training mode, where BatchNorm and the like change their buffers.
-    tried = copy.deepcopy(module).cpu().train()
+    tried = in_training(copy.deepcopy(module).cpu())
     before = {name: part.clone() for name, part in _tensors(tried)}
     attributes = {name: _attributes(part) for name, part in tried.named_modules()}
     drawn = _drawn()

@@ -13,11 +13,13 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from fed.clients.data import ClientId
+from fed.clients.node.fixed_part import FixedPartMissing
 from fed.clients.node.plans import as_experiment
 from fed.clients.node.said import disclosed
 from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST, Hidden
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
+from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_CLASSES, name_of
@@ -27,7 +29,7 @@ from fed.secure_aggregation.reasons import ClientRefusal, Reason, reason_of
 from fed.vectors.tensors import torch
 from fed.wire.dialling import Dialler, Outbox
 from fed.wire.messages import one_line
-from fed.wire.payloads import written
+from fed.wire.payloads import spec_of, written
 from fed.wire.transfers import Transfers
 
 __all__ = ["EdgeNode"]
@@ -241,7 +243,10 @@ class EdgeNode(Dialler):
                 "the server's plan is for other samples than this node's: is it the right server?", Reason.CANNOT_FOLLOW
             )
         experiment = as_experiment(plan.experiment, self.allowed)
-        self.training.prepare(experiment, plan)
+        try:
+            self.training.prepare(experiment, plan)
+        except FixedPartMissing:
+            self._prepare_with_fixed_part(experiment, plan)
         if self.secure is not None:
             self.secure.prepare(experiment, plan, self.training.fixed, keeps_states=self.training.keeps_states)
         elif experiment.secure_aggregation is not None:
@@ -250,6 +255,18 @@ class EdgeNode(Dialler):
             self._plans_to_prepare -= 1
             if not self._plans_to_prepare:  # else sessions of the next plan would be joined under the terms of this one
                 self._is_prepared.set()
+
+    def _prepare_with_fixed_part(self, experiment: Experiment, plan: pb.Plan) -> None:
+        """Download the model's fixed part, and prepare with it."""
+        _log.info(
+            "the model's fixed part is another than the server's, of which %d bytes are downloaded",
+            plan.fixed_part.size_bytes,
+        )
+        path = self.folder / f"{self._mark}-fixed-part"
+        # The training process has compared them with those of its own model.
+        spec = [spec_of(part) for part in plan.fixed_part.tensors]
+        if self._transfers.download(plan.fixed_part, path, spec, lambda: self._plan is plan):
+            self.training.prepare(experiment, plan, path)
 
     def _accept(self, assignment: pb.Assignment) -> None:
         """Hold a task. One that is told again is kept if its content and its attempt are the same, else replaced."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fed.clients.data import FederatedData, load
+from fed.clients.node.fixed_part import FixedPartMissing
 from fed.clients.node.own_data import described, samples_of
 from fed.clients.node.training import STATE_LOST, NodeTraining
 from fed.config.compatibility import check_deployment
@@ -27,7 +28,7 @@ from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import name_of
 from fed.vectors.tensors import torch
-from fed.wire.flower_records import array_of, flower, packed, unpacked
+from fed.wire.flower_records import array_of, fixed_part_in, flower, packed, unpacked
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import hold_to_payload
 
@@ -58,7 +59,11 @@ def _answering(path: Path, work: Callable[["FlowerNode", pb.Request, bytes], tup
         try:
             check_deployment(experiment := Experiment.load(path))
             node = FlowerNode(experiment, context.node_config)
-            response, data = work(node, *unpacked(message.content, pb.Request))
+            with node.given(fixed_part_in(message.content)):
+                response, data = work(node, *unpacked(message.content, pb.Request))
+        except FixedPartMissing as error:
+            response = pb.Response(failed=pb.Failed(reason=str(error), lacks_fixed_part=True))
+            data = None
         except FedError as error:
             response = pb.Response(failed=pb.Failed(reason=str(error)))
             data = None
@@ -80,10 +85,25 @@ class FlowerNode:
     """
 
     def __init__(self, experiment: Experiment, config: Mapping[str, Any]) -> None:
-        self._experiment = experiment
+        self._sent: Path | None = None  # file of the model's fixed part that has come with the message
         self._config = config
+        # The app's experiment names a file of the server's machine.
+        self._experiment = experiment.model_copy(update={"fixed": None})
         self._data = self._own()
         (self.client,) = self._data.clients
+
+    @contextmanager
+    def given(self, fixed_part: bytes | None) -> Iterator[None]:
+        """Work with a fixed part of the model that has come with the message.
+
+        Args:
+            fixed_part: bytes of the fixed part; None: the message has brought none.
+        """
+        with tempfile.TemporaryDirectory() as spool:
+            if fixed_part is not None:
+                self._sent = Path(spool) / "fixed-part"
+                self._sent.write_bytes(fixed_part)
+            yield
 
     def describe(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:
         """Describe the node: its name, and the shape and number of its samples."""
@@ -118,7 +138,7 @@ class FlowerNode:
             return pb.Response(scores=training.score(examination, path)), None
 
     def _training(self, plan: pb.Plan, folder: Path) -> NodeTraining:
-        return NodeTraining(self._data, self._experiment, plan, folder, SYSTEM_CLOCK)
+        return NodeTraining(self._data, self._experiment, plan, folder, SYSTEM_CLOCK, self._sent)
 
     def _folder_of(self, plan: pb.Plan) -> Path:
         """Folder of the client's states in a run."""
@@ -132,6 +152,7 @@ class FlowerNode:
         """The node's data, under its id."""
         if "data" in self._config:
             description = NodeData.load(str(self._config["data"]))
+            self._experiment = self._experiment.model_copy(update={"fixed": description.fixed})
             client = self._config.get("client", description.client)
             if not isinstance(client, int | str):
                 raise InvalidInput(

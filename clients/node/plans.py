@@ -23,6 +23,8 @@ def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
     keys = experiment.dump()
     if not isinstance(experiment.evaluation.make(), ByClients):
         keys["metrics"] = []  # they score nothing, and need not know the code of any
+    if keys["model"]["train"] is None:
+        del keys["model"]["train"]  # nodes of an older version do not know it
     stages = {} if keys["stages"] is None else {"stages": keys["stages"]}  # nodes of an older version know none
     return {**{key: keys[key] for key in _OF_NODES}, **stages, "data": None}
 

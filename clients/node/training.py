@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fed.clients.data import FederatedData
+from fed.clients.node.fixed_part import FIXED_PART, hold_to_plan
 from fed.clients.node.kept_states import KeptStates
 from fed.clients.node.pace import Pace
 from fed.clients.node.reference import KeptReference
@@ -69,13 +70,24 @@ class NodeTraining:
         plan: the server's plan.
         folder: the folder of all that the client keeps between tasks.
         clock: time, by which tasks have deadlines.
+        fixed_part: file of the model's fixed part that the server has sent, which is moved to the folder; None: it has
+            sent none.
 
     Raises:
+        FixedPartMissing: if the server must send the model's fixed part.
         InvalidInput: if data, model and algorithm do not fit each other.
         InvalidPayload: if the server's model is another.
     """
 
-    def __init__(self, data: FederatedData, experiment: Experiment, plan: pb.Plan, folder: Path, clock: Clock) -> None:
+    def __init__(
+        self,
+        data: FederatedData,
+        experiment: Experiment,
+        plan: pb.Plan,
+        folder: Path,
+        clock: Clock,
+        fixed_part: Path | None = None,
+    ) -> None:
         self._clock = clock
         (self._client,) = data.clients
         self._plan = plan
@@ -85,6 +97,8 @@ class NodeTraining:
             # A folder that is there already keeps its mode, whatever mkdir is told.
             folder.chmod(0o700)
         self._prepared = Preparation(experiment, replace(data, classes=plan.signature.classes or None))
+        if plan.HasField("format"):
+            hold_to_plan(self._prepared.module, plan, folder, fixed_part)
         own = self._prepared.message_format(1)
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
@@ -94,7 +108,7 @@ class NodeTraining:
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._pace = Pace(self._recipe, self._prepared.data.size_of(self._client), clock)
         self._states = KeptStates(
-            folder, self._client, partial(self._prepared.client_states, self._message), beside=[_REFERENCE]
+            folder, self._client, partial(self._prepared.client_states, self._message), beside=[_REFERENCE, FIXED_PART]
         )
 
     @property

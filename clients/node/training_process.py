@@ -60,8 +60,17 @@ class TrainingProcess:
         joining: pb.Joining = self._ask("describe")
         return joining
 
-    def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
-        """Get ready for an experiment; a second call for the same one does nothing."""
+    def prepare(self, experiment: Experiment, plan: pb.Plan, fixed_part: Path | None = None) -> None:
+        """Get ready for an experiment; a second call for the same one does nothing.
+
+        Args:
+            experiment: experiment of the plan.
+            plan: the server's plan.
+            fixed_part: file of the model's fixed part that the server has sent; None: it has sent none.
+
+        Raises:
+            FixedPartMissing: if the server must send it.
+        """
         own_plan = pb.Plan()
         # A copy: the plan goes on to others, who read the fields that are cleared here.
         own_plan.CopyFrom(plan)
@@ -69,7 +78,7 @@ class TrainingProcess:
             own_plan.ClearField(name)
         if self._prepared != (experiment, own_plan):
             self._prepared = None  # if this fails, nothing is prepared
-            self.spec, self.fixed, self.keeps_states = self._ask("prepare", experiment, own_plan)
+            self.spec, self.fixed, self.keeps_states = self._ask("prepare", experiment, own_plan, fixed_part)
             self._prepared = (experiment, own_plan)
 
     def train(
@@ -117,7 +126,7 @@ class TrainingProcess:
                 raise TrainingProcessDied(reason) from error
             # A process that was started again knows nothing: it is prepared as the one that died.
             if what in ("train", "score", "forget") and self._prepared is not None:
-                self._exchange("prepare", self._prepared)
+                self._exchange("prepare", (*self._prepared, None))
         return self._exchange(what, arguments)
 
     def _exchange(self, what: str, arguments: tuple[Any, ...]) -> Any:
@@ -153,8 +162,9 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             if what == "describe":
                 answer: Any = described(own())
             elif what == "prepare":
-                experiment, plan = arguments
-                training = NodeTraining(own(), experiment, plan, folder, SYSTEM_CLOCK)
+                experiment, plan, fixed_part = arguments
+                experiment = experiment.model_copy(update={"fixed": description.fixed})
+                training = NodeTraining(own(), experiment, plan, folder, SYSTEM_CLOCK, fixed_part)
                 answer = training.spec(), training.fixed, training.keeps_states
             else:
                 answer = getattr(training, what)(*arguments)

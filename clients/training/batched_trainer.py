@@ -24,6 +24,7 @@ from fed.clients.training.op_graphs import record
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
+from fed.vectors.fixed_part import in_training
 from fed.vectors.tensors import torch
 
 __all__ = ["BatchedTrainer"]
@@ -61,7 +62,7 @@ class BatchedTrainer(TorchTrainer):
         rule = self.phase.rule
         local = self.local
         assert rule is None or not rule.contrasts
-        self.module.train()
+        in_training(self.module)
         self._lr = local.lr
         self._names = [part.name for part in self.layout.parts]
         self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}

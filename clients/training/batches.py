@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.config.experiment import Local
+from fed.vectors.fixed_part import fixed_layers
 from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
@@ -76,14 +77,15 @@ class Batches:
 
 
 def normalises_batches(module: "nn.Module") -> bool:
-    """True if a model has batch normalisation, for which a single sample has no variance.
+    """True if a model has batch normalisation in training, for which a single sample has no variance.
 
     Example:
         >>> normalises_batches(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
         True
     """
     # The base of all kinds, SyncBatchNorm among them.
-    return any(isinstance(part, _BatchNorm) for part in module.modules())
+    layers = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    return bool(layers) and not {*layers} <= {*fixed_layers(module)}
 
 
 def _cut(samples: int, size: int, never_single: bool) -> list[int]:

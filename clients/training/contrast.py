@@ -9,6 +9,7 @@ from torch.func import functional_call
 
 from fed.aggregators.base import LocalRule
 from fed.errors import InvalidModel
+from fed.vectors.fixed_part import in_training
 from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Contrast"]
@@ -52,7 +53,7 @@ class Contrast:
         with torch.no_grad():
             for parameters in self._others:
                 functional_call(self._module, parameters, (inputs_B.clone(),))  # a model may change its inputs in place
-        self._module.train()
+        in_training(self._module)
         server_BF, previous_BF = (seen.flatten(1) for seen in self._seen)
         self._seen = []
         return self._rule.penalty(features_BF, server_BF, previous_BF)

@@ -18,6 +18,7 @@ from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalResult, TorchTrainer
 from fed.clients.training.optimizers import optimizer_for
+from fed.vectors.fixed_part import Untouched, evaluating_layers
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
 
@@ -48,6 +49,8 @@ class Trainer(TorchTrainer):
         super().__post_init__()
         rule = self.phase.rule
         self._flat = FlatParameters(self.module, self.layout)
+        self._evaluating = evaluating_layers(self.module)
+        self._untouched = Untouched(self.module)
         self._moves = self.phase.moves(self._flat.shared)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
@@ -129,9 +132,15 @@ class Trainer(TorchTrainer):
         self.load(vector_V, integers_I)
         return self._train(samples, order, seed, context)
 
+    def _begin(self) -> None:
+        """Set the module's training mode, as :func:`fed.vectors.fixed_part.in_training` does."""
+        self.module.train()
+        for layer in self._evaluating:
+            layer.eval()
+
     def _train(self, samples: Pair, order: np.random.Generator, seed: int, context: LocalContext) -> LocalResult:
         """Train from the state that is loaded."""
-        self.module.train()
+        self._begin()
         x_Q = self._flat.x_Q
         shared = self._flat.shared
         if self.phase.rule is not None:
@@ -155,6 +164,7 @@ class Trainer(TorchTrainer):
                     gradient_Q = context.corrected(self.phase.rule, gradient_Q, x_Q, shared)
                 # Slices are views, so that the step moves x_Q.
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
+        self._untouched.check()
         params_V, integers_I = self.layout.pack(self.module)
         return LocalResult(params_V.cpu(), integers_I.cpu(), losses.mean())
 
@@ -170,7 +180,8 @@ class Trainer(TorchTrainer):
             seed: seed of the module's own draws.
             gradient: True if the gradient is wanted; otherwise zeros stand in its place.
         """
-        self.load(vector_V, integers_I).train()
+        self.load(vector_V, integers_I)
+        self._begin()
         gradient_Q = torch.zeros_like(self._flat.x_Q)
         losses = _MeanLoss()
         chunks = max(len(samples[1]) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it

@@ -216,8 +216,11 @@ class Experiment(Document):
     """Seed of the data, in place of seed: draws of a source, its partition, samples that are held out; null: seed."""
     data: Annotated[DataSection, registry.DATA] | None = Field(default_factory=registry.DATA.make)
     """Samples to learn from, and their partition among clients; null where data are given in Python."""
-    model: Annotated[Component, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
+    model: Annotated[registry.ModelSection, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
     """Model that is trained; null where a model is given in Python."""
+    fixed: registry.FixedSection | None = None
+    """File of the parameters that are not trained; null: they are as the model makes them. Nodes name their own files,
+    or are sent the server's once."""
     loss: Annotated[Component, registry.LOSSES] | None = Field(default_factory=registry.LOSSES.make)
     """Function of (output, target) that training makes small; null where one is given in Python."""
     metrics: Annotated[tuple[Annotated[MetricSection, registry.METRICS], ...], Field(strict=False)] | None = Field(

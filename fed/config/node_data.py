@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt
 
 from fed.config.document import Document
-from fed.config.registry import DATA, DataSection
+from fed.config.registry import DATA, DataSection, FixedSection
 
 __all__ = ["NodeData"]
 
@@ -25,3 +25,6 @@ class NodeData(Document):
     seed: NonNegativeInt = 0
     """Seed by which the source is dealt to its clients; the experiment's data_seed gives a node the samples that its
     client has in a simulation."""
+    fixed: FixedSection | None = None
+    """File of this node with the parameters that are not trained; null: the server sends them once, where its own are
+    others than the model makes."""

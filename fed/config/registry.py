@@ -34,8 +34,10 @@ __all__ = [
     "TOPOLOGIES",
     "AdversariesSection",
     "DataSection",
+    "FixedSection",
     "FoldSection",
     "MetricSection",
+    "ModelSection",
     "PartitionSection",
     "TopologySection",
 ]
@@ -154,13 +156,30 @@ DATA = Family(
     default="digits",
 )
 
+
+class ModelSection(Component):
+    """Model that is trained, or parts of it."""
+
+    train: Annotated[list[str], Field(min_length=1)] | None = None
+    """Shell patterns of the names of the parameters to train, such as ``head.*``: others are fixed, and never travel;
+    null for those that the model itself wants a gradient of."""
+
+
 MODELS = Family(
     "model",
-    Component,
+    ModelSection,
     _in("clients.models", "logistic", "mlp", "cnn", "char_gru", "char_transformer"),
     given=("input_shape", "classes"),
     default="mlp",
 )
+
+
+class FixedSection(Section):
+    """The parameters of a model that are not trained."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """Path of a safetensors file of this machine with these parameters by name, and maybe with others."""
+
 
 LOSSES = Family(
     "loss",

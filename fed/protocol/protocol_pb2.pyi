@@ -71,20 +71,22 @@ class Joining(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("run", "experiment", "signature", "heartbeat_s", "format", "identities")
+    __slots__ = ("run", "experiment", "signature", "heartbeat_s", "format", "identities", "fixed_part")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     IDENTITIES_FIELD_NUMBER: _ClassVar[int]
+    FIXED_PART_FIELD_NUMBER: _ClassVar[int]
     run: str
     experiment: str
     signature: Signature
     heartbeat_s: float
     format: Format
     identities: bytes
-    def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ..., format: _Optional[_Union[Format, _Mapping]] = ..., identities: _Optional[bytes] = ...) -> None: ...
+    fixed_part: Payload
+    def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ..., format: _Optional[_Union[Format, _Mapping]] = ..., identities: _Optional[bytes] = ..., fixed_part: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
 
 class Format(_message.Message):
     __slots__ = ("dtype", "parts", "buffers", "integers", "parameters", "broadcast", "sends_models", "most_clients")
@@ -191,16 +193,18 @@ class Heartbeat(_message.Message):
     def __init__(self, held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("task", "reason", "diverged", "lacks_model")
+    __slots__ = ("task", "reason", "diverged", "lacks_model", "lacks_fixed_part")
     TASK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIVERGED_FIELD_NUMBER: _ClassVar[int]
     LACKS_MODEL_FIELD_NUMBER: _ClassVar[int]
+    LACKS_FIXED_PART_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     reason: str
     diverged: bool
     lacks_model: bool
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: bool = ..., lacks_model: bool = ...) -> None: ...
+    lacks_fixed_part: bool
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: bool = ..., lacks_model: bool = ..., lacks_fixed_part: bool = ...) -> None: ...
 
 class Scores(_message.Message):
     __slots__ = ("id", "samples", "loss", "problem", "metrics")

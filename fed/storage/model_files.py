@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from fed.config.components import Component
+from fed.config.registry import ModelSection
 from fed.errors import InvalidInput
 from fed.storage.atomic_files import replaced, write_atomically
 from fed.storage.serialization import bytes_of
+from fed.vectors.fixed_part import fixed_state, train_alone
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["ModelInputs", "read_model", "read_models", "write_model", "write_models"]
+__all__ = ["ModelInputs", "read_fixed_part", "read_model", "read_models", "write_model", "write_models"]
 
 
 class ModelInputs(NamedTuple):
@@ -30,9 +31,11 @@ class ModelInputs(NamedTuple):
     classes: int
     dtype: str
 
-    def make(self, section: Component) -> "nn.Module":
+    def make(self, section: ModelSection) -> "nn.Module":
         """The model of a section ``model``, in its first state."""
         module: nn.Module = section.make(input_shape=tuple(self.input_shape), classes=self.classes)
+        if section.train is not None:
+            train_alone(module, section.train)
         is_users_own = section.kind.startswith("python:")
         dtype = getattr(torch, self.dtype)
         # A matrix product of two types raises.
@@ -93,6 +96,35 @@ def read_model(path: Path, model: "nn.Module") -> "nn.Module":
     except Exception as error:  # of the system, or of the library's own kinds
         raise _unreadable(path, error) from None
     return _filled(path, model, state)
+
+
+def read_fixed_part(path: Path, model: "nn.Module") -> None:
+    """Fill the fixed part of a model with a file's tensors of these names; the file may hold others.
+
+    Args:
+        path: path of a safetensors file.
+        model: model whose fixed part is overwritten.
+
+    Raises:
+        InvalidInput: if the file cannot be read, or holds others.
+    """
+    state = fixed_state(model)
+    if not state:
+        raise InvalidInput(f"{path} is to hold what is not trained, but all of the model is: name model.train, too")
+    try:
+        with safe_open(path, "pt") as file:
+            held = {name: file.get_tensor(name) for name in file.keys() if name in state}  # noqa: SIM118
+    except Exception as error:
+        raise _unreadable(path, error) from None
+    for name, part in state.items():
+        found = held.get(name)
+        if found is None or (found.dtype, found.shape) != (part.dtype, part.shape):
+            got = "none" if found is None else f"{found.dtype} {list(found.shape)}"
+            raise InvalidInput(
+                f"{path} must hold {name} as {part.dtype} {list(part.shape)}, which is not trained, got {got}: give a "
+                "file of this very model"
+            )
+        part.copy_(found)
 
 
 def read_models(path: Path, make: "Callable[[], nn.Module]") -> "dict[int | str, nn.Module]":

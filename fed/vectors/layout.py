@@ -20,7 +20,7 @@ same meaning in every module:
     O: bytes of an encoded vector
     P: trainable parameters
     Q: trainable parameters as they are computed with: P of them and alignment gaps
-    R: floating-point state that is not trained: float buffers and frozen parameters
+    R: floating-point state that is not trained, and travels: float buffers
     S: clients whose answers a round counts
     T: positions of a sequence
     U: batches of a local training
@@ -39,6 +39,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fed.errors import InvalidModel
+from fed.vectors.fixed_part import fixed_state
 from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Layout", "Part", "Spec", "names_held_by"]
@@ -80,10 +81,10 @@ class Layout:
     """Place of each tensor of a model's state in its vector.
 
     Trainable parameters come first: rules act on ``vector[:parameters]``. Float buffers (a BatchNorm's running
-    statistics) and frozen parameters follow: they take the plain weighted mean. Integer buffers (a count of batches)
-    are a vector of their own; the largest of the clients' values counts. Tied weights stand once. Buffers that the
-    module does not save are not part of the state. Within each of the three kinds, private tensors, which never leave a
-    client, come last.
+    statistics) follow: they take the plain weighted mean. Integer buffers (a count of batches) are a vector of their
+    own; the largest of the clients' values counts. Tied weights stand once. Buffers that the module does not save are
+    not part of the state, and neither is the fixed part (:mod:`fed.vectors.fixed_part`). Within each of the three
+    kinds, private tensors, which never leave a client, come last.
 
     Args:
         parameters: P, the number of trainable parameters.
@@ -122,7 +123,7 @@ class Layout:
 
         Args:
             module: the model.
-            private: names of parameters and buffers that never leave a client.
+            private: names of parameters and buffers that never leave a client; those of the fixed part do not anyway.
 
         Raises:
             InvalidModel: if the model has no trainable parameters, they are of several types, or the state is complex;
@@ -130,16 +131,16 @@ class Layout:
         """
         # A buffer with persistent=False is no part of the state: checkpoints and other frameworks would not have it.
         saved = set(module.state_dict().keys())
-        buffers = {name: tensor for name, tensor in module.named_buffers() if name in saved}
+        fixed = fixed_state(module)
+        buffers = {name: tensor for name, tensor in module.named_buffers() if name in saved and name not in fixed}
         trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-        frozen = {name: tensor for name, tensor in module.named_parameters() if not tensor.requires_grad}
         dtypes = {tensor.dtype for tensor in trained.values()}
         if len(dtypes) != 1:
             raise InvalidModel(
                 f"a model must have trainable parameters of one type, got {sorted(map(str, dtypes)) or 'none'}: "
                 "convert it, for instance with model.float()"
             )
-        state = {**trained, **frozen, **buffers}
+        state = {**trained, **buffers, **fixed}
         if any(tensor.is_complex() for tensor in state.values()):
             raise InvalidModel("a model's state must be real, got complex numbers: keep real and imaginary parts apart")
         if unknown := sorted(set(private) - state.keys()):
@@ -152,11 +153,10 @@ class Layout:
             raise InvalidModel(
                 f"a model must have trainable parameters to share, got private ones alone: {', '.join(trained)}"
             )
-        others = {**frozen, **buffers}
         return cls.of_specs(
             {name: Spec(tensor.shape, tensor.dtype) for name, tensor in trained.items()},
-            {name: Spec(tensor.shape, tensor.dtype) for name, tensor in others.items()},
-            private,
+            {name: Spec(tensor.shape, tensor.dtype) for name, tensor in buffers.items()},
+            {*private} - fixed.keys(),
         )
 
     @classmethod

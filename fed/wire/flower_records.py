@@ -13,11 +13,12 @@ from fed.errors import InvalidInput, InvalidPayload
 from fed.protocol.protocol_pb2 import Request, Response
 from fed.wire.engines import FLOWER
 
-__all__ = ["array_of", "flower", "packed", "unpacked"]
+__all__ = ["array_of", "fixed_part_in", "flower", "packed", "unpacked"]
 
 # Names of records and of their only keys.
 _ARRAYS = "arrays"
 _FLAT = "flat"
+_FIXED_PART = "fixed_part"
 _SETTINGS = "config"
 _HEADER = "header"
 _Header = TypeVar("_Header", Request, Response)
@@ -46,18 +47,27 @@ def array_of(data: bytes) -> Any:
     return flower("app").Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
 
 
-def packed(header: Request | Response, array: Any = None) -> Any:
+def packed(header: Request | Response, array: Any = None, fixed_part: Any = None) -> Any:
     """A message's content.
 
     Args:
         header: fields of the message beside its tensors.
         array: tensors that the header's payload describes, from :func:`array_of`; None for none.
+        fixed_part: fixed part of the model, from :func:`array_of`; None where the node has it.
     """
     app = flower("app")
     content = app.RecordDict({_SETTINGS: app.ConfigRecord({_HEADER: header.SerializeToString()})})
-    if array is not None:
-        content[_ARRAYS] = app.ArrayRecord({_FLAT: array})
+    arrays = {name: part for name, part in ((_FLAT, array), (_FIXED_PART, fixed_part)) if part is not None}
+    if arrays:
+        content[_ARRAYS] = app.ArrayRecord(arrays)
     return content
+
+
+def fixed_part_in(content: Mapping[str, Any]) -> bytes | None:
+    """The bytes of the model's fixed part that an untrusted message brings; None where it brings none."""
+    arrays = content.get(_ARRAYS, {})
+    data = getattr(arrays.get(_FIXED_PART), "data", None) if isinstance(arrays, Mapping) else None
+    return data if isinstance(data, bytes) else None
 
 
 def unpacked(content: Mapping[str, Any], kind: type[_Header]) -> tuple[_Header, bytes]:

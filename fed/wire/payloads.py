@@ -21,10 +21,12 @@ __all__ = [
     "TensorSpec",
     "check_tensors",
     "chunks",
+    "described",
     "hold_to_payload",
     "joined",
     "read",
     "size_of",
+    "spec_of",
     "split",
     "type_name",
     "written",
@@ -64,6 +66,16 @@ class TensorSpec(NamedTuple):
         )
 
 
+def spec_of(part: TensorMessage) -> TensorSpec:
+    """Type and length that a message says.
+
+    Raises:
+        InvalidPayload: if it has a type that does not travel.
+    """
+    size_of([part])
+    return TensorSpec(_dtype(part), part.numbers)
+
+
 def size_of(spec: Sequence[TensorMessage]) -> int:
     """Bytes of such tensors.
 
@@ -90,6 +102,19 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
             content = bytes_of(tensor)
             digest.update(content)
             file.write(content)
+    return Payload(sha256=digest.hexdigest(), size_bytes=size_of(spec), tensors=spec)
+
+
+def described(tensors: Sequence[Tensor]) -> Payload:
+    """Description of the file that :func:`written` would make of tensors.
+
+    Raises:
+        InvalidPayload: if one has a type that does not travel.
+    """
+    spec = _spec_of(tensors)
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(bytes_of(tensor))
     return Payload(sha256=digest.hexdigest(), size_bytes=size_of(spec), tensors=spec)
 
 

@@ -101,6 +101,8 @@ class FlowerFleet(RealFleet):
         self._progress: dict[int, _Progress] = {}
         self._flat: tuple[tuple[int, int | None], tuple[pb.Payload, Any]] | None = None
         self._plan = pb.Plan()
+        self._fixed_part: Any = None  # of the model, as one of Flower's arrays
+        self._lacking: set[int] = set()  # nodes whose next message brings the fixed part
         self._spec: Sequence[TensorSpec] = ()
 
     def registered(self) -> Sequence[int | str]:
@@ -125,10 +127,13 @@ class FlowerFleet(RealFleet):
                 self._miss(task)
             self._progress.pop(task, None)
 
-    def _make_known(self, plan: pb.Plan, message: Format) -> None:
+    def _make_known(self, plan: pb.Plan, message: Format, fixed_part: Sequence[Tensor]) -> None:
         """Keep what nodes are told with each message; the experiment is in the app."""
         # Nodes keep the states of each run in a folder of that name.
         self._plan = pb.Plan(run=self.run, signature=plan.signature, format=plan.format)
+        if fixed_part:
+            self._plan.fixed_part.CopyFrom(plan.fixed_part)
+            self._fixed_part = array_of(joined(fixed_part)[1])
         self._spec = message.uplink
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
@@ -137,7 +142,7 @@ class FlowerFleet(RealFleet):
         payload, array = flat_payload(model)
         for client, node in self._free().items():
             examination = pb.Examination(id=self._examination, payload=payload, **self._kept_state(client))
-            content = packed(pb.Request(plan=self._plan, examination=examination), array)
+            content = packed(pb.Request(plan=self._plan, examination=examination), array, self._fixed_for(node))
             sent = _Sent(node, "evaluate", client=client, number=self._examination)
             asked.append((sent, content, limit_s))
             self._unscored.add(client)
@@ -201,7 +206,7 @@ class FlowerFleet(RealFleet):
             if node is not None and left_s > 0:
                 ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
                 sent = _Sent(node, "train", client=task.client, number=number, round=task.round)
-                asked.append((sent, self._content(task), ttl_s))
+                asked.append((sent, self._content(task, node), ttl_s))
                 progress.sends += 1
                 progress.since_s = None
             # A task that cannot be done in time is not sent: it would keep its node from the next one.
@@ -227,12 +232,16 @@ class FlowerFleet(RealFleet):
             else:
                 self._send_again(sent, "Flower took no message for it")
 
-    def _content(self, task: Task) -> Any:
+    def _fixed_for(self, node: int) -> Any:
+        """The model's fixed part for a node that lacks it; None for others."""
+        return self._fixed_part if node in self._lacking else None
+
+    def _content(self, task: Task, node: int) -> Any:
         if self._flat is None or self._flat[0] != task.content:
             self._flat = task.content, flat_payload(task.tensors)
         payload, array = self._flat[1]
         assignment = self._assignment(task, self.registered(), payload)
-        return packed(pb.Request(plan=self._plan, assignment=assignment), array)
+        return packed(pb.Request(plan=self._plan, assignment=assignment), array, self._fixed_for(node))
 
     def _take(self, message: Any) -> None:
         """Take a message from any sender; drop it if no answer is waited for."""
@@ -251,11 +260,15 @@ class FlowerFleet(RealFleet):
             response, data = _response_of(sent.kind, message.content)
             if response.HasField("failed"):
                 progress = self._progress.get(sent.number) if sent.kind == "train" else None
-                if progress and response.failed.lacks_model and self._with_whole_model(sent.number):
+                is_new = response.failed.lacks_fixed_part and sent.node not in self._lacking
+                if is_new:
+                    self._lacking.add(sent.node)
+                if progress and (is_new or (response.failed.lacks_model and self._with_whole_model(sent.number))):
                     progress.since_s = self.clock
                     return
                 self._give_up(sent, reason_of(response.failed))
             elif sent.kind == "train":
+                self._lacking.discard(sent.node)
                 self._take_answer(sent, response.answer, data)
             elif sent.kind == "query":
                 self._take_joining(sent.node, response.joining)

@@ -48,6 +48,7 @@ from fed.server.validation import refusal_of_signature
 from fed.storage.checkpoints import Tree
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
+from fed.vectors.fixed_part import fixed_state
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.wire.format import Format
 
@@ -173,6 +174,7 @@ class Deployment:
             plan,
             message,
             prepared.streams,
+            fixed_part=prepared.fixed_part(),
             keeps_states=bool(states.names),
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
@@ -334,9 +336,9 @@ def _no_work(_: object) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequ
 
 
 def _free_memory(module: "nn.Module") -> Callable[[], None]:
-    """Free the memory of a module's state; the function returned allocates it again."""
-    saved = module.state_dict(keep_vars=True).keys()
-    tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
+    """Free the memory of a module's state but for its fixed part; the function returned allocates it again."""
+    travelling = module.state_dict(keep_vars=True).keys() - fixed_state(module).keys()
+    tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in travelling]
     # Tied tensors share a storage.
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
     # Memory that PyTorch did not allocate is not its to free.

@@ -144,7 +144,9 @@ class NodeFleet(RealFleet):
         # After the loop has ended, for its calls read and write there.
         shutil.rmtree(self._spool, ignore_errors=True)
 
-    def _make_known(self, plan: Plan, message: Format) -> None:
+    def _make_known(self, plan: Plan, message: Format, fixed_part: Sequence[Tensor]) -> None:
+        if fixed_part:
+            self._spooled(fixed_part)  # for the whole run
         plan.heartbeat_s = self._service.patience.heartbeat_s
         self._plan = plan
         self._spec = message.uplink
@@ -211,6 +213,11 @@ class NodeFleet(RealFleet):
         # By hash, for two contents may be one file.
         for digest in before - {payload.sha256 for payload in self._payloads.values()}:
             (self._spool / f"{digest}.out").unlink(missing_ok=True)
+        self._payloads[content] = payload = self._spooled(tensors)
+        return payload
+
+    def _spooled(self, tensors: Sequence[Tensor]) -> Payload:
+        """Write the file of these tensors, under its hash."""
         writing = self._spool / "writing"
         try:
             payload = written(writing, tensors)
@@ -221,7 +228,6 @@ class NodeFleet(RealFleet):
                 "may write to, then resume the run"
             ) from None
         writing.replace(self._spool / f"{payload.sha256}.out")  # a file under its hash is always whole
-        self._payloads[content] = payload
         return payload
 
     def _attending(self) -> list[int | str]:

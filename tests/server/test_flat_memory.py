@@ -6,13 +6,14 @@ import resource
 import statistics
 import threading
 import tracemalloc
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
@@ -79,7 +80,7 @@ class AtOnce(RealFleet):
     def _examine(self, model: tuple[torch.Tensor, torch.Tensor], limit_s: float) -> None:
         raise AssertionError("the coordinator scores the model itself")
 
-    def _make_known(self, plan: pb.Plan, message: Format) -> None:
+    def _make_known(self, plan: pb.Plan, message: Format, fixed_part: Sequence[Tensor]) -> None:
         pass
 
     def _attending(self) -> Collection[int | str]:

@@ -51,9 +51,9 @@ def net(input_shape: "Shape", classes: int, bias: bool = True) -> "Module":
 def test_context_arguments_are_no_keys_and_may_have_unresolved_annotations(own: Own, name: str) -> None:
     kind = f"python:{own(NET)}:{name}"
     model = MODELS.make(kind, bias=False)
-    assert model.model_dump() == {"kind": kind, "bias": False}
+    assert model.model_dump() == {"kind": kind, "bias": False, "train": None}
     assert model.make(input_shape=(3,), classes=2).bias is None
-    with pytest.raises(ValidationError, match="unknown key; known: kind, bias"):
+    with pytest.raises(ValidationError, match="unknown key; known: kind, train, bias"):
         MODELS.make(kind, classes=2)
 
 

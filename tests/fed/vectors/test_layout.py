@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fed.errors import InvalidModel
+from fed.vectors.fixed_part import fixed_state, packed, unpack
 from fed.vectors.layout import Layout, Spec
 
 
@@ -78,6 +79,13 @@ def scrambled(module: nn.Module) -> nn.Module:
     return other
 
 
+def copied(module: nn.Module, other: nn.Module) -> None:
+    """Copy one module's vector, integers and fixed part to another."""
+    layout = Layout.of(module)
+    layout.unpack(*layout.pack(module), other)
+    unpack(packed(fixed_state(module)), fixed_state(other))
+
+
 def same_state(one: nn.Module, other: nn.Module) -> bool:
     state, expected = one.state_dict(), other.state_dict()
     return state.keys() == expected.keys() and all(
@@ -95,7 +103,7 @@ def test_what_is_packed_is_unpacked_to_the_bit(make: Callable[[], nn.Module]) ->
     vector_V, integers_I = layout.pack(module)
     assert (vector_V.shape, vector_V.dtype) == ((layout.size,), layout.dtype)
     assert integers_I.dtype == torch.int64
-    layout.unpack(vector_V, integers_I, other)
+    copied(module, other)
     assert same_state(other, module)
 
 
@@ -108,9 +116,10 @@ def test_every_number_has_one_place_and_parameters_come_first(make: Callable[[],
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     assert layout.parameters == sum(parameter.numel() for parameter in trainable)
     saved = {tensor.data_ptr(): tensor for tensor in module.state_dict().values() if tensor.numel()}
-    assert layout.size + sum(part.size for part in layout.integers) == sum(map(torch.numel, saved.values()))
-    packed = torch.cat([parameter.detach().reshape(-1) for parameter in trainable])
-    assert torch.equal(layout.pack(module)[0][: layout.parameters], packed.to(layout.dtype))
+    fixed = sum(row.numel() for row in packed(fixed_state(module)))
+    assert layout.size + layout.integer_count + fixed == sum(map(torch.numel, saved.values()))
+    numbers_P = torch.cat([parameter.detach().reshape(-1) for parameter in trainable])
+    assert torch.equal(layout.pack(module)[0][: layout.parameters], numbers_P.to(layout.dtype))
 
 
 @each_module
@@ -135,11 +144,11 @@ def test_statistics_are_floats_counters_integers_tied_weights_single() -> None:
     assert (Layout.of(_Tied()).size, [part.name for part in Layout.of(_Tied()).trained]) == (15, ["embed.weight"])
 
 
-def test_frozen_parameters_are_averaged_and_not_trained() -> None:
+def test_what_is_not_trained_has_no_place() -> None:
     layout = Layout.of(frozen())
-    assert [part.name for part in layout.trained] == ["1.weight", "1.bias"]
-    assert [part.name for part in layout.averaged] == ["0.weight", "0.bias"]
-    assert [part.name for part in layout.integers] == ["0.table"]
+    assert [part.name for part in layout.parts] == ["1.weight", "1.bias"]
+    assert layout.size == layout.parameters
+    assert [*fixed_state(frozen())] == ["0.weight", "0.bias", "0.table"]
 
 
 def test_what_is_not_saved_is_no_state() -> None:
@@ -190,6 +199,6 @@ def test_any_mix_of_shapes_types_and_roles_survives(shapes: list[list[int]], dat
             module.register_parameter(f"p{index}", nn.Parameter(wanted[-1], requires_grad=data.draw(st.booleans())))
         else:
             module.register_buffer(f"b{index}", wanted[-1])
-    layout, other = Layout.of(module), scrambled(module)
-    layout.unpack(*layout.pack(module), other)
+    other = scrambled(module)
+    copied(module, other)
     assert same_state(other, module)

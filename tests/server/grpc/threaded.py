@@ -50,17 +50,17 @@ class ThreadedTraining:
     def describe(self) -> Joining:
         return described(self._data)
 
-    def prepare(self, experiment: Experiment, plan: Plan) -> None:
+    def prepare(self, experiment: Experiment, plan: Plan, fixed_part: Path | None = None) -> None:
         if self.training is None or self._plan.format != plan.format:
             self._experiment, self._plan = experiment, plan
-            self.training = self.made_anew()
+            self.training = self.made_anew(fixed_part)
             self.training._work.train = self._noting(self.training._work.train)
             self.spec, self.fixed = self.training.spec(), self.training.fixed
             self.keeps_states = self.training.keeps_states
 
-    def made_anew(self) -> NodeTraining:
+    def made_anew(self, fixed_part: Path | None = None) -> NodeTraining:
         """As a process that has done nothing yet."""
-        return NodeTraining(self._data, self._experiment, self._plan, self._folder, SYSTEM_CLOCK)
+        return NodeTraining(self._data, self._experiment, self._plan, self._folder, SYSTEM_CLOCK, fixed_part)
 
     def _noting(self, work: Any) -> Any:
         def note(train: Train, tensors: Sequence[Tensor]) -> Any:

@@ -1,0 +1,261 @@
+"""Models that are trained in part: what travels, and that it is the same in a simulation and on nodes."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import fed
+from fed.errors import InvalidInput, InvalidModel
+from fed.server.flower.app import server_app, write_app
+from fed.server.grpc.deploy import serve
+from fed.vectors.fixed_part import fixed_state
+from tests.flower_stand_ins import Federation, install, partitions
+from tests.observing import after_round
+from tests.server.grpc.threaded import ThreadedNode, nodes_of
+
+CLIENTS, ROUNDS, HEAD = 3, 2, 6 * 10 + 10
+NUMBERS: Iterator[int] = itertools.count()
+
+
+class Body(nn.Module):
+    """A convolution with statistics, and a head that alone is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        self.head = nn.Linear(6, 10)
+        self.body.requires_grad_(False)
+        self.body[1].running_var.fill_(0.25)
+
+    def features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.body(images.view(-1, 1, 8, 8)).flatten(1)
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.features(images))
+        return outputs
+
+
+def body(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model, with the same numbers wherever it is made."""
+    return Body()
+
+
+def another_body(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The model, with other numbers in its fixed part each time that it is made."""
+    made = Body()
+    with torch.no_grad():
+        made.body[0].weight.copy_(made.body[0].weight + next(NUMBERS))
+    return made
+
+
+HERE = f"python:{__name__}"
+KINDS = (f"{HERE}:body", f"{HERE}:another_body")
+
+
+def experiment(**keys: Any) -> fed.Experiment:
+    given: dict[str, Any] = {
+        "data": {"kind": "digits", "clients": CLIENTS},
+        "model": KINDS[0],
+        "local": {"lr": 0.1, "steps": 3, "batch_size": 8},
+        "rounds": {"count": ROUNDS},
+        "seed": 4,
+    }
+    return fed.Experiment(**(given | keys))
+
+
+def state(run: fed.Run) -> dict[str, Tensor]:
+    return run.model.state_dict()
+
+
+def assert_same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(part, other[name]) for name, part in one.items())
+
+
+@pytest.mark.parametrize("batching", ["on", "off"])
+def test_a_head_trains_as_it_does_alone_on_features(batching: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    images = {
+        client: (torch.randn(9 + client, 64, generator=generator, dtype=torch.float64), torch.arange(9 + client) % 10)
+        for client in range(CLIENTS)
+    }
+    torch.manual_seed(7)
+    whole = Body().double().eval()
+    features = {client: (whole.features(pair[0]).detach(), pair[1]) for client, pair in images.items()}
+    keys = experiment(data=None, model=None, local={"lr": 0.5, "epochs": 2, "batch_size": 4, "momentum": 0.5})
+    keys = keys.override({"simulation.batching": batching, "evaluation": "clients"})
+    of_whole = fed.simulate(keys, data=fed.FederatedData(images), model=whole)
+    of_head = fed.simulate(keys, data=fed.FederatedData(features), model=whole.head)
+    for name, part in of_head.model.named_parameters():
+        torch.testing.assert_close(dict(of_whole.model.named_parameters())[f"head.{name}"], part, rtol=0, atol=1e-12)
+    assert not torch.equal(of_whole.model.head.weight, whole.head.weight)
+    assert_same_state(fixed_state(of_whole.model), fixed_state(whole))
+
+
+@pytest.mark.parametrize(
+    ("keys", "bytes_of_a_message"),
+    [
+        ({}, 4 * HEAD),
+        ({"uplink": ["int8"]}, None),
+        ({"uplink": [{"kind": "topk", "fraction": 0.1}, "int8", "zstd"], "error_feedback": "ef"}, None),
+        ({"algorithm": "dpsgd", "topology": "complete"}, 4 * HEAD * (CLIENTS - 1)),
+        ({"secure_aggregation": {"minimum_cohort": 3, "max_drop_out": 0.0, "max_weight": 500}}, None),
+    ],
+    ids=["plain", "int8", "chain", "peers", "masked"],
+)
+def test_as_many_bytes_travel_as_of_the_head_alone(keys: dict[str, Any], bytes_of_a_message: int | None) -> None:
+    run = fed.simulate(experiment(**keys))
+    generator = torch.Generator().manual_seed(1)
+    features = {client: (torch.randn(9, 6, generator=generator), torch.arange(9) % 10) for client in range(CLIENTS)}
+    of_head = fed.simulate(
+        experiment(**keys, data=None, model=None), data=fed.FederatedData(features), model=nn.Linear(6, 10)
+    )
+    sent = [(line["bytes_up"], line["bytes_down"]) for line in run.metrics]
+    if "zstd" not in str(keys):
+        assert sent == [(line["bytes_up"], line["bytes_down"]) for line in of_head.metrics]
+    if bytes_of_a_message is not None:
+        assert [up for up, _ in sent] == [CLIENTS * bytes_of_a_message] * ROUNDS
+    assert run.summary["parameters"] == HEAD
+
+
+def test_patterns_of_names_choose_what_is_trained() -> None:
+    keys = experiment(model={"kind": "mlp", "hidden": [7], "train": ["3.*"]})
+    run = fed.simulate(keys)
+    assert [name for name, part in run.model.named_parameters() if part.requires_grad] == ["3.weight", "3.bias"]
+    assert run.metrics[-1]["bytes_up"] == CLIENTS * 4 * (7 * 10 + 10)
+    first = fed.simulate(keys.override({"rounds.count": 1, "local.lr": 1e-30}))
+    assert_same_state(fixed_state(run.model), fixed_state(first.model))
+    assert not torch.equal(state(run)["3.weight"], state(first)["3.weight"])
+
+
+def over_grpc(given: fed.Experiment, folder: Path) -> dict[str, Tensor]:
+    simulation = fed.simulate(given.override({"rounds.count": 1}))
+    nodes: list[ThreadedNode] = []
+    data = fed.clients.data.load(given.data, given.data_streams)  # type: ignore[arg-type]
+    begin = lambda port: nodes.extend(nodes_of(data, port, folder, KINDS))  # noqa: E731
+    run = serve(given, listen="127.0.0.1:0", output=folder / "run", min_nodes=CLIENTS, on_listen=begin)
+    for node in nodes:
+        node.end()
+    assert simulation.metrics[0]["bytes_up"] == run.metrics[0]["bytes_up"] == CLIENTS * 4 * HEAD
+    return state(run)
+
+
+def over_flower(given: fed.Experiment, folder: Path) -> dict[str, Tensor]:
+    write_app(given, folder / "app")
+    (path,) = (folder / "app").glob("*/experiment.yaml")
+    grid = Federation(path, partitions(CLIENTS, folder / "nodes"))
+    context = SimpleNamespace(run_config={"min-nodes": CLIENTS, "output": str(folder / "run")}, run_id=7)
+    app: Any = server_app(path)
+    app.run(grid, context)
+    return state(fed.Run.load(folder / "run"))
+
+
+engines = pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+
+
+@engines
+def test_deployed_runs_have_the_bits_of_the_simulation(
+    deployed: Callable[[fed.Experiment, Path], dict[str, Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    given = experiment(simulation={"batching": "off"})
+    assert_same_state(deployed(given, tmp_path), state(fed.simulate(given)))
+
+
+@engines
+def test_nodes_with_another_fixed_part_are_sent_the_servers_once(
+    deployed: Callable[[fed.Experiment, Path], dict[str, Tensor]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    install(monkeypatch)
+    given = experiment(model=KINDS[1], simulation={"batching": "off"})
+    with caplog.at_level(logging.INFO, logger="fed"):
+        found = deployed(given, tmp_path)
+    if deployed is over_grpc:
+        assert sum("bytes are downloaded" in line for line in caplog.messages) == CLIENTS
+    save_file(found, tmp_path / "server.safetensors")
+    with_the_servers = given.override({"fixed": {"path": str(tmp_path / "server.safetensors")}})
+    assert_same_state(found, state(fed.simulate(with_the_servers)))
+
+
+def test_a_file_gives_what_is_not_trained(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    pretrained = Body().state_dict()
+    save_file(pretrained, tmp_path / "body.safetensors")
+    run = fed.simulate(experiment(model=KINDS[1], fixed={"path": str(tmp_path / "body.safetensors")}))
+    assert_same_state(fixed_state(run.model), {name: pretrained[name] for name in fixed_state(run.model)})
+    assert not torch.equal(state(run)["head.weight"], pretrained["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("held", "model", "problem"),
+    [
+        (None, KINDS[0], "must hold a model's tensors .*: restore the file"),
+        ({"body.0.weight": torch.zeros(1)}, KINDS[0], r"must hold body.0.weight as torch.float32 \[6, 1, 3, 3\], .*"),
+        ({"body.0.bias": torch.zeros(6)}, KINDS[0], r"must hold body.0.weight .* got none: give a file"),
+        ({"a": torch.zeros(6)}, "mlp", "all of the model is: name model.train, too"),
+    ],
+    ids=["no file", "another shape", "missing", "nothing is fixed"],
+)
+def test_a_file_without_what_is_not_trained_is_refused(
+    held: dict[str, Tensor] | None, model: str, problem: str, tmp_path: Path
+) -> None:
+    if held is not None:
+        save_file(held, tmp_path / "body.safetensors")
+    with pytest.raises(InvalidInput, match=problem):
+        fed.simulate(experiment(model=model, fixed={"path": str(tmp_path / "body.safetensors")}))
+
+
+def test_a_run_is_resumed_with_its_fixed_part_alone(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    for name in ("first", "second"):
+        save_file(Body().state_dict(), tmp_path / f"{name}.safetensors")
+    given = experiment(fixed={"path": str(tmp_path / "first.safetensors")}, rounds={"count": 4})
+    whole = fed.simulate(given, output=tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    def stop(line: Any) -> None:
+        if line["round"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fed.simulate(given, output=tmp_path / "broken", observers=[after_round(stop)])
+    (tmp_path / "first.safetensors").rename(tmp_path / "moved.safetensors")
+    another = given.override({"fixed.path": str(tmp_path / "second.safetensors")})
+    with pytest.raises(InvalidInput, match="resumed with the fixed part that it began with"):
+        fed.simulate(another, output=tmp_path / "broken", resume=True)
+    moved = given.override({"fixed.path": str(tmp_path / "moved.safetensors")})
+    assert_same_state(state(fed.simulate(moved, output=tmp_path / "broken", resume=True)), state(whole))
+
+
+class Drifting(Body):
+    """A body that follows what it sees, although it is not trained."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.body[0].bias.add_(0.1)
+        return super().forward(images)
+
+
+def test_a_forward_pass_that_moves_the_fixed_part_is_refused() -> None:
+    with pytest.raises(InvalidModel, match=r"for it is the same on all clients, got a change of body\.0\.bias"):
+        fed.simulate(experiment(model=None), model=Drifting)
+
+
+def test_workers_change_no_bit() -> None:
+    given = experiment(simulation={"batching": "off"})
+    with_workers = given.override({"simulation.workers": 2})
+    assert_same_state(state(fed.simulate(given)), state(fed.simulate(with_workers)))
