@@ -64,7 +64,7 @@ def take_part(
         RunFailed: if the run cannot go on.
     """
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
-    prepared = Preparation(experiment, _data(experiment, own, client_id_of(setup.name)))
+    prepared = _prepared(experiment, own, client_id_of(setup.name))
     check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)
     kind = _kind_of_peer(experiment, prepared)
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
@@ -130,7 +130,7 @@ def serve_end(
         InvalidInput: if nothing can listen there, or what was kept cannot be read.
     """
     folder = RunFolder.existing(output)
-    prepared = Preparation(experiment, _data(experiment, own, client_id_of(setup.name)))
+    prepared = _prepared(experiment, own, client_id_of(setup.name))
     kind = _kind_of_peer(experiment, prepared)
     with folder.held():
         parts = PeerParts(
@@ -178,6 +178,12 @@ def _kind_of_peer(experiment: Experiment, prepared: Preparation) -> type[RealPee
             "dpsgd, or coordinate the clients with fed server"
         )
     return GossipPeer
+
+
+def _prepared(experiment: Experiment, own: NodeData, client: ClientId) -> Preparation:
+    """Preparation of this peer, whose file may be where the other peers have none."""
+    of_peer = experiment if own.fixed is None else experiment.model_copy(update={"fixed": own.fixed})
+    return Preparation(of_peer, _data(experiment, own, client))
 
 
 def _data(experiment: Experiment, own: NodeData, client: ClientId) -> FederatedData:

@@ -34,7 +34,9 @@ from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
+from fed.vectors.tensors import Tensor
 from fed.wire.messages import client_id_of, client_order
+from fed.wire.payloads import described
 from fed.wire.rate_limits import Refusals
 
 if TYPE_CHECKING:
@@ -283,7 +285,9 @@ class RealPeer(ABC, Generic[_Service]):
         )
         return {
             "own": own,
-            "experiment": _hash(run_fingerprint(self.experiment, self.prepared.layout, None)),
+            "experiment": _hash(
+                run_fingerprint(self.experiment, self.prepared.layout, None), self.prepared.fixed_part()
+            ),
             "introducers": tuple(self.setup.join),
             "folder": self._folder,
             "credentials": self.setup.credentials,
@@ -352,10 +356,15 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(repr(name) for name in sorted(names, key=client_order))
 
 
-def _hash(fingerprint: Mapping[str, Any]) -> str:
-    """Hash of the settings and shapes that all peers must share."""
+def _hash(fingerprint: Mapping[str, Any], fixed_part: Sequence[Tensor]) -> str:
+    """Hash of the settings, the shapes and the fixed part of the model that all peers must share."""
     keys = fingerprint["experiment"]
     agreed = {**{key: keys[key] for key in _AGREED}, "shapes": fingerprint["shapes"]}
-    if keys["stages"] is not None:  # without stages the hash must be that of an older version
+    # without what an older version does not know, the hash must be that of the older version
+    if keys["stages"] is not None:
         agreed["stages"] = keys["stages"]
+    if keys["model"] is not None and keys["model"]["train"] is None:
+        agreed["model"] = {key: value for key, value in keys["model"].items() if key != "train"}
+    if fixed_part:
+        agreed["fixed_part"] = described(fixed_part).sha256
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()

@@ -13,13 +13,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import fed
+from fed.clients.setup import Preparation
 from fed.errors import InvalidInput, InvalidModel
 from fed.server.flower.app import server_app, write_app
 from fed.server.grpc.deploy import serve
+from fed.server.peer.real_peer import _hash
+from fed.server.resume import run_fingerprint
 from fed.vectors.fixed_part import fixed_state
 from tests.flower_stand_ins import Federation, install, partitions
 from tests.observing import after_round
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
+from tests.server.peer.processes import processes
 
 CLIENTS, ROUNDS, HEAD = 3, 2, 6 * 10 + 10
 NUMBERS: Iterator[int] = itertools.count()
@@ -259,3 +263,42 @@ def test_workers_change_no_bit() -> None:
     given = experiment(simulation={"batching": "off"})
     with_workers = given.override({"simulation.workers": 2})
     assert_same_state(state(fed.simulate(given)), state(fed.simulate(with_workers)))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "topology"),
+    [("dpsgd", "ring"), pytest.param("allreduce", None, marks=pytest.mark.long)],
+    ids=["mix", "replicas"],
+)
+def test_peers_have_the_bits_of_the_simulation(algorithm: str, topology: str | None, tmp_path: Path) -> None:
+    keys = experiment(
+        model={"kind": "mlp", "hidden": [7], "train": ["3.*"]},
+        algorithm=algorithm,
+        topology=topology,
+        rounds={"count": 2, "deadline_s": 60.0},
+        simulation={"batching": "off"},
+    ).given_keys()
+    simulated = fed.simulate(fed.Experiment(**keys))
+    with processes(tmp_path, keys, CLIENTS) as peers:
+        peers.start(*range(CLIENTS))
+        peers.await_end()
+        for peer, found in peers.models().items():
+            assert_same_state(found, (simulated.models[peer] if topology else simulated.model).state_dict())
+
+
+def agreed(given: fed.Experiment) -> str:
+    prepared = Preparation(given, fed.clients.data.load(given.data, given.data_streams))  # type: ignore[arg-type]
+    return _hash(run_fingerprint(given, prepared.layout, None), prepared.fixed_part())
+
+
+def test_peers_agree_on_the_fixed_part_wherever_its_file_is(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    for name in ("first", "second"):
+        save_file(Body().state_dict(), tmp_path / f"{name}.safetensors")
+    (tmp_path / "copy.safetensors").write_bytes((tmp_path / "first.safetensors").read_bytes())
+    first, second, copied = (
+        agreed(experiment(fixed={"path": str(tmp_path / f"{name}.safetensors")}))
+        for name in ("first", "second", "copy")
+    )
+    assert first == copied != second
+    assert agreed(experiment(model="mlp")) != agreed(experiment(model={"kind": "mlp", "train": ["3.*"]}))

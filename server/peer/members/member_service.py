@@ -239,7 +239,10 @@ class MemberService(Listener):
         """The reason for which a peer cannot take part, or None."""
         # An introduction brings no vectors: it only tells where others listen.
         if not greeting.is_introduction and greeting.experiment != self.experiment:
-            return "it runs another experiment, or one on other samples: give all peers the same file"
+            return (
+                "it runs another experiment, one on other samples, or a model with another fixed part: give all peers "
+                "the same file"
+            )
         return None
 
     def met_itself(self, address: str) -> None:
