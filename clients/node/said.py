@@ -83,6 +83,7 @@ WITHHELD: Mapping[str, object] = {
     "Joining.samples": 0,
     "Signature.classes": 0,
     "Failed.diverged": False,
+    "Failed.lacks_fixed_part": False,
     "Scores.samples": 0,
     "Scores.loss": 0.0,
     "Scores.metrics": (),

@@ -309,7 +309,7 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
         f"{_MASKED if secure else _PLAIN}\n"
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
         f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
-        "lost.\n"
+        "lost; whether the fixed part of its model is another than the server's.\n"
         "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
         "docs/security.md."
     )

@@ -62,6 +62,7 @@ _SOMETIMES: dict[str, dict[str, Sequence[Any]]] = {
         "rows": [2],
         "degree": [2, 3],
     },
+    "model": {"train": [["*weight*"], ["*bias*", "*embed*", "*weight*"]]},
     "adversaries": {"fraction": [0.25, 0.4]},
     "hierarchy": {"fan_out": [3]},
     "evaluation": {"peers": [2], "samples": [5], "fraction": [0.3]},
@@ -87,6 +88,7 @@ _COMMON = {"data": "digits", "model": "logistic", "loss": "cross_entropy", "roun
 """The kinds that go together most often; those of the others rarely fit each other."""
 
 _SHARES = {"data": 0.12, "model": 0.2, "loss": 0.07, "metrics": 0.2, "rounds": 0.4}
+_SHARES["fixed"] = 0.0  # a file of one model fits no other
 _SHARES |= dict.fromkeys(("algorithm", "local", "checkpoints", "simulation"), 1.0)
 _SHARE = 0.35
 """Sections, or keys, that are drawn; the others keep their defaults."""

@@ -126,6 +126,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "reason": "a sentence of why",
             "diverged": "a sentence of why",
             "lacks_model": "whether the model that differences are added to was lost",
+            "lacks_fixed_part": "whether the fixed part of its model is another",
         },
         "Farewell": {"reason": "or it takes no part in a run: a sentence of why", "is_final": "takes no part in a run"},
         "Scores": {
