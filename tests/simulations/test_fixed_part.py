@@ -37,7 +37,7 @@ class Body(nn.Module):
         self.body = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
         self.head = nn.Linear(6, 10)
         self.body.requires_grad_(False)
-        self.body[1].running_var.fill_(0.25)
+        self.get_buffer("body.1.running_var").fill_(0.25)
 
     def features(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images.view(-1, 1, 8, 8)).flatten(1)
@@ -57,7 +57,7 @@ def another_body(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The model, with other numbers in its fixed part each time that it is made."""
     made = Body()
     with torch.no_grad():
-        made.body[0].weight.copy_(made.body[0].weight + next(NUMBERS))
+        made.get_parameter("body.0.weight").add_(next(NUMBERS))
     return made
 
 
@@ -101,7 +101,7 @@ def test_a_head_trains_as_it_does_alone_on_features(batching: str) -> None:
     of_head = fed.simulate(keys, data=fed.FederatedData(features), model=whole.head)
     for name, part in of_head.model.named_parameters():
         torch.testing.assert_close(dict(of_whole.model.named_parameters())[f"head.{name}"], part, rtol=0, atol=1e-12)
-    assert not torch.equal(of_whole.model.head.weight, whole.head.weight)
+    assert not torch.equal(of_whole.model.get_parameter("head.weight"), whole.head.weight)
     assert_same_state(fixed_state(of_whole.model), fixed_state(whole))
 
 
@@ -144,7 +144,7 @@ def test_patterns_of_names_choose_what_is_trained() -> None:
 def over_grpc(given: fed.Experiment, folder: Path) -> dict[str, Tensor]:
     simulation = fed.simulate(given.override({"rounds.count": 1}))
     nodes: list[ThreadedNode] = []
-    data = fed.clients.data.load(given.data, given.data_streams)  # type: ignore[arg-type]
+    data = fed.clients.data.load(given.data, given.data_streams)
     begin = lambda port: nodes.extend(nodes_of(data, port, folder, KINDS))  # noqa: E731
     run = serve(given, listen="127.0.0.1:0", output=folder / "run", min_nodes=CLIENTS, on_listen=begin)
     for node in nodes:
@@ -250,7 +250,7 @@ class Drifting(Body):
 
     def forward(self, images: Tensor) -> Tensor:
         with torch.no_grad():
-            self.body[0].bias.add_(0.1)
+            self.get_parameter("body.0.bias").add_(0.1)
         return super().forward(images)
 
 
@@ -288,7 +288,7 @@ def test_peers_have_the_bits_of_the_simulation(algorithm: str, topology: str | N
 
 
 def agreed(given: fed.Experiment) -> str:
-    prepared = Preparation(given, fed.clients.data.load(given.data, given.data_streams))  # type: ignore[arg-type]
+    prepared = Preparation(given, fed.clients.data.load(given.data, given.data_streams))
     return _hash(run_fingerprint(given, prepared.layout, None), prepared.fixed_part())
 
 

@@ -348,7 +348,7 @@ def test_peers_agree_on_stages() -> None:
     """Peers of other stages, or of none, do not meet."""
     layout = Simulation(experiment(algorithm="dpsgd", stages=None)).prepared.layout
     hashes = {
-        _hash(run_fingerprint(experiment(algorithm="dpsgd", stages=stages), layout, None))
+        _hash(run_fingerprint(experiment(algorithm="dpsgd", stages=stages), layout, None), ())
         for stages in (None, ["halves"], ["shakes"], ["halves", "shakes"])
     }
     assert len(hashes) == 4

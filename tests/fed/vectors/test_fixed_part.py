@@ -19,12 +19,13 @@ def test_an_untrained_layer_is_fixed_with_its_statistics() -> None:
     module = body_and_head()
     statistics = [f"0.1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
     assert [*fixed_state(module)] == ["0.0.weight", "0.0.bias", *statistics]
-    module[0][0].bias.requires_grad_(True)
+    module.get_parameter("0.0.bias").requires_grad_(True)
     assert [*fixed_state(module)] == ["0.0.weight"], "the body is trained in part, and its statistics with it"
 
 
 def test_fixed_layers_with_buffers_compute_as_in_evaluation() -> None:
-    module = in_training(body_and_head())
+    module = body_and_head()
+    in_training(module)
     training = {name: layer.training for name, layer in module.named_modules()}
     assert [name for name, is_training in training.items() if not is_training] == ["0.1"]
     before = {name: part.clone() for name, part in fixed_state(module).items()}
@@ -103,7 +104,7 @@ def test_a_change_of_the_fixed_part_is_found(change: Callable[[Tensor], None], t
     for _ in range(tasks):
         untouched.check()
     with torch.no_grad():
-        change(module[0].bias)
+        change(module.get_parameter("0.bias"))
     if tasks and change is add_to_data:
         untouched.check()
         return
