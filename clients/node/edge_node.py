@@ -19,7 +19,6 @@ from fed.clients.node.said import disclosed
 from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST, Hidden
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
-from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_CLASSES, name_of
@@ -246,7 +245,12 @@ class EdgeNode(Dialler):
         try:
             self.training.prepare(experiment, plan)
         except FixedPartMissing:
-            self._prepare_with_fixed_part(experiment, plan)
+            path = self._fixed_part(plan)
+            if path is None:
+                with self._lock:
+                    self._plans_to_prepare -= 1  # another plan has come, and is prepared next
+                return
+            self.training.prepare(experiment, plan, path)
         if self.secure is not None:
             self.secure.prepare(experiment, plan, self.training.fixed, keeps_states=self.training.keeps_states)
         elif experiment.secure_aggregation is not None:
@@ -256,8 +260,8 @@ class EdgeNode(Dialler):
             if not self._plans_to_prepare:  # else sessions of the next plan would be joined under the terms of this one
                 self._is_prepared.set()
 
-    def _prepare_with_fixed_part(self, experiment: Experiment, plan: pb.Plan) -> None:
-        """Download the model's fixed part, and prepare with it."""
+    def _fixed_part(self, plan: pb.Plan) -> Path | None:
+        """File of the model's fixed part, downloaded; None if a plan with another one has come meanwhile."""
         _log.info(
             "the model's fixed part is another than the server's, of which %d bytes are downloaded",
             plan.fixed_part.size_bytes,
@@ -265,8 +269,12 @@ class EdgeNode(Dialler):
         path = self.folder / f"{self._mark}-fixed-part"
         # The training process has compared them with those of its own model.
         spec = [spec_of(part) for part in plan.fixed_part.tensors]
-        if self._transfers.download(plan.fixed_part, path, spec, lambda: self._plan is plan):
-            self.training.prepare(experiment, plan, path)
+
+        def is_wanted() -> bool:
+            # A connection that was cut begins again with the same plan.
+            return self._plan is not None and self._plan.fixed_part == plan.fixed_part
+
+        return path if self._transfers.download(plan.fixed_part, path, spec, is_wanted) else None
 
     def _accept(self, assignment: pb.Assignment) -> None:
         """Hold a task. One that is told again is kept if its content and its attempt are the same, else replaced."""

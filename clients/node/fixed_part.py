@@ -1,6 +1,7 @@
 """A node's copy of the model's fixed part: its own where it is the server's, and else the server's, sent once."""
 
 import hashlib
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ def hold_to_plan(module: "nn.Module", plan: pb.Plan, folder: Path, sent: Path | 
         )
     file = folder / FIXED_PART
     if sent is not None:
-        sent.replace(file)
+        shutil.move(sent, file)  # which may be on another file system
     if not _is_file_of(file, wanted):
         raise FixedPartMissing("the fixed part of this node's model is another than the server's")
     rows = read(file, wanted)

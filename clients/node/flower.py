@@ -99,10 +99,12 @@ class FlowerNode:
         Args:
             fixed_part: bytes of the fixed part; None: the message has brought none.
         """
+        if fixed_part is None:
+            yield
+            return
         with tempfile.TemporaryDirectory() as spool:
-            if fixed_part is not None:
-                self._sent = Path(spool) / "fixed-part"
-                self._sent.write_bytes(fixed_part)
+            self._sent = Path(spool) / "fixed-part"
+            self._sent.write_bytes(fixed_part)
             yield
 
     def describe(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:

@@ -133,7 +133,8 @@ class Trainer(TorchTrainer):
         return self._train(samples, order, seed, context)
 
     def _begin(self) -> None:
-        """Set the module's training mode, as :func:`fed.vectors.fixed_part.in_training` does."""
+        """Note the fixed part, and set the training mode as :func:`fed.vectors.fixed_part.in_training` does."""
+        self._untouched.begin()
         self.module.train()
         for layer in self._evaluating:
             layer.eval()

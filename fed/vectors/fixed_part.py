@@ -117,7 +117,9 @@ def unpack(rows: Sequence[Tensor], state: Mapping[str, Tensor]) -> None:
 
 
 class Untouched:
-    """Check that training leaves the fixed part of a model as it is.
+    """Check that trainings leave the fixed part of a model as it is: by all numbers in the first of them.
+
+    Later ones are held to the tensors' places and versions, which takes no time.
 
     Args:
         module: the model.
@@ -125,15 +127,22 @@ class Untouched:
 
     def __init__(self, module: "nn.Module") -> None:
         self._state = _held(module)
-        self._before: list[Tensor] | None = [part.clone() for part in self._state.values()]
-        self._seen = self._marks()
+        self._before: list[Tensor] | None = None  # in the first training alone, for it takes the part's memory again
+        self._seen: list[tuple[int, int]] | None = None
+
+    def begin(self) -> None:
+        """Look at it before a training."""
+        if self._seen is None:
+            self._before = [part.clone() for part in self._state.values()]
+            self._seen = self._marks()
 
     def check(self) -> None:
-        """Check it: by all numbers the first time, then by their places and versions, which takes no time.
+        """Check it after a training.
 
         Raises:
             InvalidModel: if a number has changed.
         """
+        assert self._seen is not None, "begin() comes first"
         marks = self._marks()
         before = self._before
         self._before = None

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.fixed_part import FixedPartMissing
 from fed.clients.node.training import Hidden
 from fed.clients.node.training_process import TrainingProcessDied
 from fed.config.experiment import Experiment
@@ -680,3 +681,76 @@ def test_one_task_told_without_end_ends_the_node(tmp_path: Path) -> None:
     words, _ = attended(tmp_path, says, Preparing(), secure=Sessions())
     over.set()
     assert "more than 100 things at once" in words
+
+
+class Lacking(Trained):
+    """Has another fixed part than the server until it is given a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[bytes] = []
+        self.has_part = threading.Event()
+
+    def prepare(self, experiment: Experiment, signature: bytes, fixed_part: Path | None = None) -> None:
+        if fixed_part is None:
+            raise FixedPartMissing("another")
+        self.given.append(fixed_part.read_bytes())
+        self.has_part.set()
+
+
+class Cut(Coordinator):
+    """The connection is cut while the fixed part is on its way for the first time."""
+
+    def __init__(self, says: Callable[["Coordinator", int], Iterator[ToNode]]) -> None:
+        super().__init__(says)
+        self.is_asked = threading.Event()
+        self.is_back = threading.Event()
+
+    def Download(self, request: Wanted, context: Any) -> Iterator[Chunk]:  # noqa: N802
+        if not self.is_asked.is_set():
+            self.is_asked.set()
+            assert self.is_back.wait(BOUND_S)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was cut")
+        yield from super().Download(request, context)
+
+
+def test_a_cut_while_the_fixed_part_comes_costs_nothing(tmp_path: Path) -> None:
+    """The same plan, told on the next connection, does not end the download."""
+    training = Lacking()
+
+    def says(server: Any, connection: int) -> Iterator[ToNode]:
+        yield plan(fixed_part=payload())
+        if connection == 1:
+            assert server.is_asked.wait(BOUND_S)
+            return
+        server.is_back.set()
+        assert training.has_part.wait(BOUND_S / 4)
+        yield OVER
+
+    words, _ = attended(tmp_path, says, training, Cut)
+    assert words == "enough"
+    assert training.given == [MODEL]
+
+
+def test_a_plan_with_another_fixed_part_ends_the_download_of_the_first(tmp_path: Path) -> None:
+    training = Lacking()
+    another = bytes(range(100)) * 26
+
+    class Never(Cut):
+        def Download(self, request: Wanted, context: Any) -> Iterator[Chunk]:  # noqa: N802
+            if request.sha256 == payload().sha256:
+                yield from super().Download(request, context)
+            else:
+                yield Chunk(data=another, crc32=zlib.crc32(another))
+
+    def says(server: Any, _: int) -> Iterator[ToNode]:
+        yield plan(fixed_part=payload())
+        assert server.is_asked.wait(BOUND_S)
+        yield plan(fixed_part=payload(another))
+        server.is_back.set()
+        assert training.has_part.wait(BOUND_S / 4)
+        yield OVER
+
+    words, _ = attended(tmp_path, says, training, Never)
+    assert words == "enough"
+    assert training.given == [another]

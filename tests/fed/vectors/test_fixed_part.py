@@ -102,7 +102,9 @@ def test_a_change_of_the_fixed_part_is_found(change: Callable[[Tensor], None], t
     module = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
     untouched = Untouched(module)
     for _ in range(tasks):
+        untouched.begin()
         untouched.check()
+    untouched.begin()
     with torch.no_grad():
         change(module.get_parameter("0.bias"))
     if tasks and change is add_to_data:
