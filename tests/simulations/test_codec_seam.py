@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -25,12 +24,11 @@ from fed.clients.training.worker import Work
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.config import registry
 from fed.errors import Diverged
-from fed.server.flower.app import server_app, write_app
 from fed.server.grpc.deploy import serve
 from fed.simulations.estimate import expect
 from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
-from tests.flower_stand_ins import Federation, Message, install, partitions
+from tests.flower_stand_ins import Federation, Message, install, run_app
 from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.simulations import users_parts as parts
@@ -175,13 +173,8 @@ class Overheard(Federation):
 
 def over_flower(given: fed.Experiment, folder: Path) -> tuple[list[int], list[Any]]:
     """The same, on a stand-in of Flower's grid."""
-    write_app(given, folder / "app")
-    (path,) = (folder / "app").glob("*/experiment.yaml")
-    grid = Overheard(path, partitions(CLIENTS, folder / "nodes"))
-    grid.answers = []
-    context = SimpleNamespace(run_config={"min-nodes": CLIENTS, "output": str(folder / "run")}, run_id=7)
-    app: Any = server_app(path)
-    app.run(grid, context)
+    Overheard.answers = []
+    grid = run_app(given, folder, CLIENTS, Overheard)
     metrics = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return [len(content["arrays"]["flat"].data) for content in grid.answers], [json.loads(line) for line in metrics]
 

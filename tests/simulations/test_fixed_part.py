@@ -4,7 +4,6 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 import fed
 from fed.clients.setup import Preparation
 from fed.errors import InvalidInput, InvalidModel
-from fed.server.flower.app import server_app, write_app
 from fed.server.grpc.deploy import serve
 from fed.server.peer.real_peer import _hash
 from fed.server.resume import run_fingerprint
 from fed.vectors.fixed_part import fixed_state
-from tests.flower_stand_ins import Federation, install, partitions
+from tests.flower_stand_ins import install, run_app
 from tests.observing import after_round
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.server.peer.processes import processes
@@ -154,12 +152,7 @@ def over_grpc(given: fed.Experiment, folder: Path) -> dict[str, Tensor]:
 
 
 def over_flower(given: fed.Experiment, folder: Path) -> dict[str, Tensor]:
-    write_app(given, folder / "app")
-    (path,) = (folder / "app").glob("*/experiment.yaml")
-    grid = Federation(path, partitions(CLIENTS, folder / "nodes"))
-    context = SimpleNamespace(run_config={"min-nodes": CLIENTS, "output": str(folder / "run")}, run_id=7)
-    app: Any = server_app(path)
-    app.run(grid, context)
+    run_app(given, folder, CLIENTS)
     return state(fed.Run.load(folder / "run"))
 
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +17,6 @@ from fed.compression.codec import Draw
 from fed.compression.stage import Stage
 from fed.config import registry
 from fed.errors import Diverged, InvalidExperiment
-from fed.server.flower.app import server_app, write_app
 from fed.server.grpc.deploy import serve
 from fed.server.peer.real_peer import _hash
 from fed.server.resume import run_fingerprint
@@ -27,7 +25,7 @@ from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from fed.storage.checkpoints import Checkpoints
 from fed.vectors.randomness import Streams
-from tests.flower_stand_ins import Federation, install, partitions
+from tests.flower_stand_ins import install, run_app
 from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.server.peer.processes import processes
@@ -92,12 +90,7 @@ def over_grpc(given: fed.Experiment, folder: Path) -> None:
 
 
 def over_flower(given: fed.Experiment, folder: Path) -> None:
-    write_app(given, folder / "app")
-    (path,) = (folder / "app").glob("*/experiment.yaml")
-    grid = Federation(path, partitions(CLIENTS, folder / "nodes"))
-    context = SimpleNamespace(run_config={"min-nodes": CLIENTS, "output": str(folder / "run")}, run_id=7)
-    app: Any = server_app(path)
-    app.run(grid, context)
+    run_app(given, folder, CLIENTS)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "median", "bmuf", "dpsgd", "allreduce"])
