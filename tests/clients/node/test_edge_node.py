@@ -732,7 +732,7 @@ def test_a_cut_while_the_fixed_part_comes_costs_nothing(tmp_path: Path) -> None:
     assert training.given == [MODEL]
 
 
-def test_a_plan_with_another_fixed_part_ends_the_download_of_the_first(tmp_path: Path) -> None:
+def test_a_plan_with_another_fixed_part_ends_the_first_download(tmp_path: Path) -> None:
     training = Lacking()
     another = bytes(range(100)) * 26
 
