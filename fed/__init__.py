@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fed.aggregators.peer_rule import PeerRule as PeerRule
     from fed.clients.data import ClientsOnDemand as ClientsOnDemand
     from fed.clients.data import FederatedData as FederatedData
+    from fed.clients.data.dealing import partition as partition
     from fed.config.comparison import Comparison as Comparison
     from fed.config.experiment import Experiment as Experiment
     from fed.reports.summary import ComparisonResult as ComparisonResult
@@ -48,6 +49,7 @@ _HOME_OF = {
     "PeerRule": "fed.aggregators.peer_rule",
     "Run": "fed.storage.run",
     "compare": "fed.simulations.compare",
+    "partition": "fed.clients.data.dealing",
     "serve": "fed.server.grpc.deploy",
     "simulate": "fed.simulations.simulate",
 }

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fed.clients.data.frames import Column, columns_of, is_column, is_frame
+from fed.clients.data.frames import FrameColumn, columns_of, is_column, is_frame
 from fed.errors import InvalidData, first_line
 from fed.vectors.tensors import Tensor, torch
 
@@ -52,7 +52,7 @@ def tensor_of(brought: object, owner: str, *, are_targets: bool = False) -> Tens
     if is_frame(brought):
         return _of_frame(brought, place)
     if is_column(brought):
-        return _shared(_numbers(Column.of(brought), place), place)
+        return _shared(_numbers(FrameColumn.of(brought), place), place)
     if isinstance(brought, list | tuple) and brought and all(isinstance(part, Tensor) for part in brought):
         return _stacked(brought, place)
     if isinstance(brought, str | bytes | dict | set) or not _is_array_like(brought):
@@ -97,11 +97,11 @@ def _of_frame(frame: Any, place: _Place) -> Tensor:
     columns = columns_of(frame)
     if not columns:
         raise InvalidData(f"{place.owner} must be a frame with columns, got one without: give it some")
-    numbers = [_numbers(Column.of(column), place._replace(column=name)) for name, column in columns.items()]
+    numbers = [_numbers(FrameColumn.of(column), place._replace(column=name)) for name, column in columns.items()]
     return _shared(np.stack(numbers, axis=1), place)
 
 
-def _numbers(column: Column, place: _Place) -> NDArray[Any]:
+def _numbers(column: FrameColumn, place: _Place) -> NDArray[Any]:
     """A column's values as numbers, with none missing."""
     place = place._replace(is_table=True, index=column.index)
     if place.column is None and column.name is not None:

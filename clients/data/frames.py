@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fed.config.validation import nearest
 from fed.errors import InvalidData
 
-__all__ = ["Column", "categories_of", "columns_of", "is_column", "is_frame", "parted_by_name"]
+__all__ = ["FrameColumn", "categories_of", "columns_of", "is_column", "is_frame", "names_of", "parted_by_name"]
 
 _FRAMES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table")}
 _COLUMNS = {
@@ -25,7 +25,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Column:
+class FrameColumn:
     """Values of a column of some library's, as NumPy's.
 
     Args:
@@ -43,12 +43,12 @@ class Column:
     name: object = None
 
     @classmethod
-    def of(cls, column: Any) -> "Column":
+    def of(cls, column: Any) -> "FrameColumn":
         """Read a column of pandas', polars' or Arrow's.
 
         Example:
             >>> import pandas
-            >>> Column.of(pandas.Series(["b", "a"], dtype="category")).values.tolist()
+            >>> FrameColumn.of(pandas.Series(["b", "a"], dtype="category")).values.tolist()
             [1, 0]
         """
         match _library(column):
@@ -60,7 +60,7 @@ class Column:
                 return cls(_plain_values(column), _or_none(_plain_values(column.is_null())))
 
     @classmethod
-    def _of_pandas(cls, column: Any) -> "Column":
+    def _of_pandas(cls, column: Any) -> "FrameColumn":
         kind = column.dtype
         labels = {"index": getattr(column, "index", None), "name": column.name}
         if hasattr(kind, "categories"):
@@ -99,6 +99,20 @@ def columns_of(frame: Any) -> dict[Any, Any]:
     return {name: frame[name] for name in names}
 
 
+def names_of(brought: object) -> tuple[str, ...]:
+    """Names of the columns of a frame, or of a column that has one; empty for all else.
+
+    Example:
+        >>> import pandas
+        >>> names_of(pandas.DataFrame({"a": [1], "b": [2]})), names_of(pandas.Series([1], name="a")), names_of([1])
+        (('a', 'b'), ('a',), ())
+    """
+    if is_frame(brought):
+        return tuple(map(str, columns_of(brought)))
+    name = getattr(brought, "name", None) if is_column(brought) else None
+    return () if name is None else (str(name),)
+
+
 def categories_of(brought: object) -> tuple[str, ...]:
     """Names of the classes that a column of categories, or a frame's only column, holds; empty for all else.
 
@@ -112,7 +126,7 @@ def categories_of(brought: object) -> tuple[str, ...]:
         brought = next(iter(columns.values())) if len(columns) == 1 else None
     if not is_column(brought):
         return ()
-    return tuple(map(str, Column.of(brought).categories or ()))
+    return tuple(map(str, FrameColumn.of(brought).categories or ()))
 
 
 def parted_by_name(frame: Any, targets: str | Sequence[str], owner: str) -> tuple[Any, Any]:

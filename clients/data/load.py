@@ -19,7 +19,7 @@ from fed.errors import InvalidData
 from fed.vectors.randomness import Streams, seeded_torch
 from fed.vectors.tensors import torch
 
-__all__ = ["load"]
+__all__ = ["deal", "load"]
 
 _CLIENTS = 100
 
@@ -59,12 +59,25 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
         # To hold out of clients on demand at once would read all of them.
         if source.is_on_demand:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
-    samples = _samples(source, section.kind)
+    return deal(_samples(source, section.kind), section, streams)
+
+
+def deal(samples: Samples, section: DataSection, streams: Streams) -> FederatedData:
+    """Hold a test set out of samples where they bring none, and deal the rest to clients.
+
+    Args:
+        samples: all samples.
+        section: ``data`` of an experiment, of which the clients, the partition and the share to test on count.
+        streams: the experiment's random streams.
+
+    Raises:
+        InvalidData: if samples cannot be dealt so that every client has one.
+    """
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
     # A partition that takes no number of clients finds the clients in the samples.
     takes_clients = "clients" in inspect.signature(partition.target).parameters
-    deal = _deal_to_numbers if takes_clients else _deal_to_names
-    dealt = deal(samples, section, partition, streams)
+    hand_out = _deal_to_numbers if takes_clients else _deal_to_names
+    dealt = hand_out(samples, section, partition, streams)
     holdings = dealt.holdings
     if partition.overlap:
         holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
