@@ -150,7 +150,7 @@ class DataSection(Component):
 DATA = Family(
     "data",
     DataSection,
-    {name: f"fed.clients.data.sources.{name}:{name}" for name in ("digits", "idx", "synthetic", "text")}
+    {name: f"fed.clients.data.sources.{name}:{name}" for name in ("digits", "idx", "image_folder", "synthetic", "text")}
     | _in("clients.data.sources.tables", "npz", "csv"),
     given=("streams",),
     default="digits",
