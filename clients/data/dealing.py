@@ -63,8 +63,9 @@ def partition(
         ((0, 1, 2), 16, 4)
     """
     section = {"kind": "given", "clients": clients, "partition": {"kind": kind, **keys}, "test_fraction": test_fraction}
+    sections: dict[str, Any] = {"data": section, "seed": seed}
     try:
-        asked = _Asked(data=section, seed=seed)
+        asked = _Asked(**sections)
         samples = _samples(inputs, targets, test=test, columns=columns or {}, classes=classes)
         return deal(samples, asked.data, Streams(asked.seed))
     except (InvalidData, InvalidExperiment) as error:

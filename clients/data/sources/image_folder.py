@@ -71,10 +71,11 @@ def _folders(place: Path) -> list[str]:
 def _files(place: Path, classes: list[str] | None) -> list[tuple[str, Path]]:
     """Name of the class and path of every image, in the order of both."""
     folders = sorted(_folders(place))
-    for name in folders if classes is not None else ():
-        if name not in classes:
+    known = folders if classes is None else classes
+    for name in folders:
+        if name not in known:
             raise InvalidData(
-                f"{place}: a folder must be named like one of data.classes, got {name!r}{nearest(name, classes)}: "
+                f"{place}: a folder must be named like one of data.classes, got {name!r}{nearest(name, known)}: "
                 "rename or move it, or add the class"
             )
     files = [(name, file) for name in folders for file in _images(place / name)]
