@@ -124,9 +124,8 @@ def _checked(array: NDArray[Any], place: _Place) -> NDArray[Any]:
     if kind not in "fiubc":
         raise _no_numbers(array, place)
     # Tables alone: there an error can name the column. All other numbers are checked with the client's samples.
-    wrong = np.flatnonzero(~np.isfinite(array)) if place.is_table and kind == "f" else []
-    if len(wrong):
-        row = int(wrong[0])
+    if place.is_table and kind == "f" and not np.isfinite(array).all():
+        row = int(np.flatnonzero(~np.isfinite(array))[0])
         raise place.wrong("be finite", str(array[row]), row, _FILL if np.isnan(array[row]) else "correct it")
     return array
 
