@@ -98,18 +98,9 @@ def _csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def _parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Write Parquet; a column that mixes numbers and text is text.
-
-    Raises:
-        InvalidInput: if pyarrow is not installed.
-    """
-    from importlib import import_module
-
-    try:
-        pyarrow = import_module("pyarrow")  # an extra
-        parquet = import_module("pyarrow.parquet")
-    except ModuleNotFoundError:
-        raise InvalidInput('Parquet needs pyarrow, which is not installed: pip install "fed[parquet]"') from None
+    """Write Parquet; a column that mixes numbers and text is text."""
+    import pyarrow
+    from pyarrow import parquet
 
     from fed.storage.atomic_files import replaced
 

@@ -151,7 +151,7 @@ DATA = Family(
     "data",
     DataSection,
     {name: f"fed.clients.data.sources.{name}:{name}" for name in ("digits", "idx", "image_folder", "synthetic", "text")}
-    | _in("clients.data.sources.tables", "npz", "csv"),
+    | _in("clients.data.sources.tables", "npz", "csv", "parquet"),
     given=("streams",),
     default="digits",
 )

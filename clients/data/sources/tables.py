@@ -1,11 +1,12 @@
-"""Table files as sources, a row a sample: ``csv`` with a header, and ``npz`` as NumPy saves it.
+"""Table files as sources, a row a sample: ``csv`` with a header, ``parquet``, and ``npz`` as NumPy saves it.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fed.config.validation import nearest
 from fed.errors import InvalidData
 from fed.vectors.tensors import torch
 
-__all__ = ["csv", "npz"]
+__all__ = ["csv", "npz", "parquet"]
 
 
 def csv(
@@ -49,31 +50,44 @@ def csv(
         classes: number of classes; one more than the largest label unless given.
 
     Raises:
-        InvalidData: if a column is missing, or a cell empty or no number; the message names row and column.
+        InvalidData: if a column is missing or has no name, or a cell is empty or no number; the message names row and
+            column.
     """
-    aims = _aims(path, label, targets, classes)
-    named = dict.fromkeys(aims, "label" if targets is None else "targets") | dict.fromkeys(metadata or [], "metadata")
-    named |= {name: key for key, name in (("client", client), ("split", split)) if name is not None}
-    sheet = Sheet.read(files_of(path, ".csv"), named)
-    reals = {name: sheet.reals(name) for name in sheet.cells if name not in named}
-    if not reals:
-        raise InvalidData(f"{path}: must have a column beside {', '.join(named)} to be a feature, got none: add one")
-    columns: dict[str, NDArray[np.generic]] = {**reals, **{name: sheet.values(name) for name in metadata or []}}
-    if client:
-        columns[client] = sheet.names(client)
-    columns = _with_holders(columns, client, [file.stem for file, _ in sheet.places])
-    aimed_at: dict[str, NDArray[Any]] = {name: sheet.reals(name) for name in aims}
-    if targets is None:
-        aimed_at = {aims[0]: _labels(sheet.numbers(aims[0], np.int64, "be an integer"), path, aims[0], classes)}
-    targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(targets, list) else aimed_at[aims[0]]
-    return Samples(
-        inputs=torch.from_numpy(np.stack(list(reals.values()), axis=1)),
-        targets=torch.from_numpy(targets_E),
-        columns={**columns, **aimed_at},
-        classes=classes,
-        names=Names((*reals, *aims)),
-        is_test=None if split is None else _is_test(sheet.column(split), path, split, sheet.wrong),
-    )
+    keys = _Keys(path, label, targets, client=client, split=split, metadata=metadata, classes=classes)
+    return _read(keys, files_of(path, ".csv"))
+
+
+def parquet(
+    path: str,
+    label: str | None = None,
+    targets: str | list[str] | None = None,
+    client: str | None = None,
+    split: str | None = None,
+    metadata: list[str] | None = None,
+    classes: PositiveInt | None = None,
+) -> Samples:
+    """Table of Parquet: every column is a feature but those that the keys name, as in ``csv``.
+
+    Null and NaN are empty cells.
+
+    Args:
+        path: a file, or a folder of .parquet files with the same columns, each a client of the partition ``file``;
+            relative to the working directory.
+        label: the column of class labels, integers from 0; ``label`` unless ``targets`` are given.
+        targets: column of real targets in place of labels, [E] in float32, or list of columns, [E, T] in their order,
+            such as a survival's time and event.
+        client: column with the name of each row's client, for the partition ``natural``.
+        split: a column that says ``train`` or ``test``. Rows that say ``test`` are the test set, and where the
+            partition names clients also each client's own.
+        metadata: columns that are no features; they may hold text.
+        classes: number of classes; one more than the largest label unless given.
+
+    Raises:
+        InvalidData: if a column is missing or has no name, or a cell is empty or no number; the message names row and
+            column.
+    """
+    keys = _Keys(path, label, targets, client=client, split=split, metadata=metadata, classes=classes)
+    return _read(keys, files_of(path, ".parquet"))
 
 
 def npz(
@@ -126,11 +140,62 @@ def npz(
     shape = (len(targets_E),)
     # A partition may name any array with one value a sample.
     columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == shape}
-    columns = _with_holders(columns, client, files_E)
+    columns = _with_holders(columns, client, np.array(files_E))
     inputs_E = _reals(arrays[left[0]], files[0], left[0])
     # Models take features [E, F]: one number a sample is one feature.
     inputs_E = inputs_E.unsqueeze(1) if inputs_E.ndim == 1 else inputs_E
     return Samples(inputs_E, targets_E, columns=columns, classes=classes, is_test=is_test_E)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Keys:
+    """Keys of a source that reads a table."""
+
+    path: str = field(kw_only=False)
+    label: str | None = field(kw_only=False)
+    targets: str | list[str] | None = field(kw_only=False)
+    client: str | None
+    split: str | None
+    metadata: list[str] | None
+    classes: int | None
+
+    def named(self, aims: Iterable[str]) -> dict[str, str]:
+        """Columns that the keys name → the key of each."""
+        named = dict.fromkeys(aims, "label" if self.targets is None else "targets")
+        named |= dict.fromkeys(self.metadata or [], "metadata")
+        return named | {name: key for key, name in (("client", self.client), ("split", self.split)) if name is not None}
+
+
+def _read(keys: _Keys, files: list[Path]) -> Samples:
+    path = keys.path
+    aims = _aims(path, keys.label, keys.targets, keys.classes)
+    named = keys.named(aims)
+    sheet = Sheet.read(files, {name: f"data.{key}" for name, key in named.items()})
+    reals = {name: sheet.reals(name) for name in sheet.names if name not in named}
+    if not reals:
+        raise InvalidData(f"{path}: must have a column beside {', '.join(named)} to be a feature, got none: add one")
+    aimed_at: dict[str, NDArray[Any]]
+    if keys.targets is None:
+        aimed_at = {aims[0]: _labels(sheet.integers(aims[0]), path, aims[0], keys.classes)}
+    else:
+        aimed_at = {name: sheet.reals(name) for name in aims}
+    targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(keys.targets, list) else aimed_at[aims[0]]
+    return Samples(
+        inputs=torch.from_numpy(np.stack(list(reals.values()), axis=1)),
+        targets=torch.from_numpy(targets_E),
+        columns={**_columns(sheet, keys, reals), **aimed_at},
+        classes=keys.classes,
+        names=Names((*reals, *aims)),
+        is_test=None if keys.split is None else _is_test(sheet.column(keys.split), path, keys.split, sheet.wrong),
+    )
+
+
+def _columns(sheet: Sheet, keys: _Keys, reals: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.generic]]:
+    """Columns that partitions may name, beside the targets."""
+    columns: dict[str, NDArray[np.generic]] = {**reals, **{name: sheet.values(name) for name in keys.metadata or []}}
+    if keys.client:
+        columns[keys.client] = sheet.identities(keys.client)
+    return _with_holders(columns, keys.client, sheet.stems)
 
 
 def _aims(path: str, label: str | None, targets: str | list[str] | None, classes: int | None) -> list[str]:
@@ -190,11 +255,11 @@ def _is_test(
 
 
 def _with_holders(
-    columns: dict[str, NDArray[np.generic]], client: str | None, files: list[str]
+    columns: dict[str, NDArray[np.generic]], client: str | None, stems_E: NDArray[np.generic]
 ) -> dict[str, NDArray[np.generic]]:
     """Columns with the partitions' own meaning of ``client`` and ``file``, not a feature that has that name."""
     held = {name: column for name, column in columns.items() if name != "client"}
-    return {**held, "file": np.array(files), **({"client": columns[client]} if client else {})}
+    return {**held, "file": stems_E, **({"client": columns[client]} if client else {})}
 
 
 def _labels(labels_E: NDArray[np.int64], path: str, label: str, classes: int | None) -> NDArray[np.int64]:

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from fed.clients.data import FederatedData
-from fed.clients.data.sources.tables import csv, npz
+from fed.clients.data.sources.tables import csv, npz, parquet
 from fed.errors import InvalidData
 
 Load = Callable[..., FederatedData]
@@ -111,6 +114,77 @@ def test_a_bad_table_names_the_file_and_the_place(tmp_path: Path, content: str, 
     message = refused(csv, path, client="town")
     assert said in message
     assert path in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (",age,label\n0,30,1\n", "column 1 must have a name, got '', which is how pandas saves an index: save the"),
+        ("Unnamed: 0,age,label\n0,30,1\n", "column 1 must have a name, got 'Unnamed: 0', which is how pandas"),
+        ("age,label,\n30,1,\n", "column 3 must have a name, got ''"),
+        ("age,a\x00b,label\n1,2,0\n", "column 2 must have a name of at most 256 printable letters, got 'a\\x00b'"),
+        ('age,"a\nb",label\n1,2,0\n', "column 2 must have a name of at most 256 printable letters, got 'a\\nb'"),
+        ("age,\x1b[2J,label\n1,2,0\n", "column 2 must have a name of at most 256 printable letters"),
+        ("x" * 300 + ",label\n1,0\n", "column 1 must have a name of at most 256 printable letters, got 'xxxx"),
+        ("age, age ,label\n1,2,0\n", "the header must name each column once, got 'age' again"),
+        (",".join(f"c{n}" for n in range(70_000)) + "\n", "must have at most 65536 columns, got 70000"),
+        ("age,label\n=1+2,0\n1,1\n", "row 1, column age must be a number, got '=1+2'"),
+        ("age,label\n1,0\n0x10,1\n", "row 2, column age must be a number, got '0x10'"),
+        ("age,label\n1,0\n1,0x1\n", "row 2, column label must be an integer, got '0x1'"),
+        ("age,label\n1,0\n1e400,1\n", "row 2, column age must be finite in float32, got '1e400'"),
+        ("age,label\n1,0\n-inf,1\n", "row 2, column age must be finite in float32, got '-inf'"),
+        ("age,label\n1,0\n1\x00,1\n", "row 2, column age must be a number, got '1\\x00'"),
+        ("age,label\n1,no\n2,yes\n", "row 1, column label must be an integer, got 'no': list the classes in the"),
+        ('age,label\n1,"0\n2,1\n', "row 1, column label must be an integer, got '0\\n2,1\\n'"),  # a quote that is never closed
+        ("age,label\n1,0\n" + "x" * 500 + ",1\n", "x…': correct the cell"),
+    ],
+)
+def test_a_hostile_table_is_answered_in_one_sentence(tmp_path: Path, content: str, said: str) -> None:
+    message = refused(csv, path := written(tmp_path, content))
+    assert said in message
+    assert path in message
+    assert len(message) < len(path) + 300
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_bytes("age,label\n1,0\n\xe9,1\n".encode("latin1"))
+    assert "cannot be read as comma-separated text in UTF-8" in refused(csv, f"{tmp_path}/table.csv")
+
+
+REALS = st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=20)
+
+
+@given(REALS, st.integers(1, 20))
+def test_numbers_are_read_to_the_last_bit(tmp_path_factory: pytest.TempPathFactory, reals: list[float], k: int) -> None:
+    cells = [f"{real:.{k}e}" for real in reals]
+    path = written(tmp_path_factory.mktemp("bits"), "x,label\n" + "".join(f"{cell},0\n" for cell in cells))
+    expected = np.array([float(cell) for cell in cells]).astype(np.float32)
+    assume(np.isfinite(expected).all())
+    assert csv(path).inputs[:, 0].numpy().tobytes() == expected.tobytes()
+
+
+def test_parquet_has_the_bits_of_the_same_csv(tmp_path: Path) -> None:
+    frame = pd.read_csv(written(tmp_path, TABLE + "33,0.1,Ulm,0\n"))
+    frame.to_parquet(tmp_path / "table.parquet", index=False)
+    typed = parquet(f"{tmp_path}/table.parquet", client="town")
+    text = csv(f"{tmp_path}/table.csv", client="town")
+    assert typed.inputs.numpy().tobytes() == text.inputs.numpy().tobytes()
+    assert typed.targets.tolist() == text.targets.tolist()
+    assert typed.columns["client"].tolist() == text.columns["client"].tolist()
+    assert typed.names == text.names
+
+
+def test_parquet_is_held_to_the_rules_of_csv(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"age": [1.0, None], "label": [0, 1]})
+    path = f"{tmp_path}/table.parquet"
+    frame.to_parquet(path, index=False)
+    assert "row 2, column age must not be empty" in refused(parquet, path)
+    frame.fillna(0).set_axis(pd.Index([3, 1]), axis=0).to_parquet(path)
+    assert "column 3 must have a name, got '__index_level_0__', which is how pandas" in refused(parquet, path)
+    pd.DataFrame({"age": [[1], [2]], "label": [0, 1]}).to_parquet(path, index=False)
+    assert "column age must hold one value a row, got lists" in refused(parquet, path)
+    (tmp_path / "table.parquet").write_bytes(b"PAR1 torn")
+    assert "table.parquet: cannot be read as Parquet" in refused(parquet, path)
 
 
 def test_a_column_of_texts_must_be_declared(tmp_path: Path) -> None:

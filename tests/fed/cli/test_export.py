@@ -101,15 +101,6 @@ def test_what_cannot_be_exported_is_one_line(
     assert not (tmp_path / "table.csv").exists()
 
 
-def test_without_pyarrow_the_extra_is_named(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused = run(str(folder), "--to", "table.parquet")
-    assert (refused.code, refused.err) == (
-        2,
-        'error: Parquet needs pyarrow, which is not installed: pip install "fed[parquet]"\n',
-    )
-
-
 def test_export_loads_no_torch(folder: Path, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom fed.cli.main import main\n"
