@@ -304,8 +304,8 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
     limits = ", that it takes part under secure aggregation alone" if secure else ""
     typer.echo(
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
-        f"({signature.input_dtype}){limits}, that its targets are {_targets(signature)}, and the names of "
-        f"{len(signature.columns)} columns and {len(signature.labels)} classes (of very many, only the hash).\n"
+        f"({signature.input_dtype}){limits}, that its targets are {_targets(signature)}, and the names "
+        f"of {_named(signature)} (of very many, only the hash).\n"
         f"{_MASKED if secure else _PLAIN}\n"
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
         f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
@@ -320,6 +320,20 @@ def _targets(signature: "Signature") -> str:
     shape = " × ".join(map(str, signature.target_shape)) or "a number"
     classes = f" up to {signature.classes} classes" if signature.classes else ""
     return f"{shape} each ({signature.target_dtype}){classes}"
+
+
+def _named(signature: "Signature") -> str:
+    """Number of names of each kind; those of columns are the features' and then the targets'."""
+    columns = len(signature.columns)
+    targets = min(columns, signature.target_shape[-1] if signature.target_shape else 1)
+    counts = {"feature": columns - targets, "target": targets, "class": len(signature.labels)}
+    said = [_counted(number, name) for name, number in counts.items()]
+    return f"{', '.join(said[:-1])} and {said[-1]}"
+
+
+def _counted(number: int, name: str) -> str:
+    plural = f"{name}es" if name.endswith("s") else f"{name}s"
+    return f"{number} {name if number == 1 else plural}"
 
 
 _PLAIN_SENTENCES = "a sentence of why, which may name a folder of this node or a label that was out of range"

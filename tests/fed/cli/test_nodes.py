@@ -87,6 +87,13 @@ def test_certificates_are_given_or_renounced(folder: Path, capsys: pytest.Captur
         assert reason in capsys.readouterr().err
 
 
+def test_a_dry_run_counts_features_apart_from_targets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "table.csv").write_text("a,b,label\n1,2,0\n3,4,1\n")
+    (folder / "table.yaml").write_text("data: {kind: csv, path: table.csv}\n")
+    assert main(["client", "--data", "table.yaml", "--name", "ann", "--dry-run"]) == 0
+    assert "the names of 2 features, 1 target and 0 classes" in capsys.readouterr().out
+
+
 def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dry = ["client", "--data", "data.yaml", "--name", "ann", "--dry-run"]
     assert (main(dry), main([*dry, "--secure"])) == (0, 0)
@@ -107,8 +114,8 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "classes": "up to 2 classes",
             "target_shape": "a number each",
             "target_dtype": "(int64)",
-            "columns": "names of 0 columns",
-            "labels": "columns and 0 classes",
+            "columns": "names of 0 features, 0 targets",
+            "labels": "targets and 0 classes",
             "names_sha256": "the hash",
         },
         "FromSession": {
