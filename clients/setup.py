@@ -33,7 +33,7 @@ from fed.compression.lossless import Zstd
 from fed.compression.stage import Stage, check_stage
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, InvalidModel, users_errors_as
 from fed.secure_aggregation.settings import settings_of
 from fed.storage.model_files import ModelInputs, read_fixed_part
 from fed.vectors.fixed_part import fixed_state, packed
@@ -231,12 +231,11 @@ class Preparation:
         check_targets(self.data, self.loss)
         # On the CPU, so that the first model has the same bits whatever device trains it.
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
-            if model is None:
-                made = self._built_in(experiment)
-            elif isinstance(model, nn.Module):
+            if isinstance(model, nn.Module):
                 made = model
             else:
-                made = model()
+                with users_errors_as(InvalidModel, "the model's factory"):
+                    made = self._built_in(experiment) if model is None else model()
             module = own_copy(made)
             if experiment.fixed is not None:
                 read_fixed_part(Path(experiment.fixed.path).expanduser(), module)

@@ -19,6 +19,7 @@
     └── SessionFailed           a session of secure aggregation that has ended without a sum
 """
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -42,6 +43,8 @@ __all__ = [
     "first_line",
     "located",
     "os_errors_as",
+    "place_of",
+    "users_errors_as",
 ]
 
 
@@ -169,3 +172,39 @@ def os_errors_as(kind: type[FedError], problem: str, remedy: str) -> Iterator[No
         yield
     except OSError as error:
         raise kind(f"{problem} ({error.strerror or error}): {remedy}") from None
+
+
+@contextmanager
+def users_errors_as(kind: type[FedError], what: str) -> Iterator[None]:
+    """Raise what the user's own code raises within the block as one sentence, with its place; errors of ours pass.
+
+    Args:
+        kind: class of the error.
+        what: name of that code, such as ``the model's factory``.
+
+    Example:
+        >>> try:
+        ...     with users_errors_as(InvalidModel, "the model's factory"):
+        ...         raise KeyError("width")
+        ... except InvalidModel as error:
+        ...     str(error).partition(", at ")[0]
+        "the model's factory raised KeyError: 'width'"
+    """
+    try:
+        yield
+    except FedError:
+        raise
+    except Exception as error:
+        raise kind(
+            f"{what} raised {type(error).__name__}: {first_line(error)}, at {place_of(error)}: correct it"
+        ) from error
+
+
+def place_of(error: Exception) -> str:
+    """File and line at which an error left the user's own code, or where it was raised."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}"

@@ -15,7 +15,7 @@ from fed.clients.data.folds import holding_out
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Pair, Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
-from fed.errors import InvalidData
+from fed.errors import InvalidData, users_errors_as
 from fed.vectors.randomness import Streams, seeded_torch
 from fed.vectors.tensors import torch
 
@@ -51,7 +51,8 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     # Cut from the data as they are dealt without folds: all folds share one partition.
     if section.fold is not None:
         return holding_out(load(section.model_copy(update={"fold": None}), streams), section.fold, streams)
-    with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # a user's own source may draw
+    # A user's own source may draw, and raise.
+    with seeded_torch(streams.torch_seed("data"), torch.device("cpu")), users_errors_as(InvalidData, section.kind):
         source = section.make(streams=streams)
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
         if source.test is not None or source.client_tests is not None or section.test_fraction == 0:

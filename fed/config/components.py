@@ -10,7 +10,6 @@ that this room knows of the rooms below it by name alone.
 import dataclasses
 import importlib
 import inspect
-import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from pydantic_core import CoreSchema, ValidationError, core_schema
 from fed.config import docstrings
 from fed.config.compatibility import Combinable
 from fed.config.validation import Section, nearest, sentence_error
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, place_of
 
 __all__ = ["Component", "Family", "is_object", "keys_of"]
 
@@ -266,16 +265,8 @@ def _import(module: str) -> ModuleType:
             raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InvalidExperiment(
-            f"module {module} fails while it is imported, at {_place_of(error)}: {problem}: correct it"
+            f"module {module} fails while it is imported, at {place_of(error)}: {problem}: correct it"
         ) from error
-
-
-def _place_of(error: Exception) -> str:
-    """File and line that an error comes from."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
 
 
 @cache

@@ -1,8 +1,9 @@
 """Errors keep their place in the tree when they are told where they belong, a user's own kinds too."""
 
 import pytest
+import torch
 
-from fed.errors import InvalidData, OutputExists, located
+from fed.errors import InvalidData, OutputExists, located, users_errors_as
 
 
 class NoArchive(InvalidData):
@@ -20,3 +21,24 @@ def test_every_line_begins_with_the_place() -> None:
 def test_a_kind_of_ours_stays_that_kind() -> None:
     with pytest.raises(OutputExists, match=r"^--output: there is something$"), located("--output"):
         raise OutputExists("there is something")
+
+
+def test_users_errors_become_one_sentence_with_their_place() -> None:
+    def broken() -> None:
+        raise ValueError("no such\nthing")
+
+    with (
+        pytest.raises(InvalidData, match=r"^my source raised ValueError: no such, at .*errors\.py:\d+: correct it$"),
+        users_errors_as(InvalidData, "my source"),
+    ):
+        broken()
+    with pytest.raises(OutputExists, match="as it is"), users_errors_as(InvalidData, "my source"):
+        raise OutputExists("as it is")
+
+
+def test_the_place_of_an_error_is_the_users_own_line() -> None:
+    with (
+        pytest.raises(InvalidData, match=r"my source raised \w+: .*, at .*test_errors\.py:\d+: correct it"),
+        users_errors_as(InvalidData, "my source"),
+    ):
+        torch.nn.functional.mse_loss(torch.zeros(2), torch.zeros(2).tolist())

@@ -195,3 +195,11 @@ def test_what_raises_while_a_client_is_read_names_it() -> None:
     with pytest.raises(OSError, match="no such shard") as caught:
         simulate(fed.Experiment(rounds={"count": 1}, simulation={"workers": 0}), data=data, model=parts.small)
     assert "while client 3 was made or read" in caught.value.__notes__
+
+
+def test_a_factory_that_raises_is_answered_with_its_line() -> None:
+    def broken() -> nn.Module:
+        return nn.Linear(4, -1)
+
+    with pytest.raises(InvalidModel, match=r"^the model's factory raised RuntimeError: .*test_users_models\.py:\d+"):
+        simulate(experiment(), data=two_clients(), model=broken)

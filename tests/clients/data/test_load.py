@@ -255,3 +255,12 @@ def test_bad_keys_are_named_with_what_is_allowed(loaded: Load, keys: dict[str, A
         loaded(**keys)
     assert isinstance(caught.value, InvalidInput)
     assert said in str(caught.value)
+
+
+def test_a_source_that_raises_is_named_in_one_sentence(loaded: Load, named: Named) -> None:
+    def broken() -> None:
+        raise KeyError("path")
+
+    kind = named(broken)
+    with pytest.raises(InvalidData, match=rf"^{kind} raised KeyError: 'path', at .*test_load\.py:\d+: correct it$"):
+        loaded(kind=kind)
