@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from fed.config.compatibility import Feature, Sections, Term
 from fed.config.experiment import Local
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
-from fed.vectors.tensors import Tensor, nn
+from fed.vectors.layout import Layout
+from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Aggregator", "Algorithm", "Broadcast", "ClientWork", "LocalRule", "Phase", "Reduced", "Report"]
 
@@ -188,12 +189,49 @@ class Aggregator(Algorithm):
         """
         return ()
 
+    def fixes(self, module: "nn.Module") -> Collection[str]:
+        """The names of trainable parameters that stay as they are: they join the model's fixed part.
+
+        Raises:
+            InvalidModel: if the model has nothing of the kind.
+        """
+        return ()
+
+    def moves(self, module: "nn.Module") -> Collection[str]:
+        """The names of parameters of the fixed part that the coordinator alone moves, by :meth:`moved`.
+
+        They go out with each task, and never come back.
+
+        Raises:
+            InvalidModel: if the model has nothing of the kind.
+        """
+        return ()
+
+    def for_model(self, module: "nn.Module", layout: Layout) -> Self:
+        """The algorithm for a model; one that looks at the places of its tensors returns a copy that knows them.
+
+        Args:
+            module: the first model.
+            layout: layout of the part of the model that leaves a client.
+        """
+        return self
+
+    def moved(self, state: Any) -> Tensor:
+        """The sum of all movements, since the run began, of the parameters of :meth:`moves`, [J]."""
+        return torch.zeros(0, dtype=torch.float64)
+
     def phases(self) -> tuple[Phase, ...]:
         """Phases of a client's local training."""
         return (Phase(rule=self.local_rule),)
 
-    def local_start(self, anchor_P: Tensor, client_state: Any) -> Tensor:
-        """Start of a client's steps: x, or for K clients [K, P] a row each."""
+    def local_start(self, anchor_P: Tensor, client_state: Any, places_K: Tensor | None = None) -> Tensor:
+        """Start of a client's steps: x, or for K clients [K, P] a row each.
+
+        Args:
+            anchor_P: x, the model that came with the task, [P] or [K, P].
+            client_state: state that each client keeps.
+            places_K: each client's number from 0 to N − 1; given only where the algorithm asks for the "place".
+        """
         return anchor_P
 
     def report(self, work: ClientWork) -> Report:

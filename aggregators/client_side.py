@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
@@ -90,12 +90,13 @@ def format_of(
     return Format(
         dtype=layout.dtype,
         parts=tuple(part.shape[1] for part in report.message),
-        buffers=layout.size - layout.parameters,
+        buffers=layout.returned_size - layout.parameters,
+        moved=layout.moved_size,
         integers=layout.integer_count,
         parameters=layout.parameters,
         broadcast=tuple(part.numel() for part in broadcast),
         later_broadcast=tuple(part.numel() for part in later),
-        sends_models=_is(report.message, zeros_1P) and aggregator.plain_start and not is_encoded,
+        sends_models=_is(report.message, zeros_1P) and aggregator.plain_start and not is_encoded and not layout.moved,
         weighs_samples=weights == [2.0, 2.0**40, 3.0],
         weighs_alike=weights == [1.0, 1.0, 1.0],
         votes=aggregator.votes,
@@ -132,7 +133,9 @@ def _shape(part: Any) -> tuple[int, ...]:
     return tuple(part.shape) if isinstance(part, Tensor) else ()
 
 
-def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
+def starting_states(
+    aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any, places: Sequence[int] = ()
+) -> Tensor:
     """States in which local steps begin: the task's [V], or each client's own [K, V].
 
     Args:
@@ -140,9 +143,13 @@ def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, cli
         layout: layout of the model.
         start_V: the task's model.
         client_state: state of the clients, a named tuple, or None.
+        places: each client's number among all, where the algorithm asks for it.
     """
     anchor_P = start_V[..., : layout.parameters]
-    began_KP = aggregator.local_start(anchor_P, client_state)
+    if places:
+        began_KP = aggregator.local_start(anchor_P, client_state, torch.tensor(places))
+    else:
+        began_KP = aggregator.local_start(anchor_P, client_state)
     if began_KP is anchor_P:  # no copy for each client
         return start_V
     # Buffers are no part of the algorithm: local steps begin with those of the server.
@@ -167,7 +174,9 @@ def reported(
         Messages [K, M] in float64, the parts followed by the update of the float buffers; weights [K] in float64; the
         clients' states, in the model's type; and whether a message is the update alone, as it is.
     """
-    update_KV = trained_KV.to(torch.float64, copy=True).sub_(began)  # double() of float64 would be no copy
+    returned = layout.returned_size
+    # double() of float64 would be no copy
+    update_KV = trained_KV[:, :returned].to(torch.float64, copy=True).sub_(began[..., :returned])
     params = layout.parameters
     update_KP = update_KV[:, :params]
     report = aggregator.report(

@@ -67,7 +67,7 @@ class EASGD(FedAvg):
         """The centre, where every client begins."""
         return ClientState(params_P)
 
-    def local_start(self, anchor_P: Tensor, client_state: ClientState) -> Tensor:
+    def local_start(self, anchor_P: Tensor, client_state: ClientState, places_K: Tensor | None = None) -> Tensor:
         """The client's own model."""
         return client_state.model_P
 

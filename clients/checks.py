@@ -12,7 +12,16 @@ from fed.config.components import Component
 from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["check_batch_norm", "check_labels", "check_model", "check_state", "check_targets", "made_by", "own_copy"]
+__all__ = [
+    "check_batch_norm",
+    "check_labels",
+    "check_model",
+    "check_state",
+    "check_targets",
+    "check_trained_part",
+    "made_by",
+    "own_copy",
+]
 
 
 def own_copy(made: object) -> "nn.Module":
@@ -190,6 +199,26 @@ def check_state(module: "nn.Module", precision: str) -> None:
             f"local.precision must be float32, which leaves a model in its own type, for a model of float64, got "
             f"{precision}: PyTorch's autocast would leave it in float64; convert model and data with .float()"
         )
+
+
+def check_trained_part(module: "nn.Module", tried: "nn.Module") -> None:
+    """Check that a forward pass leaves the choice of what is trained as it is.
+
+    Args:
+        module: the model.
+        tried: a copy of it after forward passes.
+
+    Raises:
+        InvalidModel: if a parameter is trained in one of them alone.
+    """
+    before = dict(module.named_parameters())
+    for name, part in tried.named_parameters():
+        if name in before and part.requires_grad != before[name].requires_grad:
+            now = "is" if part.requires_grad else "is not"
+            raise InvalidModel(
+                f"a model's forward pass must not change requires_grad, which says what is trained and travels, got "
+                f"{name}, which {now} trained after one: set it where the model is made, or name model.train"
+            )
 
 
 def made_by(section: Component, key: str, *bases: type) -> Any:

@@ -17,6 +17,7 @@ from fed.clients.checks import (
     check_model,
     check_state,
     check_targets,
+    check_trained_part,
     made_by,
     own_copy,
 )
@@ -91,6 +92,7 @@ class Preparation:
         metric: Metric | Metrics | None = None,
     ) -> None:
         self.streams = Streams(experiment.seed)
+        self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.data = data
         self.loss = loss_in_force(experiment, loss)
         self.metrics = metrics_in_force(experiment, loss, metric)
@@ -104,8 +106,9 @@ class Preparation:
         self.data = self.data.with_test_set() if is_tested else self.data
         # Only now: holding samples out may have left a client with a single one.
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
-        self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
+        if isinstance(self.algorithm, Aggregator):
+            self.algorithm = self.algorithm.for_model(self.module, self.layout.shared)
         self.stages = self._stages(experiment)
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
@@ -119,6 +122,7 @@ class Preparation:
             aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
             phases=self.phases,
             private=self.layout.private,
+            moved=self.layout.moved,
             read=self.data.read,
             test=self.data.test if is_tested else None,
             streams=self.streams,
@@ -239,12 +243,21 @@ class Preparation:
             module = own_copy(made)
             if experiment.fixed is not None:
                 read_fixed_part(Path(experiment.fixed.path).expanduser(), module)
+            self._fix(module)  # only now: the file need not hold what the algorithm fixes
             tried = copy.deepcopy(module)  # forward passes may leave tensors in it that cannot be copied
             classes = check_model(tried, self.data, self.loss, self.metrics)
+        check_trained_part(module, tried)
         if self.loss is cross_entropy:
             self.data = check_labels(self.data, classes)
         check_state(module, experiment.local.precision)
         return module
+
+    def _fix(self, module: "nn.Module") -> None:
+        """Leave out of what is trained the parameters that the algorithm keeps as they are."""
+        if isinstance(self.algorithm, Aggregator):
+            fixed = self.algorithm.fixes(module)
+            for name, part in module.named_parameters():
+                part.requires_grad_(part.requires_grad and name not in fixed)
 
     def _built_in(self, experiment: Experiment) -> "nn.Module":
         section = experiment.model
@@ -268,7 +281,7 @@ class Preparation:
         if not isinstance(algorithm, Aggregator):
             return (Phase(rule=algorithm.local_rule),), Layout.of(self.module)
         phases = algorithm.phases()
-        layout = Layout.of(self.module, algorithm.private(self.module))
+        layout = Layout.of(self.module, algorithm.private(self.module), algorithm.moves(self.module))
         has_own = any(phase.is_personal for phase in phases)
         if all(phase.is_personal for phase in phases) or (has_own and layout.private):
             raise InvalidExperiment(

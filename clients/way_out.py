@@ -147,7 +147,8 @@ class WayOut:
         numbers = ClientNumbers(_by_samples(trained), trained.samples, trained.train_losses)
         if self._reports_updates:
             # A copy in any case: a model in float64 is itself sent later, and must not be overwritten.
-            update_KV = trained.params_KV.to(torch.float64, copy=True).sub_(trained.begin)
+            returned = self.layout.returned_size
+            update_KV = trained.params_KV[:, :returned].to(torch.float64, copy=True).sub_(trained.begin[..., :returned])
             rows = Rows(update_KV, numbers, params_KV=trained.params_KV, start=trained.start)
             return rows, trained.client_state
         update_KM, weights_K, client_state, is_update = reported(

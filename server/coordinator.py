@@ -84,7 +84,9 @@ class Coordinator:
         # In float64 an update far below a parameter is not rounded away.
         self._state: Any = rule.init(vector_V[:parameters].double())
         rule.check_state(self._state, parameters, "init")
-        self._buffers_R = vector_V[parameters:].double()
+        returned = self.layout.returned_size
+        self._buffers_R = vector_V[parameters:returned].double()
+        self._first_J = vector_V[returned:].double()  # what the aggregator moves by itself, before it has
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # parameters, buffers, and the vector made of them
         self._tasks = self._population = 0
@@ -107,7 +109,9 @@ class Coordinator:
         Args:
             mixes: True if the model moves towards clients' models, rather than by their updates.
         """
-        present_V = self._whole(self.aggregator.model_to_send(self._state)) if mixes else None
+        present_V = None
+        if mixes:
+            present_V = self._whole(self.aggregator.model_to_send(self._state))[: self.layout.returned_size]
         return UpdateAccumulator(
             size=sum(self.message.summed_sizes),
             integers_I=self._integers_I,
@@ -332,6 +336,8 @@ class Coordinator:
         state, mean_R = self._way_in.apply(state, accumulator, number=number, population=population, share=share)
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)
+        if self.message.moved:
+            self._check_numbers(self.aggregator.moved(state), number, "what the algorithm moves by itself becomes")
         buffers_R = self._buffers_R
         if self.message.buffers:
             buffers_R = buffers_R + mean_R
@@ -376,4 +382,8 @@ class Coordinator:
         return self._kept[2]
 
     def _whole(self, params_P: Tensor) -> Tensor:
-        return torch.cat([params_P, self._buffers_R]) if self.message.buffers else params_P
+        if not self.message.buffers and not self.message.moved:
+            return params_P
+        if not self.message.moved:
+            return torch.cat([params_P, self._buffers_R])
+        return torch.cat([params_P, self._buffers_R, self._first_J + self.aggregator.moved(self._state)])

@@ -340,7 +340,7 @@ class UpdateAccumulator:
         assert isinstance(content, Update)
         update_M = content.update_M
         if self._present_V is not None:
-            update_M = update_M + (task.model.params_V - self._present_V)
+            update_M = update_M + (task.model.params_V[: len(self._present_V)] - self._present_V)
         if self._is_linear:
             self._mean.add(update_M, content.weight, factor)
         else:

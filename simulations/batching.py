@@ -230,11 +230,12 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
     # Unequal numbers, so that places to fill and clients that finish early are tried too.
     pairs = [(inputs[:count], targets[:count]) for count in (len(targets), half, 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, half)})
-    state = Layout.of(module, recipe.private).pack(module)
+    state = Layout.of(module, recipe.private, recipe.moved).pack(module)
     tried = replace(phase, epochs=None)
+    apart: dict[str, Any] = {"private": recipe.private, "moved": recipe.moved}
 
     def in_a_group(steps: Local) -> tuple[Tensor, Tensor]:
-        trainer = BatchedTrainer(copy.deepcopy(module), loss, steps, tried, device=device, private=recipe.private)
+        trainer = BatchedTrainer(copy.deepcopy(module), loss, steps, tried, device=device, **apart)
         return _probed(trainer, state, pairs, context)
 
     if device.type == "cuda":
@@ -248,7 +249,7 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
             batched = in_a_group(probe)
     except Exception as error:  # any error of a user's model: the loop will report it if it is raised there as well
         return _plainly(error), 0
-    trainer = Trainer(copy.deepcopy(module), loss, probe, tried, device=device, private=recipe.private)
+    trainer = Trainer(copy.deepcopy(module), loss, probe, tried, device=device, **apart)
     single = _probed_one_by_one(trainer, state, pairs, context)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
@@ -266,8 +267,8 @@ def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device)
         # Twice the same model: a loss that mixes models would differ from that of one alone.
-        rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private).pack(module)]
-        together = BatchedEvaluator(module, loss, {}, device, recipe.private).scores(rows[0], rows[1], samples)
+        rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private, recipe.moved).pack(module)]
+        together = BatchedEvaluator(module, loss, {}, device, recipe.private, recipe.moved).scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])

@@ -93,6 +93,7 @@ class BatchedEvaluator:
         metrics: name → (output, target) → a number.
         device: device that computes.
         private: the names of the tensors that the model does not share.
+        moved: the names of the tensors that the coordinator alone moves.
     """
 
     module: "nn.Module"
@@ -100,10 +101,11 @@ class BatchedEvaluator:
     metrics: Metrics
     device: "torch.device"
     private: Collection[str] = ()
+    moved: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self._module = copy.deepcopy(self.module).to(self.device).eval()
-        self._layout = Layout.of(self._module, self.private)
+        self._layout = Layout.of(self._module, self.private, self.moved)
         self._names = [part.name for part in self._layout.parts]
         self._programs: dict[tuple[int, torch.Size], fx.GraphModule] = {}
 

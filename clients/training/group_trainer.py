@@ -108,6 +108,7 @@ class GroupTraining:
                 self._layout.shared,
                 start_V=sent.start,
                 client_state=sent.context.client_state,
+                places=sent.task.places,
             )
         trained, diverged = self._train(sent, begin)
         if diverged:
@@ -209,6 +210,7 @@ class _PhaseTraining:
             "phase": phase,
             "device": device,
             "private": recipe.private,
+            "moved": recipe.moved,
         }
         self.is_personal = phase.is_personal
         self.trainer: LocalTrainer

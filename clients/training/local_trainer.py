@@ -124,6 +124,7 @@ class TorchTrainer:
         phase: trained parameters, rule and length of this phase.
         device: device that computes.
         private: names of the tensors that the model does not share.
+        moved: names of the tensors that the coordinator alone moves.
     """
 
     module: "nn.Module"
@@ -132,10 +133,11 @@ class TorchTrainer:
     phase: Phase
     device: "torch.device"
     private: Collection[str] = ()
+    moved: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self.module.to(self.device)
-        self.layout = Layout.of(self.module, self.private)
+        self.layout = Layout.of(self.module, self.private, self.moved)
         self.local = self.phase.local(self.local)
         self.half = _HALF.get(self.local.precision)
         self.precision: AbstractContextManager[object] = (

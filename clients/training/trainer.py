@@ -50,7 +50,7 @@ class Trainer(TorchTrainer):
         rule = self.phase.rule
         self._flat = FlatParameters(self.module, self.layout)
         self._evaluating = evaluating_layers(self.module)
-        self._untouched = Untouched(self.module)
+        self._untouched = Untouched(self.module, self.moved)
         self._moves = self.phase.moves(self._flat.shared)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}

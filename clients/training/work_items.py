@@ -257,6 +257,7 @@ class Recipe:
         held_out: client → samples on which it scores models, where clients do.
         way_out: way out of the clients' messages; None where there is no coordinator, or nobody trains.
         is_batched: True if groups train as one computation.
+        moved: names of the tensors that the coordinator alone moves.
         make_trainer: function that makes the trainer of single clients, where that is not PyTorch's own; clients then
             train one by one.
     """
@@ -275,6 +276,7 @@ class Recipe:
     held_out: _Reader | None = None
     way_out: Leaving | None = None
     is_batched: bool = False
+    moved: frozenset[str] = frozenset()
     make_trainer: MakeTrainer | None = None
 
     @property

@@ -54,6 +54,7 @@ class Work:
                 metrics=self._metrics,
                 device=device,
                 private=recipe.private,
+                moved=recipe.moved,
             )
 
     def __call__(

@@ -5,7 +5,7 @@ saved buffers, too, such as the statistics of a BatchNorm in a frozen body: they
 layer that holds them computes as in evaluation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import groupby
 
@@ -123,10 +123,11 @@ class Untouched:
 
     Args:
         module: the model.
+        moved: names of parameters that the coordinator moves, which each task brings anew.
     """
 
-    def __init__(self, module: "nn.Module") -> None:
-        self._state = _held(module)
+    def __init__(self, module: "nn.Module", moved: Collection[str] = ()) -> None:
+        self._state = {name: part for name, part in _held(module).items() if name not in moved}
         self._before: list[Tensor] | None = None  # in the first training alone, for it takes the part's memory again
         self._seen: list[tuple[int, int]] | None = None
 

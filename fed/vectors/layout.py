@@ -20,7 +20,7 @@ same meaning in every module:
     O: bytes of an encoded vector
     P: trainable parameters
     Q: trainable parameters as they are computed with: P of them and alignment gaps
-    R: floating-point state that is not trained, and travels: float buffers
+    R: floating-point state that is not trained, and travels: float buffers, and what a coordinator alone moves
     S: clients whose answers a round counts
     T: positions of a sequence
     U: batches of a local training
@@ -83,7 +83,8 @@ class Layout:
     Trainable parameters come first: rules act on ``vector[:parameters]``. Float buffers (a BatchNorm's running
     statistics) follow: they take the plain weighted mean. Integer buffers (a count of batches) are a vector of their
     own; the largest of the clients' values counts. Tied weights stand once. Buffers that the module does not save are
-    not part of the state, and neither is the fixed part (:mod:`fed.vectors.fixed_part`). Within each of the three
+    not part of the state, and neither is the fixed part (:mod:`fed.vectors.fixed_part`), but for parameters that the
+    coordinator moves by itself: they end the vector, go out to clients, and never come back. Within each of the three
     kinds, private tensors, which never leave a client, come last.
 
     Args:
@@ -94,6 +95,7 @@ class Layout:
         averaged: places of all other floating-point state.
         integers: places of integer and boolean buffers, in an int64 vector of their own.
         private: names of the tensors that never leave a client.
+        moved: names of the tensors that the coordinator alone moves.
 
     Example:
         >>> layout = Layout.of(nn.BatchNorm1d(3))
@@ -111,23 +113,36 @@ class Layout:
     averaged: tuple[Part, ...]
     integers: tuple[Part, ...]
     private: frozenset[str] = frozenset()
+    moved: frozenset[str] = frozenset()
 
     @property
     def integer_count(self) -> int:
         """I, the number of integers."""
         return sum(part.size for part in self.integers)
 
+    @cached_property
+    def moved_size(self) -> int:
+        """J, number of values at the end of the vector that the coordinator alone moves."""
+        return sum(part.size for part in self.averaged if part.name in self.moved)
+
+    @property
+    def returned_size(self) -> int:
+        """Number of values of the vector that come back from clients: all before those that the coordinator moves."""
+        return self.size - self.moved_size
+
     @classmethod
-    def of(cls, module: "nn.Module", private: Collection[str] = ()) -> "Layout":
+    def of(cls, module: "nn.Module", private: Collection[str] = (), moved: Collection[str] = ()) -> "Layout":
         """The layout of a module.
 
         Args:
             module: the model.
             private: names of parameters and buffers that never leave a client; those of the fixed part do not anyway.
+            moved: names of parameters of the fixed part that the coordinator alone moves; without private names.
 
         Raises:
             InvalidModel: if the model has no trainable parameters, they are of several types, or the state is complex;
-                if a private name is no part of its state, or nothing trainable is shared.
+                if a private name is no part of its state, or nothing trainable is shared; if a name to be moved is no
+                floating-point parameter of the fixed part.
         """
         # A buffer with persistent=False is no part of the state: checkpoints and other frameworks would not have it.
         saved = set(module.state_dict().keys())
@@ -153,11 +168,14 @@ class Layout:
             raise InvalidModel(
                 f"a model must have trainable parameters to share, got private ones alone: {', '.join(trained)}"
             )
-        return cls.of_specs(
+        of_coordinator = _moved(fixed, moved, private)
+        layout = cls.of_specs(
             {name: Spec(tensor.shape, tensor.dtype) for name, tensor in trained.items()},
-            {name: Spec(tensor.shape, tensor.dtype) for name, tensor in buffers.items()},
+            # Those of the coordinator last, so that what comes back from clients is one piece.
+            {name: Spec(tensor.shape, tensor.dtype) for name, tensor in (buffers | of_coordinator).items()},
             {*private} - fixed.keys(),
         )
+        return replace(layout, moved=frozenset(moved))
 
     @classmethod
     def of_specs(
@@ -293,6 +311,22 @@ def names_held_by(parts: "Collection[nn.Module]", module: "nn.Module") -> list[s
     saved = module.state_dict().keys()
     buffers = [(name, tensor) for name, tensor in module.named_buffers() if name in saved]
     return [name for name, tensor in (*module.named_parameters(), *buffers) if id(tensor) in held]
+
+
+def _moved(fixed: Mapping[str, Tensor], moved: Collection[str], private: Collection[str]) -> dict[str, Tensor]:
+    """Tensors of the fixed part that the coordinator moves, in the model's order."""
+    wrong = [name for name in moved if name not in fixed or not fixed[name].is_floating_point()]
+    if wrong:
+        raise InvalidModel(
+            f"what the coordinator moves by itself must be floating-point parameters that are not trained, got "
+            f"{wrong[0]}: leave it out of what is trained"
+        )
+    if moved and private:
+        raise InvalidModel(
+            f"an algorithm must keep parts private or move what is not trained, got both: {sorted(private)[0]} and "
+            f"{sorted(moved)[0]}"
+        )
+    return {name: part for name, part in fixed.items() if name in moved}
 
 
 def _places(specs: Mapping[str, Spec], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:

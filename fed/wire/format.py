@@ -87,6 +87,7 @@ class Format:
         dtype: type of the model, and of values on the wire.
         parts: number of values in each part of a client's message, the update first.
         buffers: number of values in the float buffers' update, which follows the parts.
+        moved: number of values that follow the model's buffers on the way to clients, and never come back.
         integers: number of values in the integer buffers.
         parameters: number of parameters; codecs encode parts of this length.
         broadcast: number of values in each tensor that goes out beside the model in the first round.
@@ -110,6 +111,7 @@ class Format:
     dtype: "torch.dtype"
     parts: tuple[int, ...]
     buffers: int = 0
+    moved: int = 0
     integers: int = 0
     parameters: int = 0
     broadcast: tuple[int, ...] = ()
@@ -263,7 +265,8 @@ class Format:
     @property
     def downlink(self) -> tuple[TensorSpec, ...]:
         """The tensors of a task of the first round: the model, its integers, and what is broadcast."""
-        model = TensorSpec(self.dtype, self.parameters + self.buffers), TensorSpec(torch.int64, self.integers)
+        numbers = self.parameters + self.buffers + self.moved
+        model = TensorSpec(self.dtype, numbers), TensorSpec(torch.int64, self.integers)
         return (*model, *(TensorSpec(self.dtype, numbers) for numbers in self.broadcast))
 
     @cached_property
@@ -300,7 +303,7 @@ class Format:
         model, integers, *broadcast = self.downlink
         coded = zip(broadcast, self._are_broadcast_coded, strict=True)
         rest = [part for part, is_coded in coded if not is_coded]
-        return (model._replace(numbers=self.buffers), integers, *rest)
+        return (model._replace(numbers=self.buffers + self.moved), integers, *rest)
 
     def split_model(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The numbers [K, P] of a model that differences are of, and the tensors that go beside differences.
