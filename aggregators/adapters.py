@@ -1,15 +1,15 @@
 """Low-rank adapters of a model's matrices: the layers that have them, and sums of products of their factors.
 
-A layer with an adapter computes with W + s B A, where W is not trained. It has the attributes ``lora_A`` and ``lora_B``,
-layers or parameters, its ``scaling`` s, and W as the weight of its ``base_layer`` or as its own: the names that the
-libraries peft and loralib use.
+A layer with an adapter computes with W + s B A, where W is not trained. It has the attributes ``lora_A`` and
+``lora_B``, layers or parameters, its ``scaling`` s, and W as the weight of its ``base_layer`` or as its own: the names
+that the libraries peft and loralib use. A is [r, inputs], for a rank r, and B is [outputs, r].
 
-Shapes: see :mod:`fed.vectors.layout`; of a matrix the outputs, the inputs and the rank r are written out.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from fed.aggregators.base import Aggregator
@@ -58,7 +58,7 @@ class Adapter:
     is_transposed: bool
 
     def factors(self, rows_SM: Tensor) -> tuple[Tensor, Tensor]:
-        """B [S, outputs, r] and A [S, r, inputs] in rows that begin with a model's parameters, or with their changes."""
+        """B [S, outputs, r] and A [S, r, inputs] in rows that begin with parameters, or with their changes."""
         return self.up.view(rows_SM), self.down.view(rows_SM)
 
     def movement(self, up: Tensor, down: Tensor, shares_S: Tensor) -> Tensor:
@@ -82,12 +82,14 @@ class OverAdapters(Aggregator):
 
     linear: ClassVar[bool] = False
 
-    adapters: tuple[Adapter, ...] = field(default=(), init=False, repr=False, compare=False)
+    adapters: ClassVar[tuple[Adapter, ...]] = ()
+    """Adapters of the model; those that :meth:`for_model` returns have some."""
 
     def needs(self) -> Sequence[Term]:
-        """Single messages, of the clients that the mean is over."""
-        why = "for a product of factors is none of their shares"
-        return [*super().needs(), Term(Feature.MEAN_OF_ANSWERS, "choose fedavg", why)]
+        """Single messages of a cohort: a share of a client's factors is no share of their product."""
+        why = "for it averages the products of their factors"
+        features = Feature.MEAN_OF_ANSWERS, Feature.COHORTS
+        return [*super().needs(), *(Term(feature, "choose ffa_lora", why) for feature in features)]
 
     def check_experiment(self, experiment: Sections) -> None:
         """Refuse stages that change the mean, which would not change the products.
@@ -135,7 +137,7 @@ class OverAdapters(Aggregator):
                 )
             )
         made = copy(self)
-        object.__setattr__(made, "adapters", tuple(adapters))  # the class is frozen for its users
+        object.__setattr__(made, "adapters", tuple(adapters))  # no hyper-parameter, and the class is frozen
         return made
 
     def first_movements(self) -> Tensor:
@@ -213,7 +215,7 @@ def _factor(name: str, layer: "nn.Module", attribute: str) -> Tensor:
     factor = held if isinstance(held, Tensor) else held.weight
     if factor.ndim != 2 or getattr(held, "bias", None) is not None:
         raise InvalidModel(
-            f"adapters must be products of two matrices, got {name}.{attribute} of shape {tuple(factor.shape)}, or with "
-            "a bias: adapt linear layers alone, without biases of adapters"
+            f"adapters must be products of two matrices, got {name}.{attribute} of shape {tuple(factor.shape)}, or one "
+            "with a bias: adapt linear layers alone, without biases of adapters"
         )
     return cast(Tensor, factor)

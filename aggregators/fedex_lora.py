@@ -3,7 +3,7 @@
 Singhal, Ponkshe & Vepakomma, "FedEx-LoRA: exact aggregation for federated and efficient fine-tuning of large language
 models", ACL 2025, arXiv 2410.09432, section 4.
 
-Shapes: see :mod:`fed.vectors.layout`; of a matrix the outputs, the inputs and the rank r are written out.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass

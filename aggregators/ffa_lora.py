@@ -6,10 +6,13 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fed.aggregators.adapters import adapted_layers
 from fed.aggregators.fedavg import FedAvg
-from fed.vectors.tensors import nn
+
+if TYPE_CHECKING:
+    from fed.vectors.tensors import nn
 
 __all__ = ["FFALoRA"]
 

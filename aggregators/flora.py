@@ -3,11 +3,10 @@
 Wang, Shen, He, Sun, Wang, Lyu & Li, "FLoRA: federated fine-tuning large language models with heterogeneous low-rank
 adaptations", NeurIPS 2024, arXiv 2409.05976, section 3.
 
-Shapes: see :mod:`fed.vectors.layout`; of a matrix the outputs, the inputs and the rank r are written out.
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -16,7 +15,6 @@ from pydantic import Field, PositiveInt
 
 from fed.aggregators.adapters import OverAdapters
 from fed.aggregators.base import Reduced
-from fed.config.compatibility import Feature, Term
 from fed.errors import InvalidExperiment, InvalidModel
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, nn, torch
@@ -40,8 +38,8 @@ class FLoRA(OverAdapters):
         \qquad B ← 0, \quad A ← \text{random}
 
     Side by side, factors of unequal ranks need no padding to be averaged, and no product of one client's B and
-    another's A arises. s is the adapter's scale. A begins anew each round with numbers from U(−1/√n, 1/√n) for n inputs,
-    as peft begins it. Other parameters that the model trains are averaged as in FedAvg.
+    another's A arises. s is the adapter's scale. A begins anew each round with numbers from U(−1/√m, 1/√m) for m
+    inputs, as peft begins it. Other parameters that the model trains are averaged as in FedAvg.
 
     A client of rank r_i < r trains the first r_i rows of A and columns of B alone: the others begin at 0, where their
     gradients are 0. They travel as zeros; ``uplink: [zstd]`` takes away the bytes of these. As with fedex_lora, the
@@ -55,11 +53,6 @@ class FLoRA(OverAdapters):
     asks: ClassVar[frozenset[str]] = frozenset({"place"})
 
     ranks: Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)] | None = None
-
-    def needs(self) -> Sequence[Term]:
-        """Rounds that wait for a cohort, too: a later answer would be of adapters that have begun anew."""
-        why = "after which adapters begin anew"
-        return [*super().needs(), Term(Feature.COHORTS, "choose fedex_lora", why)]
 
     def for_model(self, module: "nn.Module", layout: Layout) -> Self:
         """The algorithm with the places of the model's adapters.

@@ -268,7 +268,8 @@ def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
         alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device)
         # Twice the same model: a loss that mixes models would differ from that of one alone.
         rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private, recipe.moved).pack(module)]
-        together = BatchedEvaluator(module, loss, {}, device, recipe.private, recipe.moved).scores(rows[0], rows[1], samples)
+        evaluator = BatchedEvaluator(module, loss, {}, device, recipe.private, recipe.moved)
+        together = evaluator.scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])

@@ -87,7 +87,6 @@ class Format:
         dtype: type of the model, and of values on the wire.
         parts: number of values in each part of a client's message, the update first.
         buffers: number of values in the float buffers' update, which follows the parts.
-        moved: number of values that follow the model's buffers on the way to clients, and never come back.
         integers: number of values in the integer buffers.
         parameters: number of parameters; codecs encode parts of this length.
         broadcast: number of values in each tensor that goes out beside the model in the first round.
@@ -101,6 +100,7 @@ class Format:
         downlink_codecs: chain of codecs for the differences of models that go out, first to last.
         votes: True if parameters of a message count by their signs alone; known to the coordinator alone.
         fixed: fixed point by which messages become lanes that are masked and added; None where each travels by itself.
+        moved: number of values that follow the model's buffers on the way to clients, and never come back.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -111,7 +111,6 @@ class Format:
     dtype: "torch.dtype"
     parts: tuple[int, ...]
     buffers: int = 0
-    moved: int = 0
     integers: int = 0
     parameters: int = 0
     broadcast: tuple[int, ...] = ()
@@ -125,6 +124,7 @@ class Format:
     downlink_codecs: tuple[Codec | Zstd, ...] = ()
     votes: bool = False
     fixed: FixedPoint | None = None
+    moved: int = 0
 
     def header(self) -> "FormatHeader":
         """The format as a plan says it; nodes know the codecs from the experiment."""

@@ -280,6 +280,9 @@ def test_asynchronous_rounds_take_plain_updates_alone(kind: str) -> None:
     keys: dict[str, Any] = {"algorithm": kind, "rounds": "asynchronous"}
     if kind in WITHOUT_COORDINATOR:
         assert problem(**keys).startswith("rounds asynchronous needs a coordinator that asks clients, got algorithm ")
+    elif kind in ("fedex_lora", "flora"):
+        with pytest.raises(InvalidExperiment, match=f"^algorithm {kind} needs rounds that wait for a cohort, for it "):
+            Experiment(**keys)
     elif kind in BESIDE_UPDATES:
         line = problem(**keys)
         assert line.startswith(

@@ -194,7 +194,7 @@ def test_bytes_of_a_task_are_those_of_its_tensors(message: Format, broadcast: li
     later = [numbers + growth for numbers in broadcast]
     message = replace(message, broadcast=tuple(broadcast), later_broadcast=tuple(later))
     for sizes, said in ((broadcast, message.downlink_bytes), (later, message.later_downlink_bytes)):
-        params_V = torch.zeros(message.parameters + message.buffers, dtype=message.dtype)
+        params_V = torch.zeros(message.parameters + message.buffers + message.moved, dtype=message.dtype)
         integers_I = torch.zeros(message.integers, dtype=torch.int64)
         parts = tuple(torch.zeros(numbers, dtype=message.dtype) for numbers in sizes)
         model = GlobalModel(0, params_V, integers_I, parts)
