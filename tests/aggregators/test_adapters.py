@@ -196,7 +196,7 @@ def with_a_bias(module: Adapted) -> None:
 
 
 def with_dora(module: Adapted) -> None:
-    module.use_dora = {"default": True}
+    vars(module)["use_dora"] = {"default": True}
 
 
 def with_another_shape(module: Adapted) -> None:

@@ -311,7 +311,7 @@ class Remembering(FedAvg):
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere(FedAvg):
-    def local_start(self, anchor_P: Tensor, client_state: Any) -> Tensor:
+    def local_start(self, anchor_P: Tensor, client_state: Any, places_K: Tensor | None = None) -> Tensor:
         return anchor_P / 2
 
 
