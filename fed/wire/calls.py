@@ -11,12 +11,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fed.identity.credentials import peer_of
-from fed.protocol.protocol_pb2 import Chunk, FromNode, Part, PeerMessage, ToNode, Wanted
+from fed.protocol.protocol_pb2 import Chunk, FromNode, Part, ToNode, Wanted
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
 from fed.wire.rate_limits import Refusals, Unnamed
 
-__all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file", "within"]
+__all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "hold_to_size", "parsed", "send_file", "within"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,11 +24,10 @@ Admission: TypeAlias = Callable[[str, bytes], str | None]
 """Function from a name and a certificate in PEM to the reason why a node is refused, or None."""
 
 _Result = TypeVar("_Result")
-_Message = TypeVar("_Message", FromNode, Part, PeerMessage)
+_Message = TypeVar("_Message", FromNode, Part)
 _MOST_BYTES = {
     FromNode: 1 << 16,
     Part: CHUNK_BYTES + (1 << 16),  # a chunk and its header
-    PeerMessage: 2 << 20,  # a chunk, or the table of many members
 }
 # More than a node needs: its stream, transfers, and what is left of a connection that was cut.
 _CALLS_AT_ONCE = 8
@@ -238,10 +237,19 @@ def parsed(kind: type[_Message], data: bytes) -> _Message:
         TurnedAway: if it is longer.
         DecodeError: if it is none.
     """
-    if len(data) > (most_bytes := _MOST_BYTES[kind]):  # before Protobuf builds the message in memory
+    hold_to_size(data, _MOST_BYTES[kind])
+    return kind.FromString(data)
+
+
+def hold_to_size(data: bytes, most_bytes: int) -> None:
+    """Check a message's size, before Protobuf builds the message in memory.
+
+    Raises:
+        TurnedAway: if it is longer.
+    """
+    if len(data) > most_bytes:
         reason = f"a message must have at most {most_bytes} bytes, got {len(data)}"
         raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
-    return kind.FromString(data)
 
 
 async def within(limit_s: float, step: Awaitable[_Result]) -> _Result:

@@ -1,4 +1,4 @@
-"""Streams with all other peers, dialled by either side: greetings, messages and files, within limits of size and time.
+"""Streams with all other peers, dialled by either side: who is dialled, who is greeted, and which streams stand.
 
 All of it runs in one event loop.
 """
@@ -6,26 +6,24 @@ All of it runs in one event loop.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from fed.errors import DamagedPayload, InvalidInput, InvalidPayload
+from fed.errors import InvalidInput
 from fed.identity.certificates import PEER_HOST, peer_host
 from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import NODE_NAME, PROTOCOL
-from fed.server.peer.members.link import Link, Listener, Refused
+from fed.server.peer.members.link import Link, Listener, Read, Terms, Write, next_message
 from fed.server.peer.members.member import MOST_START
-from fed.wire.calls import TurnedAway, converse, parsed, within
+from fed.wire.calls import TurnedAway, converse, within
 from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
 from fed.wire.listening import STREAM_OPTIONS, Listening
 from fed.wire.messages import one_line
-from fed.wire.payloads import Incoming
 from fed.wire.rate_limits import Allowance, Refusals, Unnamed
 
 __all__ = ["Links", "written"]
@@ -40,16 +38,12 @@ _STALL_S = 30.0  # seconds that the other side may need to take a message, longe
 _PAUSE_S = 0.1  # seconds before the same peer is dialled again, doubled each time
 _MOST_PAUSE_S = 2.0  # so short that a peer that is back misses no more than a round
 _GRACE_S = 1.0  # seconds in which farewells and calls may end
-_WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
 _DIAL_OPTIONS = (
     *STREAM_OPTIONS,
     # A channel of its own for each attempt, so that no backoff of gRPC's delays the next one.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-
-_Read: TypeAlias = Callable[[], Awaitable[Any]]
-_Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class Links:
@@ -196,8 +190,8 @@ class Links:
 
     async def _converse(
         self,
-        read: _Read,
-        write: _Write,
+        read: Read,
+        write: Write,
         name: str | None,
         address: str = "",
         certified: tuple[str, bytes] | None = None,
@@ -219,7 +213,7 @@ class Links:
         own = pb.Greeting(is_introduction=is_introduction)
         own.MergeFrom(self.greeting)
         await send(pb.PeerMessage(greeting=own).SerializeToString())
-        first = await _next(read, self._silence_s)
+        first = await next_message(read, self._silence_s)
         if first is None or not first.HasField("greeting"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
         greeting = first.greeting
@@ -241,7 +235,7 @@ class Links:
         link = Link(greeting, is_introduction=is_introduction, is_hearsay=is_hearsay)
         await self._attend(link, read, send, refusal)
 
-    async def _attend(self, link: Link, read: _Read, send: _Write, refusal: Callable[[], str | None]) -> None:
+    async def _attend(self, link: Link, read: Read, send: Write, refusal: Callable[[], str | None]) -> None:
         """Speak and listen on a stream until it ends.
 
         Args:
@@ -250,11 +244,17 @@ class Links:
             send: function that sends a message, as bytes.
             refusal: function that gives the reason why the other side is no longer admitted; None while it is.
         """
+        terms = Terms(
+            silence_s=self._silence_s,
+            allowance=Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S, self._clock),
+            refusal=refusal,
+            refusals=self._refusals,
+        )
         # There may be several: both sides may dial at once, and neither knows which stream the other keeps.
         self._open.setdefault(link.name, []).append(link)
         self._listener.opened(link)
         try:
-            problems = await converse(link.speak(send), self._listen(link, read, refusal))
+            problems = await converse(link.speak(send), link.listen(read, self._listener, terms))
         finally:
             self._open[link.name].remove(link)
             if not self._open[link.name]:
@@ -267,65 +267,6 @@ class Links:
                 raise problem
             elif not isinstance(problem, grpc.RpcError):
                 _log.warning("the stream with %r has failed: %s: %s", link.name, type(problem).__name__, problem)
-
-    async def _listen(self, link: Link, read: _Read, refusal: Callable[[], str | None]) -> None:
-        allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S, self._clock)
-        header = pb.PeerMessage()
-        left_bytes = 0
-        incoming: Incoming | None = None
-        try:
-            while (message := await _next(read, self._silence_s)) is not None:
-                kind = message.WhichOneof("what")
-                # Chunks are bounded by the size in their file's header.
-                if kind != "chunk" and not allowance.spend():
-                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has sent more messages than a peer needs")
-                if kind == "farewell":
-                    return
-                if reason := refusal():
-                    self._refusals.note(link.name, reason)
-                    self._listener.refused(link, reason)
-                    continue
-                try:
-                    if kind == "chunk":
-                        left_bytes -= len(message.chunk.data)
-                        file = incoming
-                        incoming = None  # a chunk that fails ends its file: later chunks must not be added
-                        # The other chunks of a refused file are dropped without another refusal.
-                        if file is None and left_bytes < 0:
-                            raise Refused("it sent a chunk that belongs to no file")
-                        incoming = self._taken(link, header, file, message.chunk)
-                    elif kind in _WITH_PAYLOAD:
-                        _remove(incoming)
-                        header = message
-                        incoming = None  # the last file has ended, even if this one is refused
-                        left_bytes = getattr(message, kind).payload.size_bytes
-                        if link.is_introduction:
-                            raise Refused("a stream that only introduces peers must carry no files")
-                        incoming = self._listener.incoming(link, message)
-                    else:
-                        self._listener.received(link, message)
-                        if link.is_introduction and kind == "members":
-                            return
-                except (Refused, InvalidPayload, DamagedPayload) as refused:
-                    self._refusals.note(link.name, one_line(str(refused)))
-        finally:
-            _remove(incoming)
-
-    def _taken(self, link: Link, header: pb.PeerMessage, file: Incoming | None, chunk: pb.Chunk) -> Incoming | None:
-        """Add a chunk to its file; returns the file while more of it is to come, and removes it afterwards."""
-        if file is None:
-            return None
-        is_awaited = False
-        try:
-            file.add(chunk)
-            if file.is_complete:
-                file.check()
-                self._listener.arrived(link, header, file)
-            is_awaited = not file.is_complete
-        finally:
-            if not is_awaited:
-                _remove(file)
-        return file if is_awaited else None
 
     def _refusal_now(self, name: str, certified: tuple[str, bytes] | None) -> str | None:
         """The reason why the credentials refuse a peer; it may change while a stream stands."""
@@ -378,23 +319,3 @@ async def written(call: Any, data: bytes) -> None:
         await call.write(data)
     except asyncio.InvalidStateError:  # gRPC's write does not tell why the call has ended, its read does
         await call.read()
-
-
-def _remove(incoming: Incoming | None) -> None:
-    if incoming is not None:
-        incoming.path.unlink(missing_ok=True)
-
-
-async def _next(read: _Read, limit_s: float) -> pb.PeerMessage | None:
-    """The next message of a stream, None at its end.
-
-    Raises:
-        TurnedAway: if it may not be taken, or does not come in time.
-    """
-    data = await within(limit_s, read())
-    if not isinstance(data, bytes):
-        return None
-    try:
-        return parsed(pb.PeerMessage, data)
-    except DecodeError:
-        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
