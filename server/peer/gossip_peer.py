@@ -12,8 +12,8 @@ from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.mixing.message_sizes import exchange_specs
 from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
+from fed.server.peer.gossip.exchange import ExchangeKey
 from fed.server.peer.gossip.gossip_service import GossipService
-from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.members.member import Member
 from fed.server.peer.reachability import reachable_graph

@@ -13,7 +13,7 @@ is one generation if it has one number.
 
 from collections.abc import Collection, Mapping
 
-from fed.server.peer.gossip.outbox import ExchangeKey
+from fed.server.peer.gossip.exchange import ExchangeKey
 from fed.storage.checkpoints import Tree
 
 __all__ = ["MOST_GENERATIONS", "Generations"]

@@ -9,16 +9,15 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.protocol import protocol_pb2 as pb
-from fed.server.peer.gossip.copies import Differences
-from fed.server.peer.gossip.exchange import Arrival, OpenExchange, Outcome
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
-from fed.server.peer.gossip.outbox import ExchangeKey, Outbox, OutboxMessage
+from fed.server.peer.gossip.mailbox import CheckVectors, Inbox, Outbox, OutboxMessage, finite_tensors
 from fed.server.peer.members.ahead import Ahead
 from fed.server.peer.members.link import Link, Refused
 from fed.server.peer.members.member_service import MemberService, Standing
@@ -33,7 +32,6 @@ _LOOKS_EVERY_S = 0.1
 _ASKS_AGAIN_S = 2.0
 
 _OVER = "this exchange is over"
-_OTHER_VIEW = "it sees other members than this peer"
 _NO_NEIGHBOUR = "it is not a neighbour in this round"
 
 
@@ -52,30 +50,29 @@ class GossipService(MemberService):
         specs: types and lengths of the tensors of each exchange of a round.
         copied: types and lengths of the tensors of a copy of a peer's state.
         ahead: number of rounds by which another may be ahead, ≥ 1.
-        check: function that raises InvalidPayload where another's vectors of an exchange cannot be decoded; None: all
-            can.
+        check: check of others' vectors that can be decoded; None: all can.
         conserves_sum: True if the rule relies on a sum over the members.
     """
 
     specs: Sequence[Sequence[TensorSpec]]
     copied: Sequence[TensorSpec]
     ahead: int
-    check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None
+    check: CheckVectors | None = None
     conserves_sum: bool = False
     replays_until: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
-    _arrivals: dict[tuple[ExchangeKey, str], Arrival] = field(default_factory=dict)
     _coming: set[tuple[ExchangeKey, str]] = field(default_factory=set)
     _refused: set[tuple[ExchangeKey, str]] = field(default_factory=set)
     _verdicts: dict[tuple[ExchangeKey, str], bool] = field(default_factory=dict)
-    _open: OpenExchange | None = None
+    _open: GossipExchange | None = None
     included: dict[ExchangeKey, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._next = ExchangeKey(0, 0)
         self._outbox = Outbox(self.folder)
+        self._inbox = Inbox(self.check)
         self.generations = Generations(are_kept=self.conserves_sum)
         self._copy: tuple[int, list[Tensor]] | None = None
         self._ahead = Ahead("vectors")
@@ -90,7 +87,7 @@ class GossipService(MemberService):
             present = {member.name for member in self.members.present(self.clock.monotonic_s())}
             self.generations.look(present, oldest)
         self._next = ExchangeKey(number, 0)
-        self._arrivals = {key: one for key, one in self._arrivals.items() if key[0] >= self._next}
+        self._inbox.forget_before(self._next)
         self._refused = {key for key in self._refused if key[0] >= self._next}
         self._verdicts = {key: one for key, one in self._verdicts.items() if key[0] >= self._next}
         self.included = {key: one for key, one in self.included.items() if key.round >= oldest}
@@ -110,44 +107,30 @@ class GossipService(MemberService):
 
     def has_message(self, number: int, name: str) -> bool:
         """Tell whether a message of this round is here, from one peer."""
-        return (ExchangeKey(number, 0), name) in self._arrivals
+        return (ExchangeKey(number, 0), name) in self._inbox
 
-    async def send_and_await(
-        self,
-        key: ExchangeKey,
-        tensors: Sequence[Tensor],
-        view: str,
-        senders: frozenset[str],
-        receivers: frozenset[str],
-        limit_s: float,
-        differences: Differences | None = None,
-    ) -> Outcome:
-        """Send vectors to neighbours, and wait for theirs.
+    async def send_and_await(self, exchange: GossipExchange, limit_s: float) -> None:
+        """Send this peer's vectors to neighbours, and wait for theirs; the exchange then has what has come of it.
 
         Args:
-            key: round, and place of the exchange in it.
-            tensors: contents of this peer's message.
-            view: hash of the members by which the neighbours were found, and this peer's generation.
-            senders: names of the neighbours that send to this peer.
-            receivers: names of the neighbours that this peer sends to.
+            exchange: exchange that begins.
             limit_s: seconds to wait, > 0.
-            differences: vectors that messages are added to, where they are differences; None: messages stand by
-                themselves.
         """
-        self._open = OpenExchange(key, view, senders, receivers, differences)
-        messages = self._write_messages(key, view, tensors, receivers, differences)
-        for its_key, name in [one for one in self._arrivals if one[0] == key]:
-            self._check_arrival(its_key, name)
+        self._open = exchange
+        messages = self._outbox.post(exchange)
+        for name in self._inbox.senders(exchange.key):
+            self._check_arrival(exchange, name)
         for message in messages:
             for name in sorted(message.owed):
                 self._send(message, name)
-        self.reach(senders | receivers)
+        neighbours = exchange.senders | exchange.receivers
+        self.reach(neighbours)
         until_s = self.clock.monotonic_s() + limit_s
-        while not self._is_settled() and (left_s := until_s - self.clock.monotonic_s()) > 0:
+        while not self._is_settled(exchange) and (left_s := until_s - self.clock.monotonic_s()) > 0:
             self.raise_failure()
             await self.next_change(min(left_s, _LOOKS_EVERY_S))
-            self.reach(senders | receivers)
-        return self._close(messages)
+            self.reach(neighbours)
+        self._close(exchange, messages)
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
         """A copy of another's state, and the round after which it is; None if no member gives one in time."""
@@ -190,7 +173,7 @@ class GossipService(MemberService):
         if key < self._next:
             self._tell_outcome(name, key)
             return None
-        if (key, name) in self._arrivals:
+        if (key, name) in self._inbox:
             if self._open is not None and key == self._open.key:
                 self._tell_verdict(name, key, None)  # the verdict was lost with an earlier stream
             return None
@@ -221,37 +204,27 @@ class GossipService(MemberService):
             header: message that came before it.
             incoming: the file, of the size and tensors that the header announced.
         """
-        tensors = incoming.take()
-        # before they count: one NaN would reach all peers within some rounds
-        is_finite = all(bool(tensor.isfinite().all()) for tensor in tensors if tensor.is_floating_point())
         if header.HasField("copy"):
-            if not is_finite:
-                raise Refused("its copy is not finite")
-            self._copy = (header.copy.round, tensors)
+            self._copy = (header.copy.round, finite_tensors(incoming))
             self._changed.set()
             return
         vectors = header.vectors
         name = link.name
         key = ExchangeKey(vectors.round, vectors.exchange)
         self._coming.discard((key, name))
-        if not is_finite:
-            self._refuse(key, name, "its vectors must be finite")
-            raise Refused("its vectors must be finite, got infinity or NaN")
         if key < self._next:
             self._tell_outcome(name, key)
             return
         try:
-            if self.check is not None:
-                self.check(key, name, tensors)
+            is_new = self._inbox.take(key, name, vectors, incoming)
         except InvalidPayload as error:
             self._refuse(key, name, str(error))
             raise
-        if (key, name) in self._arrivals:  # over another stream
+        if not is_new:
             return
         self.bytes_received += incoming.payload.size_bytes
-        self._arrivals[key, name] = Arrival(vectors.view, tensors, vectors.before)
         if self._open is not None and key == self._open.key:
-            self._check_arrival(key, name)
+            self._check_arrival(self._open, name)
         self._changed.set()
 
     def closed(self, link: Link) -> None:
@@ -305,48 +278,17 @@ class GossipService(MemberService):
     def _release(self, key: ExchangeKey, name: str) -> None:
         self._outbox.release(key, name, is_open=self._open is not None and self._open.key == key)
 
-    def _write_messages(
-        self,
-        key: ExchangeKey,
-        view: str,
-        tensors: Sequence[Tensor],
-        receivers: frozenset[str],
-        differences: Differences | None,
-    ) -> list[OutboxMessage]:
-        """Write the messages of an exchange: one; for differences a second one, with the vector that they add to."""
-        if differences is None:
-            return [self._outbox.keep(key, view, tensors, receivers)]
-        whole_P = differences.whole_P
-        known_by = differences.known_by
-        # receivers with another copy of the vector, or none, get it with the differences
-        kept = (
-            ([*tensors, whole_P[:0]], receivers & known_by, False),
-            ([*tensors, whole_P], receivers - known_by, True),
-        )
-        return [
-            self._outbox.keep(key, view, content, names, before=differences.before, is_whole=is_whole)
-            for content, names, is_whole in kept
-            if names
-        ]
-
-    def _check_arrival(self, key: ExchangeKey, name: str) -> None:
+    def _check_arrival(self, exchange: GossipExchange, name: str) -> None:
         """Take a neighbour's vectors into the open exchange, or drop them; tell it which, and why."""
-        assert self._open is not None
-        if name not in self._open.senders:
-            del self._arrivals[key, name]
+        key = exchange.key
+        if name not in exchange.senders:
+            self._inbox.drop(key, name)
             self._tell_verdict(name, key, _NO_NEIGHBOUR)
-            return
-        differences = self._open.differences
-        flaw: str | None = None
-        if self._arrivals[key, name].view != self._open.view:
-            flaw = _OTHER_VIEW
-        elif differences is not None:
-            flaw = self._arrivals[key, name].flaw(differences.held.get(name))
-        if flaw is None:
-            self._tell_verdict(name, key, None)
-        else:
-            del self._arrivals[key, name]
+        elif (flaw := self._inbox.flaw(exchange, name)) is not None:
+            self._inbox.drop(key, name)
             self._refuse(key, name, flaw)
+        else:
+            self._tell_verdict(name, key, None)
 
     def _send(self, message: OutboxMessage, name: str) -> None:
         if (link := self.links.link(name)) is not None:
@@ -356,68 +298,60 @@ class GossipService(MemberService):
         link.send(message.header(), message.path)
         self.bytes_sent += message.payload.size_bytes
 
-    def _is_settled(self) -> bool:
-        assert self._open is not None
+    def _is_settled(self, exchange: GossipExchange) -> bool:
         present = {member.name for member in self.members.present(self.clock.monotonic_s())}
-        neighbours = self._open.senders | self._open.receivers
-        return all(self._is_settled_with(name, name in present) for name in neighbours)
+        neighbours = exchange.senders | exchange.receivers
+        return all(self._is_settled_with(exchange, name, name in present) for name in neighbours)
 
-    def _is_settled_with(self, name: str, is_present: bool) -> bool:
-        received = self._received_from(name)
-        taken = self._taken_by(name)
+    def _is_settled_with(self, exchange: GossipExchange, name: str, is_present: bool) -> bool:
+        received = self._received_from(exchange, name)
+        taken = self._taken_by(exchange, name)
         if received is False or taken is False:
             return True
         return not is_present or (received is not None and taken is not None)
 
-    def _received_from(self, name: str) -> bool | None:
+    def _received_from(self, exchange: GossipExchange, name: str) -> bool | None:
         """True once a neighbour's vectors are here, False if they will not count, None while that is open."""
-        assert self._open is not None
-        if name not in self._open.senders:
+        if name not in exchange.senders:
             return True
-        if (self._open.key, name) in self._arrivals:
+        if (exchange.key, name) in self._inbox:
             return True
-        return False if (self._open.key, name) in self._refused else None
+        return False if (exchange.key, name) in self._refused else None
 
-    def _taken_by(self, name: str) -> bool | None:
+    def _taken_by(self, exchange: GossipExchange, name: str) -> bool | None:
         """True once a neighbour has taken this peer's vectors, False if it will not, None while that is open."""
-        assert self._open is not None
-        return self._verdicts.get((self._open.key, name)) if name in self._open.receivers else True
+        return self._verdicts.get((exchange.key, name)) if name in exchange.receivers else True
 
-    def _close(self, messages: Sequence[OutboxMessage]) -> Outcome:
-        assert self._open is not None
-        key = self._open.key
-        senders = self._open.senders
-        receivers = self._open.receivers
+    def _close(self, exchange: GossipExchange, messages: Sequence[OutboxMessage]) -> None:
+        key = exchange.key
+        senders = exchange.senders
+        receivers = exchange.receivers
         # where vectors go both ways, both sides count each other's or neither does
-        tensors = {
-            name: self._arrivals[key, name].tensors
-            for name in sorted(senders)
-            if self._received_from(name) and self._taken_by(name)
-        }
-        reached = frozenset(
-            name for name in receivers if self._taken_by(name) and (name not in senders or name in tensors)
+        counted = [
+            name for name in sorted(senders) if self._received_from(exchange, name) and self._taken_by(exchange, name)
+        ]
+        exchange.reached = frozenset(
+            name for name in receivers if self._taken_by(exchange, name) and (name not in senders or name in counted)
         )
-        self.included[key] = frozenset(tensors)
+        self.included[key] = frozenset(counted)
         # of two peers that send to each other, one may still leave out vectors that it has taken
-        settled = reached | (receivers - senders)
-        self.generations.ended(key, {name: name in reached for name in settled})
+        settled = exchange.reached | (receivers - senders)
+        self.generations.ended(key, {name: name in exchange.reached for name in settled})
         for message in messages:
             # who has left it out needs it no more
-            message.owed &= reached
-        for name in sorted(senders - tensors.keys()):  # one without this peer's vectors would wait for them
+            message.owed &= exchange.reached
+        for name in sorted(senders - {*counted}):  # one without this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
         self._open = None
         self._next = ExchangeKey(key.round, key.exchange + 1)
-        for its_key in [one for one in self._arrivals if one[0] == key]:
-            del self._arrivals[its_key]
+        self._inbox.end(exchange, counted)
         for message in messages:
             self._outbox.close(message)
-        return Outcome(tensors, reached)
 
     def _reason_against(self, key: ExchangeKey, name: str) -> str | None:
         if key.exchange >= len(self.specs):
             return f"a round has {len(self.specs)} exchanges, got exchange {key.exchange}"
-        held = sum(its_name == name for _, its_name in (*self._arrivals, *self._coming))
+        held = self._inbox.held(name) + sum(its_name == name for _, its_name in self._coming)
         # each waits in memory until its round begins
         if held > self.ahead * len(self.specs):
             return "it has sent too many vectors ahead"

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from fed.server.mixing.neighbourhood import Attendance, EncodedRows
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.gossip.copies import Copies
-from fed.server.peer.gossip.exchange import Outcome
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.gossip_service import GossipService
-from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.members.member import Member
 from fed.server.peer.members.member_service import Standing
 from fed.server.peer.members.service_thread import ServiceThread
@@ -200,42 +199,39 @@ class RealNeighbourhood:
                 receivers=self._weights_to,
                 senders=self._weights_from,
             )
-        key = ExchangeKey(self.service.round, self._exchange)
-        self._exchange += 1
-        outcome: Outcome = self.thread.wait_for(
-            self.service.send_and_await(
-                key,
-                tensors,
-                # of another generation's state a sum would be wrong, so the view names it, too
-                view=f"{self._standing.view}.{self.service.generations.own}",
-                senders=frozenset(self._weights_from),
-                receivers=frozenset(self._weights_to),
-                limit_s=self._deadline_s,
-                differences=differences,
-            )
+        exchange = GossipExchange(
+            ExchangeKey(self.service.round, self._exchange),
+            tensors,
+            # of another generation's state a sum would be wrong, so the view names it, too
+            view=f"{self._standing.view}.{self.service.generations.own}",
+            senders=frozenset(self._weights_from),
+            receivers=frozenset(self._weights_to),
+            differences=differences,
         )
-        self.left_out |= self._weights_from.keys() - outcome.tensors.keys()
-        here = [name for name in self._weights_from if name in outcome.tensors]  # in the order of the members
+        self._exchange += 1
+        self.thread.wait_for(self.service.send_and_await(exchange, self._deadline_s))
+        self.left_out |= self._weights_from.keys() - exchange.received.keys()
+        here = [name for name in self._weights_from if name in exchange.received]  # in the order of the members
         self._has_mixed |= bool(here)
         weights = Weights(
-            own_N1=torch.full((1, 1), self._weight_kept(outcome), dtype=torch.float64),
+            own_N1=torch.full((1, 1), self._weight_kept(exchange), dtype=torch.float64),
             degrees_N=torch.tensor([len(here)]),
             senders_X=torch.arange(len(here)),
             weights_X=torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
         )
         tensors_SM = [
-            torch.stack([outcome.tensors[name][place] for name in here]) if here else tensor_NM[:0]
+            torch.stack([exchange.received[name][place] for name in here]) if here else tensor_NM[:0]
             for place, tensor_NM in enumerate(tensors_NM)
         ]
         if encoded is not None:
-            messages = {name: outcome.tensors[name][len(tensors_NM)] for name in here}
-            decoded_SM = self._decoded(encoded, messages, key.round)
+            messages = {name: exchange.received[name][len(tensors_NM)] for name in here}
+            decoded_SM = self._decoded(encoded, messages, exchange.key.round)
             if differences is not None:
                 if here:
-                    before = [self._copies.before(name, outcome.tensors[name][-1]) for name in here]
+                    before = [self._copies.before(name, exchange.received[name][-1]) for name in here]
                     decoded_SM = torch.stack(before) + decoded_SM
                 after = dict(zip(here, decoded_SM, strict=True))
-                self._copies.end(after, outcome.reached, self._last_names)
+                self._copies.end(after, exchange.reached, self._last_names)
             tensors_SM.append(decoded_SM)
         return weights, tuple(tensors_SM)
 
@@ -352,12 +348,13 @@ class RealNeighbourhood:
         last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
         return frozenset(self.thread.call(self.service.admitted, last))
 
-    def _weight_kept(self, outcome: Outcome) -> float:
+    def _weight_kept(self, exchange: GossipExchange) -> float:
         """Weight of this peer's own vector after an exchange, with the weight of vectors that did not arrive."""
         if self._pushes:  # the column of W still sums to 1, and with it the mass of all peers stays
-            return self._own + sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
+            return self._own + sum(weight for name, weight in self._weights_to.items() if name not in exchange.reached)
         # the row of W still sums to 1
-        return self._own + sum(self._weights_from[name] for name in sorted(self._weights_from.keys() - outcome.tensors))
+        missing = sorted(self._weights_from.keys() - exchange.received.keys())
+        return self._own + sum(self._weights_from[name] for name in missing)
 
     def _decoded(self, encoded: EncodedRows, messages: Mapping[str, Tensor], number: int) -> Tensor:
         """Vectors that neighbours' encoded messages give, a row for each.

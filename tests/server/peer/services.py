@@ -17,14 +17,25 @@ from fed.identity.credentials import PeerCredentials
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import PROTOCOL
+from fed.server.peer.gossip.copies import Differences
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.gossip_service import GossipService
-from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.members.member import Member
 from fed.server.peer.members.membership import Timing
 from fed.wire.payloads import TensorSpec, joined
 from fed.wire.rate_limits import Refusals
 
-__all__ = ["SPEC", "Stranger", "await_that", "hello", "listening", "made", "port_of"]
+__all__ = [
+    "SPEC",
+    "Stranger",
+    "await_that",
+    "exchanged",
+    "has_come_to_nothing",
+    "hello",
+    "listening",
+    "made",
+    "port_of",
+]
 
 SPEC = TensorSpec(torch.float32, 3)
 
@@ -63,6 +74,27 @@ def made(
         check=check,
         conserves_sum=conserves_sum,
     )
+
+
+async def exchanged(
+    service: GossipService,
+    key: ExchangeKey,
+    tensors: Sequence[Tensor],
+    view: str,
+    senders: frozenset[str],
+    receivers: frozenset[str],
+    limit_s: float,
+    differences: Differences | None = None,
+) -> GossipExchange:
+    """An exchange that has ended, within the limit."""
+    exchange = GossipExchange(key, tensors, view, senders=senders, receivers=receivers, differences=differences)
+    await service.send_and_await(exchange, limit_s)
+    return exchange
+
+
+def has_come_to_nothing(exchange: GossipExchange) -> bool:
+    """True if neither side counts the other."""
+    return not exchange.received and not exchange.reached
 
 
 @asynccontextmanager

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from fed.protocol import protocol_pb2 as pb
-from fed.server.peer.gossip.exchange import Outcome
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
 from fed.server.peer.gossip.gossip_service import GossipService
-from fed.server.peer.gossip.outbox import ExchangeKey
 from tests.server.deployed import free_port
-from tests.server.peer.services import Stranger, await_that, listening, made, port_of
+from tests.server.peer.services import Stranger, await_that, exchanged, has_come_to_nothing, listening, made, port_of
 
 KEY = ExchangeKey(3, 0)
 
@@ -267,13 +266,13 @@ async def two(folder: Path) -> tuple[GossipService, GossipService]:
     return one, other
 
 
-async def mixed(one: GossipService, other: GossipService, number: int, limit_s: float = 5.0) -> list[Outcome]:
+async def mixed(one: GossipService, other: GossipService, number: int, limit_s: float = 5.0) -> list[GossipExchange]:
     """An exchange of two peers, each of which ties its vectors to its generation."""
     x_P, (ones, others) = torch.ones(3), (frozenset(["0"]), frozenset(["1"]))
     views = [f"same.{service.generations.own}" for service in (one, other)]
     both = await asyncio.gather(
-        one.send_and_await(ExchangeKey(number, 0), [x_P], views[0], others, others, limit_s),
-        other.send_and_await(ExchangeKey(number, 0), [x_P], views[1], ones, ones, limit_s),
+        exchanged(one, ExchangeKey(number, 0), [x_P], views[0], others, others, limit_s),
+        exchanged(other, ExchangeKey(number, 0), [x_P], views[1], ones, ones, limit_s),
     )
     return [*both]
 
@@ -302,7 +301,7 @@ def test_others_hear_of_a_generation_and_enter_it(tmp_path: Path) -> None:
         for service in (one, other):
             service.begin(2, 1)
             assert service.enter_generation()
-        assert all(outcome.tensors for outcome in await mixed(one, other, 2))
+        assert all(outcome.received for outcome in await mixed(one, other, 2))
         await asyncio.gather(one.stop("the test is over"), other.stop("the test is over"))
 
     asyncio.run(run())
@@ -317,8 +316,8 @@ def test_a_message_counted_at_one_end_begins_the_next_generation(tmp_path: Path)
         one._tell_verdict = lambda name, key, reason: None  # type: ignore[method-assign]
         first, second = await mixed(one, other, 1, 0.5)
         one._tell_verdict = tell  # type: ignore[method-assign]
-        assert first.tensors
-        assert not second.tensors
+        assert first.received
+        assert not second.received
         await await_that(lambda: one.generations.latest == other.generations.latest == 1)
         await asyncio.gather(one.stop("the test is over"), other.stop("the test is over"))
 
@@ -329,12 +328,13 @@ def test_late_vectors_that_neither_end_counts_begin_none(tmp_path: Path) -> None
     async def run() -> None:
         one, other = await two(tmp_path)
         view = "same.0"
-        alone = await one.send_and_await(ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("1"), frozenset("1"), 0.3)
-        late = await other.send_and_await(ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("0"), frozenset("0"), 5.0)
-        assert alone == late == Outcome({}, frozenset())
+        alone = await exchanged(one, ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("1"), frozenset("1"), 0.3)
+        late = await exchanged(other, ExchangeKey(1, 0), [torch.ones(3)], view, frozenset("0"), frozenset("0"), 5.0)
+        assert has_come_to_nothing(alone)
+        assert has_come_to_nothing(late)
         for service in (one, other):
             service.begin(2, 1)
-        assert all(outcome.tensors for outcome in await mixed(one, other, 2))
+        assert all(outcome.received for outcome in await mixed(one, other, 2))
         assert one.generations.latest == other.generations.latest == 0
         await asyncio.gather(one.stop("the test is over"), other.stop("the test is over"))
 

@@ -15,14 +15,23 @@ import torch
 from fed.errors import InvalidPayload
 from fed.protocol import protocol_pb2 as pb
 from fed.server.peer.gossip.copies import Differences, hash_of
-from fed.server.peer.gossip.exchange import Outcome
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.gossip_service import GossipService
-from fed.server.peer.gossip.outbox import ExchangeKey
 from fed.server.peer.members.link import Link
 from fed.server.peer.members.links import written
 from fed.wire.payloads import TensorSpec, joined
 from tests.server.deployed import free_port
-from tests.server.peer.services import SPEC, Stranger, await_that, hello, listening, made, port_of
+from tests.server.peer.services import (
+    SPEC,
+    Stranger,
+    await_that,
+    exchanged,
+    has_come_to_nothing,
+    hello,
+    listening,
+    made,
+    port_of,
+)
 
 WITHIN_S = 2.0  # after the last peer listens
 
@@ -90,24 +99,24 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
         for service in (one, other):
             service.begin(1, 0)
         first, second = await asyncio.gather(
-            one.send_and_await(ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0),
-            other.send_and_await(ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0),
+            exchanged(one, ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0),
+            exchanged(other, ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0),
         )
-        assert torch.equal(first.tensors["1"][0], Y)
-        assert torch.equal(second.tensors["0"][0], X)
+        assert torch.equal(first.received["1"][0], Y)
+        assert torch.equal(second.received["0"][0], X)
         assert (first.reached, second.reached) == (OTHER, ONE)
         # of two views, neither counts the other
         first, second = await asyncio.gather(
-            one.send_and_await(ExchangeKey(1, 1), [X], view, OTHER, OTHER, 5.0),
-            other.send_and_await(ExchangeKey(1, 1), [Y], "other", ONE, ONE, 5.0),
+            exchanged(one, ExchangeKey(1, 1), [X], view, OTHER, OTHER, 5.0),
+            exchanged(other, ExchangeKey(1, 1), [Y], "other", ONE, ONE, 5.0),
         )
-        assert first == second == Outcome({}, frozenset())
+        assert all(map(has_come_to_nothing, (first, second)))
         # a late one is told, and counts no neighbour
         for service in (one, other):
             service.begin(2, 1)
-        alone = await one.send_and_await(ExchangeKey(2, 0), [X], view, OTHER, OTHER, 0.3)
-        late = await other.send_and_await(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
-        assert alone == late == Outcome({}, frozenset())
+        alone = await exchanged(one, ExchangeKey(2, 0), [X], view, OTHER, OTHER, 0.3)
+        late = await exchanged(other, ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
+        assert all(map(has_come_to_nothing, (alone, late)))
         await stop(one, other)
 
     asyncio.run(run())
@@ -123,7 +132,7 @@ def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
         view = one.standing().view
         one.specs = other.specs = [(SPEC, TensorSpec(torch.float64, 3, True))]
 
-        async def exchanged(number: int, before: str, known_by: frozenset[str], held: str) -> list[Outcome]:
+        async def round_of(number: int, before: str, known_by: frozenset[str], held: str) -> list[GossipExchange]:
             for service in (one, other):
                 service.begin(number, 0)
             key = ExchangeKey(number, 0)
@@ -132,22 +141,21 @@ def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
                 Differences(right, whole_P, ONE, {"0": held}),
             )
             both = await asyncio.gather(
-                one.send_and_await(key, [X], view, OTHER, OTHER, 5.0, first),
-                other.send_and_await(key, [Y], view, ONE, ONE, 5.0, second),
+                exchanged(one, key, [X], view, OTHER, OTHER, 5.0, first),
+                exchanged(other, key, [Y], view, ONE, ONE, 5.0, second),
             )
             return [*both]
 
-        neither = Outcome({}, frozenset())
-        first, second = await exchanged(1, right, OTHER, right)
-        assert torch.equal(second.tensors["0"][0], X)
-        assert not second.tensors["0"][1].numel()
+        first, second = await round_of(1, right, OTHER, right)
+        assert torch.equal(second.received["0"][0], X)
+        assert not second.received["0"][1].numel()
         assert first.reached == OTHER
-        assert await exchanged(2, right, OTHER, wrong) == [neither, neither]
-        _, second = await exchanged(3, right, frozenset(), wrong)
-        assert torch.equal(second.tensors["0"][1], whole_P)
+        assert all(map(has_come_to_nothing, await round_of(2, right, OTHER, wrong)))
+        _, second = await round_of(3, right, frozenset(), wrong)
+        assert torch.equal(second.received["0"][1], whole_P)
         # hostile ones: a vector of another hash, and differences to nothing
-        assert await exchanged(4, wrong, frozenset(), right) == [neither, neither]
-        assert await exchanged(5, "", OTHER, right) == [neither, neither]
+        assert all(map(has_come_to_nothing, await round_of(4, wrong, frozenset(), right)))
+        assert all(map(has_come_to_nothing, await round_of(5, "", OTHER, right)))
         await stop(one, other)
 
     asyncio.run(run())
@@ -161,10 +169,10 @@ def test_a_neighbour_that_is_left_out_waits_no_longer(tmp_path: Path) -> None:
         one._send = lambda message, name: None  # type: ignore[method-assign]  # it closes before its message has gone
         async with asyncio.timeout(20.0):
             alone, late = await asyncio.gather(
-                one.send_and_await(ExchangeKey(1, 0), [X], "its own", OTHER, OTHER, 60.0),
-                other.send_and_await(ExchangeKey(1, 0), [Y], "another", ONE, ONE, 60.0),
+                exchanged(one, ExchangeKey(1, 0), [X], "its own", OTHER, OTHER, 60.0),
+                exchanged(other, ExchangeKey(1, 0), [Y], "another", ONE, ONE, 60.0),
             )
-        assert alone == late == Outcome({}, frozenset())
+        assert all(map(has_come_to_nothing, (alone, late)))
         await stop(one, other)
 
     asyncio.run(run())
@@ -178,8 +186,8 @@ def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
             for service in (one, other):
                 service.begin(number, 0)
             await asyncio.gather(
-                one.send_and_await(ExchangeKey(number, 0), [X * number], view, OTHER, OTHER, 5.0),
-                other.send_and_await(ExchangeKey(number, 0), [Y], view, ONE, ONE, 5.0),
+                exchanged(one, ExchangeKey(number, 0), [X * number], view, OTHER, OTHER, 5.0),
+                exchanged(other, ExchangeKey(number, 0), [Y], view, ONE, ONE, 5.0),
             )
         await stop(other)  # as if it had been killed after round 1 was on disk
         await await_that(lambda: one.links.link("1") is None)
@@ -188,8 +196,8 @@ def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
         await again.start("127.0.0.1:0", None)
         await await_that(lambda: len(again.standing().present) == 2)
         again.begin(2, 1)
-        outcome = await again.send_and_await(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
-        assert torch.equal(outcome.tensors["0"][0], 2 * X)
+        outcome = await exchanged(again, ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
+        assert torch.equal(outcome.received["0"][0], 2 * X)
         assert outcome.reached == ONE
         assert [*(tmp_path / "0").glob("*.out")]
         again.begin(3, 2)
@@ -274,11 +282,11 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
             service.begin(1, 0)
             senders = frozenset[str]() if "view" in sent else frozenset(["stranger"])
             # it waits for the stranger's verdict where it has no vectors of it to wait for
-            mixing = asyncio.create_task(service.send_and_await(ExchangeKey(1, 0), [X], "same", senders, STRANGER, 1.0))
+            mixing = asyncio.create_task(exchanged(service, ExchangeKey(1, 0), [X], "same", senders, STRANGER, 1.0))
             verdict = await stranger.send(**{"view": "same", **sent})
             assert not verdict.taken
             assert words in verdict.reason
-            assert (await mixing).tensors == {}
+            assert (await mixing).received == {}
 
     asyncio.run(run())
 
@@ -301,9 +309,9 @@ def test_neighbours_are_taken_once_their_view_is_the_same(tmp_path: Path) -> Non
                 sent = asyncio.create_task(stranger.send(1, X, view, number))
                 await asyncio.sleep(0.3)
                 assert not sent.done()
-                mixing = service.send_and_await(ExchangeKey(1, number), [X], "same", STRANGER, frozenset(), 1.0)
+                mixing = exchanged(service, ExchangeKey(1, number), [X], "same", STRANGER, frozenset(), 1.0)
                 outcome, verdict = await asyncio.gather(mixing, sent)
-                assert verdict.taken == (view == "same") == bool(outcome.tensors)
+                assert verdict.taken == (view == "same") == bool(outcome.received)
 
     asyncio.run(run())
 
