@@ -24,8 +24,8 @@ from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, check_
 from fed.server.federation import Federation
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.mixing.message_sizes import sent_bytes
-from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
+from fed.server.mixing.primitives import LocalTraining, PeerCodec
 from fed.server.rounds.coordinated import Coordinated, step_sizes
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
@@ -255,18 +255,21 @@ class Simulation:
         )
         row_of = {client: row for row, client in enumerate(self.data.clients)}
         honest = [row_of[client] for client in self.honest_peers] if self.attackers else None
-        return Peers(
-            rule=self.algorithm,
-            neighbourhood=neighbourhood,
+        training = LocalTraining(
             sizes=clients.sizes,
             groups=self.groups,
             executor=clients.executor,
+            lr_in=step_sizes(self.experiment, self.policy),
+            stages=self.prepared.update_stages(),
+        )
+        return Peers(
+            self.algorithm,
+            neighbourhood,
+            training,
             layout=self.layout,
             first=self.layout.pack(self.recipe.module),
-            lr_in=step_sizes(self.experiment, self.policy),
             codec=self.peer_codec,
             honest=honest,
-            stages=self.prepared.update_stages(),
         )
 
     @property

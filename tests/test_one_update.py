@@ -25,13 +25,12 @@ def test_an_update_enters_14_files_at_a_node(tmp_path: Path) -> None:
     assert {"clients/way_out.py", "server/way_in.py"} < {*way.files}
 
 
-def test_an_update_enters_16_files_at_a_peer(tmp_path: Path) -> None:
+def test_an_update_enters_11_files_at_a_peer(tmp_path: Path) -> None:
     """It is a file at the sender, too, for a neighbour may need it again."""
     way = at_peer(tmp_path)
-    assert len(way.files) <= 16, way.report()
+    assert len(way.files) <= 11, way.report()
     assert {*way.names} <= {"param", "tensor", "row", "data", "path"}, way.report()
     trained = {"LocalResult", "TrainedClients", "Result"}
-    exchanged = {"PeerMessage", "Chunk", "Outcome"}
-    early = {"Arrival"}  # holds a message whose round this peer has not begun: it depends on who is faster
-    assert {*way.containers} <= trained | exchanged | early, way.report()
-    assert {"server/mixing/neighbourhood.py", "fed/vectors/mixing.py"} < {*way.files}
+    exchanged = {"PeerMessage", "Chunk", "_Arrival"}
+    assert {*way.containers} <= trained | exchanged, way.report()
+    assert {"server/mixing/primitives.py", "fed/vectors/mixing.py"} < {*way.files}

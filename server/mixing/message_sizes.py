@@ -6,14 +6,9 @@ Shapes: see :mod:`fed.vectors.layout`.
 from typing import TYPE_CHECKING
 
 from fed.aggregators.peer_rule import PeerRule
-from fed.server.mixing.neighbourhood import (
-    EncodedRows,
-    Exchanges,
-    PeerCodec,
-    first_codec_state,
-    first_state,
-    next_state,
-)
+from fed.server.mixing.neighbourhood import EncodedRows
+from fed.server.mixing.primitives import Exchanges, PeerCodec
+from fed.server.mixing.rule_states import first_codec_state, first_state, next_state
 from fed.vectors.layout import Layout
 from fed.vectors.mixing import Weights
 from fed.vectors.tensors import Tensor, torch

@@ -3,29 +3,15 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId
-from fed.clients.training.executor import Executor, Item
-from fed.clients.training.group_trainer import rows_not_finite
-from fed.clients.training.groups import Groups
-from fed.clients.training.work_items import Train, label_of
-from fed.clients.way_out import UpdateStages
-from fed.errors import Diverged
-from fed.server.mixing.neighbourhood import (
-    Attendance,
-    Exchanges,
-    Neighbourhood,
-    PeerCodec,
-    first_codec_state,
-    first_state,
-    next_state,
-    renewed_state,
-)
+from fed.server.mixing.neighbourhood import Attendance, Neighbourhood
+from fed.server.mixing.primitives import Exchanges, LocalSteps, LocalTraining, PeerCodec
+from fed.server.mixing.rule_states import first_codec_state, first_state, next_state, renewed_state
 from fed.server.round_stats import Participation, RoundStats, mean_loss
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.vectors.layout import Layout
@@ -45,15 +31,11 @@ class Peers:
     Args:
         rule: rule of what a peer does in a round.
         neighbourhood: neighbourhood whose members are in the order of the clients.
-        sizes: number of samples of each peer.
-        groups: groups of peers that train together.
-        executor: executor that trains.
+        training: training of the peers.
         layout: layout of the model.
         first: first model of every peer: (vector [V], integers [I]).
-        lr_in: function from (round, peers) to the step size of local steps.
         codec: codec of vectors that travel encoded; None where the rule has none.
         honest: rows of the peers whose models count in the mean and in measures; None: all.
-        stages: changes of what local steps add to models.
 
     Attributes:
         copied: number of the last round, and the state of a single peer after it, for a peer that joins; None before
@@ -65,16 +47,11 @@ class Peers:
 
     rule: PeerRule
     neighbourhood: Neighbourhood
-    sizes: Sequence[int]
-    groups: Groups
-    executor: Executor
+    training: LocalTraining
     layout: Layout
     first: InitVar[tuple[Tensor, Tensor]]
-    lr_in: Callable[[int, int], float]
     codec: PeerCodec | None = None
     honest: Sequence[int] | None = None
-    _: KW_ONLY
-    stages: UpdateStages
 
     def __post_init__(self, first: tuple[Tensor, Tensor]) -> None:
         """Give every peer the first model."""
@@ -202,12 +179,12 @@ class Peers:
             members=members,
             number=number,
         )
-        lr = self.lr_in(number, len(self.neighbourhood.members))
-        local = _LocalSteps(
-            peers=self,
+        local = LocalSteps(
+            self.training,
+            self.neighbourhood,
+            attendance,
             number=number,
-            step_size=lr,
-            attendance=attendance,
+            step_size=self.training.lr_in(number, len(self.neighbourhood.members)),
             exchanges=exchanges,
             integers_SI=self._integers_NI[rows_S],
         )
@@ -231,96 +208,3 @@ class Peers:
     def _joined(self, state: Any, buffers_SR: Tensor) -> Tensor:
         """Whole models [S, V], of which users see what the model's type holds."""
         return torch.cat([state.model_NP.to(self.layout.dtype), buffers_SR], 1)
-
-
-@dataclass
-class _LocalSteps:
-    """One round's local steps of those that take part: a rule's ``descend``."""
-
-    peers: Peers
-    number: int
-    step_size: float
-    attendance: Attendance
-    exchanges: Exchanges
-    integers_SI: Tensor
-    losses: list[tuple[float, int]] = field(default_factory=list)
-
-    @cached_property
-    def lr(self) -> float | Tensor:
-        """The sum of step sizes over the local steps; a column where peers take different numbers of them."""
-        steps_S = [*map(self.peers.groups.steps, self._sizes_S, self.attendance.steps_S)]
-        if len(set(steps_S)) == 1:
-            return self.step_size * steps_S[0]
-        return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)
-
-    def __call__(self, x_SP: Tensor) -> Tensor:
-        """Every peer's local steps, in the model's type; what rounding to it takes away is given back.
-
-        Raises:
-            Diverged: naming a peer whose numbers are no longer finite.
-        """
-        buffers_SR = self.exchanges.buffers_NR
-        rounded_SP = x_SP.to(buffers_SR.dtype)
-        start_SV = torch.cat([rounded_SP, buffers_SR], 1)
-        params_SV, self.integers_SI = self._trained(start_SV)
-        self.peers.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
-        if self.peers.stages:
-            return self._changed(x_SP, start_SV, params_SV)
-        self.exchanges.buffers_NR = params_SV[:, x_SP.shape[1] :]
-        params_SP = params_SV[:, : x_SP.shape[1]]
-        # what rounding took away is exact, as the difference of two numbers so close
-        return params_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(params_SP)
-
-    def _changed(self, x_SP: Tensor, start_SV: Tensor, params_SV: Tensor) -> Tensor:
-        """Models after local steps whose updates stages have changed."""
-        parameters = x_SP.shape[1]
-        rounds = [self.number] * len(x_SP)
-        update_SV = self.peers.stages(params_SV.double() - start_SV, rounds, self._members_S)
-        if rows := rows_not_finite(update_SV.to(start_SV.dtype)):
-            reason = "what stages make of its update is not finite"
-            raise Diverged.of(self.number, self._members_S[rows[0]], reason)
-        self.exchanges.buffers_NR = (start_SV[:, parameters:] + update_SV[:, parameters:]).to(start_SV.dtype)
-        return x_SP + update_SV[:, :parameters]
-
-    def _trained(self, start_SV: Tensor) -> tuple[Tensor, Tensor]:
-        """Models and integers after the local steps.
-
-        Raises:
-            Diverged: naming the first peer of those whose loss or model is no longer finite.
-        """
-        params_SV = torch.empty_like(start_SV)
-        integers_SI = torch.empty_like(self.integers_SI)
-        diverged: list[tuple[int, ClientId, str]] = []
-        groups = self.peers.groups.of(self._sizes_S, self.attendance.steps_S)
-        rows_of = {self._submit(rows, start_SV): rows for rows in groups}
-        for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
-            for _, trained, tensors in self.peers.executor.results([ticket]):
-                if trained.diverged:
-                    diverged += ((self._members_S.index(client), client, why) for client, why in trained.diverged)
-                    continue
-                params_SV[rows], integers_SI[rows] = tensors
-                self.losses += zip(trained.train_losses, trained.samples, strict=True)
-        if diverged:
-            _, client, reason = min(diverged)
-            raise Diverged.of(self.number, client, reason)
-        return params_SV, integers_SI
-
-    def _submit(self, rows: list[int], start_SV: Tensor) -> int:
-        clients = tuple(self._members_S[row] for row in rows)
-        cuts = tuple(self.attendance.steps_S[row] for row in rows)
-        train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
-        models = (start_SV[rows], self.integers_SI[rows])
-        cost = sum(map(self._seen, rows))
-        return self.peers.executor.submit(Item(train, models, label_of(train), cost=cost))
-
-    def _seen(self, row: int) -> int:
-        """Number of samples that a peer's steps see."""
-        return self.peers.groups.seen(self._sizes_S[row], self.attendance.steps_S[row])
-
-    @cached_property
-    def _members_S(self) -> list[ClientId]:  # noqa: N802  # a shape suffix
-        return [self.peers.neighbourhood.members[row] for row in self.attendance.rows_S]
-
-    @cached_property
-    def _sizes_S(self) -> list[int]:  # noqa: N802
-        return [self.peers.sizes[row] for row in self.attendance.rows_S]

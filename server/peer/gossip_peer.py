@@ -10,8 +10,8 @@ from fed.clients.training.groups import Groups
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.mixing.message_sizes import exchange_specs
-from fed.server.mixing.neighbourhood import PeerCodec
 from fed.server.mixing.peers import Peers
+from fed.server.mixing.primitives import LocalTraining, PeerCodec
 from fed.server.peer.gossip.exchange import ExchangeKey
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
@@ -75,17 +75,20 @@ class GossipPeer(RealPeer[GossipService]):
             never_single=normalises_batches(prepared.module),
             phases=prepared.phases,
         )
-        self._peers = Peers(
-            rule,
-            self._neighbourhood,
+        training = LocalTraining(
             sizes=[self.size],
             groups=groups,
             executor=self.executor,
+            lr_in=step_sizes(experiment, self.policy),
+            stages=prepared.update_stages(),
+        )
+        self._peers = Peers(
+            rule,
+            self._neighbourhood,
+            training,
             layout=layout,
             first=layout.pack(prepared.module),
-            lr_in=step_sizes(experiment, self.policy),
             codec=codec,
-            stages=prepared.update_stages(),
         )
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
         # Fails at once where it cannot be made, rather than after the others have come.

@@ -11,7 +11,8 @@ from fed.aggregators.d2 import D2
 from fed.aggregators.gradient_tracking import GradientTracking
 from fed.aggregators.peer_rule import PeerRule
 from fed.aggregators.sgp import SGP
-from fed.server.mixing.neighbourhood import Exchanges, first_state, next_state, renewed_state
+from fed.server.mixing.primitives import Exchanges
+from fed.server.mixing.rule_states import first_state, next_state, renewed_state
 from fed.topology import Topology, mixing_matrix
 from fed.topology.graphs import ring
 from fed.vectors.mixing import Weights

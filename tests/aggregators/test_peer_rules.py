@@ -34,7 +34,8 @@ from fed.compression.quantisers import QSGD
 from fed.compression.sparsifiers import RandomK, TopK
 from fed.config.registry import ALGORITHMS
 from fed.errors import InvalidExperiment, RunFailed
-from fed.server.mixing.neighbourhood import Exchanges, PeerCodec, first_state, next_state
+from fed.server.mixing.primitives import Exchanges, PeerCodec
+from fed.server.mixing.rule_states import first_state, next_state
 from fed.topology import Topology, mixing_matrix
 from fed.topology.graphs import complete, directed_ring, exponential, ring
 from fed.vectors.mixing import Weights
