@@ -196,7 +196,7 @@ class Inbox:
         Args:
             key: round and place of the exchange.
             name: name of the neighbour.
-            header: what the neighbour has said of the message.
+            header: message that came before the file.
             incoming: file of the message, which is whole.
 
         Raises:

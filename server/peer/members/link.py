@@ -18,7 +18,7 @@ from fed.wire.messages import one_line
 from fed.wire.payloads import Incoming, chunks
 from fed.wire.rate_limits import Allowance, Refusals
 
-__all__ = ["Link", "Listener", "Read", "Refused", "Terms", "Write", "next_message"]
+__all__ = ["Link", "Listener", "Read", "Refused", "StreamTerms", "Write", "next_message"]
 
 Read: TypeAlias = Callable[[], Awaitable[Any]]
 """Function that gives the next message of a stream, as bytes; no bytes at its end."""
@@ -35,8 +35,8 @@ class Refused(Exception):
     """A message that is not taken; the stream goes on."""
 
 
-class Terms(NamedTuple):
-    """Terms on which a peer takes what another sends.
+class StreamTerms(NamedTuple):
+    """StreamTerms on which a peer takes what another sends.
 
     Args:
         silence_s: seconds without a message after which a stream counts as lost, > 0.
@@ -124,7 +124,7 @@ class Link:
             if not self._messages and not self._files:
                 await self._wakes.wait()
 
-    async def listen(self, read: Read, listener: "Listener", terms: Terms) -> None:
+    async def listen(self, read: Read, listener: "Listener", terms: StreamTerms) -> None:
         """Take messages and files until the other side ends the stream.
 
         Args:

@@ -18,7 +18,7 @@ from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import NODE_NAME, PROTOCOL
-from fed.server.peer.members.link import Link, Listener, Read, Terms, Write, next_message
+from fed.server.peer.members.link import Link, Listener, Read, StreamTerms, Write, next_message
 from fed.server.peer.members.member import MOST_START
 from fed.wire.calls import TurnedAway, converse, within
 from fed.wire.dialling import WRONG_AUTHORITY, WRONG_NAME
@@ -244,7 +244,7 @@ class Links:
             send: function that sends a message, as bytes.
             refusal: function that gives the reason why the other side is no longer admitted; None while it is.
         """
-        terms = Terms(
+        terms = StreamTerms(
             silence_s=self._silence_s,
             allowance=Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S, self._clock),
             refusal=refusal,
