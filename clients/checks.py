@@ -4,13 +4,18 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fed.clients.data import FederatedData
+from fed.clients.data import FederatedData, Held, SamplesOnDemand
+from fed.clients.data.collate import Collating, batch_of
+from fed.clients.data.held import is_real, size_of
 from fed.clients.data.samples import check_classes
-from fed.clients.scoring.losses import cross_entropy
-from fed.clients.scoring.measures import Loss, Metric, Metrics, as_number
+from fed.clients.scoring.losses import bce, cox, cross_entropy, huber, mse
+from fed.clients.scoring.measures import Loss, Metric, Metrics, as_number, scores_of
+from fed.clients.training.reading import called
 from fed.config.components import Component
 from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
+from fed.vectors import trees
 from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.trees import Ragged, Tree
 
 __all__ = [
     "check_batch_norm",
@@ -22,6 +27,8 @@ __all__ = [
     "made_by",
     "own_copy",
 ]
+
+_NEED_TARGETS = (cross_entropy, mse, huber, bce, cox)
 
 
 def own_copy(made: object) -> "nn.Module":
@@ -49,7 +56,9 @@ def own_copy(made: object) -> "nn.Module":
         ) from error
 
 
-def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: Metrics) -> int:
+def check_model(
+    module: "nn.Module", data: FederatedData, loss: Loss, metrics: Metrics, collate: Collating | None = None
+) -> int:
     """Send two samples through a model, a loss and metrics.
 
     Args:
@@ -57,6 +66,7 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: M
         data: source of the two samples.
         loss: (output, target) → scalar; cross-entropy takes labels of classes.
         metrics: name → (output, target) → number.
+        collate: the run's collate, or None.
 
     Returns:
         Number of classes of the model's output, where targets are labels; 0 otherwise.
@@ -64,24 +74,63 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: M
     Raises:
         InvalidModel: if the model cannot take the data, the loss cannot take the model's output, or a metric gives no
             number.
-        InvalidData: if targets should be labels and are none.
+        InvalidData: if targets should be labels and are none, or samples of several lengths have no collate.
     """
-    # Copies, for a model may change its inputs in place.
-    inputs, targets = (part[:2].clone().cpu() for part in data.read(data.clients[0]))
+    inputs, targets = _two_samples(data.read(data.clients[0]), collate)
+    if targets is None:
+        _check_without_targets(loss, metrics)
     # In evaluation, since BatchNorm refuses a single sample when it trains.
     module.eval()
-    what = f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}"
+    what = f"the model cannot take the data's inputs, {_described(inputs)}"
     with torch.no_grad():
-        output = _tried(what, module, inputs)
+        output = _tried(what, called, module, inputs)
         classes = _classes(output, targets) if loss is cross_entropy else _no_classes(loss, output, targets)
         for name, metric in metrics.items():
             _check_metric(name, metric, output, targets)
     return classes
 
 
-def _no_classes(loss: Loss, output: Any, targets: Tensor) -> int:
+def _two_samples(held: Held, collate: Collating | None) -> tuple[Tree, Tree]:
+    """Batch of two samples on the CPU, or of the only one."""
+    parts = [] if isinstance(held, SamplesOnDemand) or collate is not None else held
+    names = zip(("inputs", "targets"), parts, strict=False)
+    leaves = [leaf for name, part in names for leaf in trees.named_leaves(part, name)]
+    ragged = [name for name, leaf in leaves if isinstance(leaf, Ragged)]
+    if ragged:
+        raise InvalidData(
+            f"samples of several lengths need a collate that makes batches of them, got a list in {ragged[0]} and no "
+            "collate: write collate: pad, or name a function of your own there; where all have one length, give a "
+            "tensor"
+        )
+    batch = batch_of(held, torch.arange(min(2, size_of(held))), collate, training=False)
+    # Copies, for a model may change its inputs in place.
+    inputs, targets = (trees.mapped(lambda leaf: leaf.clone().cpu(), part) for part in batch)
+    return inputs, targets
+
+
+def _check_without_targets(loss: Loss, metrics: Metrics) -> None:
+    if getattr(loss, "func", loss) in _NEED_TARGETS:
+        raise InvalidData(
+            f"the loss {_name_of(loss)} needs targets, got inputs alone: write loss: model where the model returns its "
+            "own loss, or give (inputs, targets)"
+        )
+    if metrics:
+        raise InvalidExperiment(
+            f"metrics need targets, got inputs alone and the metric {next(iter(metrics))}: write metrics: [], or give "
+            "(inputs, targets)"
+        )
+
+
+def _described(tree: Tree) -> str:
+    """Types and shapes of the leaves."""
+    parts = [f"{name} {leaf.dtype} of shape {tuple(leaf.shape)}" for name, leaf in trees.named_leaves(tree, "")]
+    return ", ".join(parts).strip()
+
+
+def _no_classes(loss: Loss, output: Any, targets: Tree) -> int:
     got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
-    shapes = f"an output of {got} and a target of shape {tuple(targets.shape)}"
+    what = f"shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"form {trees.outline(targets)}"
+    shapes = f"an output of {got} and a target of {what}"
     value = _tried(f"the loss cannot take {shapes}", loss, output, targets)
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -89,7 +138,7 @@ def _no_classes(loss: Loss, output: Any, targets: Tensor) -> int:
     return 0
 
 
-def _check_metric(name: str, metric: Metric, output: Any, targets: Tensor) -> None:
+def _check_metric(name: str, metric: Metric, output: Any, targets: Tree) -> None:
     """Check that a metric gives a number. One that raises may need more samples than two; evaluation will tell."""
     try:
         value = metric(output, targets)
@@ -100,7 +149,7 @@ def _check_metric(name: str, metric: Metric, output: Any, targets: Tensor) -> No
     as_number(name, value, torch.device("cpu"))
 
 
-def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> Any:
+def _tried(failure: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Result of a user's function; its errors become a sentence."""
     try:
         return function(*arguments)
@@ -110,19 +159,26 @@ def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> An
         raise InvalidModel(f"{failure}: {first_line(error)}") from error
 
 
-def _classes(output: object, targets: Tensor) -> int:
-    if targets.is_floating_point() or targets.is_complex():
+def _classes(output: Any, targets: Tree) -> int:
+    if not isinstance(targets, Tensor):
+        raise InvalidData(
+            f"targets must be one tensor of integer labels for cross-entropy, got {trees.outline(targets)}: give that, "
+            "or write a loss of your own"
+        )
+    if is_real(targets):
         raise InvalidData(
             f"targets must be integer labels for cross-entropy, got {targets.dtype}: write loss: mse, for example, or "
             "give loss= in Python"
         )
-    if not isinstance(output, Tensor) or output.ndim < 2 or (*output.shape[:1], *output.shape[2:]) != targets.shape:
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    scores: Tensor = scores_of(output)
+    if scores.ndim < 2 or (*scores.shape[:1], *scores.shape[2:]) != targets.shape:
+        form = "[batch, classes, ...]" if scores is output else "logits [batch, ..., classes]"
+        shape = scores.shape if scores is output else (*scores.shape[:1], *scores.shape[2:], *scores.shape[1:2])
         raise InvalidModel(
-            f"the model's output must be [batch, classes, ...] for cross-entropy with labels of shape "
-            f"{tuple(targets.shape)}, got {shape}: change the model, or give loss="
+            f"the model's output must be {form} for cross-entropy with labels of shape {tuple(targets.shape)}, got "
+            f"{tuple(shape)}: change the model, or give loss="
         )
-    return output.shape[1]
+    return scores.shape[1]
 
 
 def check_labels(data: FederatedData, classes: int) -> FederatedData:
@@ -167,18 +223,23 @@ def check_targets(data: FederatedData, loss: Loss) -> None:
     if fit is None:
         return
     for owner, targets in _targets(data):
-        if not fit(targets):
-            name = getattr(loss, "__name__", type(loss).__name__)
+        if isinstance(targets, Tensor) and not fit(targets):
             raise InvalidData(
-                f"targets of {owner} must be {what} for the loss {name}, got others: correct them, or use another loss"
+                f"targets of {owner} must be {what} for the loss {_name_of(loss)}, got others: correct them, or use "
+                "another loss"
             )
 
 
-def _targets(data: FederatedData) -> Iterator[tuple[str, Tensor]]:
+def _name_of(loss: Loss) -> str:
+    name: str = getattr(loss, "__name__", type(loss).__name__)
+    return name
+
+
+def _targets(data: FederatedData) -> Iterator[tuple[str, Tree]]:
     """The targets in memory, each with its owner's name; of clients on demand those of the first one."""
-    for client in data.clients[:1] if data.is_on_demand else data.clients:
-        yield f"client {client!r}", data.read(client)[1]
-    yield from ((owner, targets) for owner, (_, targets) in data.tests())
+    clients = data.clients[:1] if data.is_on_demand else data.clients
+    held = [*((f"client {client!r}", data.read(client)) for client in clients), *data.tests()]
+    yield from ((owner, pair[1]) for owner, pair in held if not isinstance(pair, SamplesOnDemand))
 
 
 def check_state(module: "nn.Module", precision: str) -> None:

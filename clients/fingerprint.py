@@ -16,10 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from fed.clients.data import ClientId, FederatedData, Pair
+from fed.clients.data import ClientId, FederatedData, Held, SamplesOnDemand
+from fed.clients.data.held import samples_at
 from fed.storage.serialization import bytes_of
+from fed.vectors import trees
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, nn
+from fed.vectors.trees import Ragged
 
 __all__ = ["EARLIER_MODULES", "code_sha256", "data_sha256", "model_sha256", "pair_sha256"]
 
@@ -46,8 +49,10 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
-def data_sha256(data: FederatedData, held_out: Mapping[ClientId, Pair] | None = None) -> str:
-    """The SHA-256 of all clients' ids and samples and of the test set; of data on demand, of the first client's alone.
+def data_sha256(data: FederatedData, held_out: Mapping[ClientId, Held] | None = None) -> str:
+    """The SHA-256 of all clients' ids and samples and of the test set.
+
+    Of clients on demand it covers the first one's samples, of samples on demand their number and the first of them.
 
     Args:
         data: data of the run.
@@ -59,19 +64,20 @@ def data_sha256(data: FederatedData, held_out: Mapping[ClientId, Pair] | None = 
     for client in ids[:1] if data.is_on_demand else ids:
         apart = [parts[client] for parts in (held_out, data.client_tests) if parts and client in parts]
         for pair in (data.train[client], *apart):
-            _add_tensors(digest.update, pair)
-    _add_tensors(digest.update, data.test or ())
+            _add_held(digest.update, pair)
+    if data.test is not None:
+        _add_held(digest.update, data.test)
     return digest.hexdigest()
 
 
-def pair_sha256(pair: Iterable[Tensor]) -> str:
-    """The SHA-256 of samples.
+def pair_sha256(held: Held) -> str:
+    """The SHA-256 of samples; of those on demand, of their number and the first of them.
 
     Args:
-        pair: (inputs, targets).
+        held: (inputs, targets), or samples on demand.
     """
     digest = hashlib.sha256()
-    _add_tensors(digest.update, pair)
+    _add_held(digest.update, held)
     return digest.hexdigest()
 
 
@@ -112,6 +118,19 @@ def code_sha256(
     digest = hashlib.sha256()
     _Code(digest.update, modules).add(measures)
     return digest.hexdigest()
+
+
+def _add_held(update: Callable[[Any], None], held: Held) -> None:
+    if isinstance(held, SamplesOnDemand):
+        update(f"{len(held)} samples on demand".encode())
+        held = samples_at(held, [0])[0]
+    for part in held:
+        if isinstance(part, Tensor):  # as earlier code, which knew no trees
+            _add_tensors(update, [part])
+            continue
+        for path, leaf in trees.named_leaves(part, "tree"):
+            update(path.encode())
+            _add_tensors(update, [leaf.values_N, leaf.begins_E] if isinstance(leaf, Ragged) else [leaf])
 
 
 def _add_tensors(update: Callable[[Any], None], tensors: Iterable[Tensor]) -> None:

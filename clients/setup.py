@@ -21,7 +21,9 @@ from fed.clients.checks import (
     made_by,
     own_copy,
 )
-from fed.clients.data import ClientId, FederatedData, Pair, held_out
+from fed.clients.data import ClientId, FederatedData, Held, held_out
+from fed.clients.data.collate import Collating
+from fed.clients.data.samples import pattern_of
 from fed.clients.scoring.losses import cross_entropy, outputs_for
 from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, metrics_in_force
 from fed.clients.training.client_states import ClientStates
@@ -37,6 +39,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidModel, users_errors_as
 from fed.secure_aggregation.settings import settings_of
 from fed.storage.model_files import ModelInputs, read_fixed_part
+from fed.vectors import trees
 from fed.vectors.fixed_part import fixed_state, packed
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams, seeded_torch
@@ -59,6 +62,7 @@ class Preparation:
             coordinator alone evaluates.
         loss: loss that is minimised.
         metrics: metrics of evaluation, by name.
+        collate: function that makes batches of samples; None: they are stacked.
         inputs: arguments of the experiment's model; None where another model was given.
         module: the first model.
         algorithm: algorithm of the experiment.
@@ -96,9 +100,10 @@ class Preparation:
         self.data = data
         self.loss = loss_in_force(experiment, loss)
         self.metrics = metrics_in_force(experiment, loss, metric)
+        self.collate = _collate_in_force(experiment, data)
         self.inputs: ModelInputs | None = None
         self.module = self._first_module(experiment, model)
-        self.held_out: Mapping[ClientId, Pair] | None = None
+        self.held_out: Mapping[ClientId, Held] | None = None
         evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
         if isinstance(evaluation, ByClients):
             self.data, self.held_out = held_out.for_each(self.data, evaluation.fraction, experiment.data_streams)
@@ -127,6 +132,7 @@ class Preparation:
             test=self.data.test if is_tested else None,
             streams=self.streams,
             held_out=None if self.held_out is None else self.held_out.__getitem__,
+            collate=self.collate,
         )
 
     def fixed_part(self) -> list[Tensor]:
@@ -245,7 +251,7 @@ class Preparation:
                 read_fixed_part(Path(experiment.fixed.path).expanduser(), module)
             self._fix(module)  # only now: the file need not hold what the algorithm fixes
             tried = copy.deepcopy(module)  # forward passes may leave tensors in it that cannot be copied
-            classes = check_model(tried, self.data, self.loss, self.metrics)
+            classes = check_model(tried, self.data, self.loss, self.metrics, self.collate)
         check_trained_part(module, tried)
         if self.loss is cross_entropy:
             self.data = check_labels(self.data, classes)
@@ -263,10 +269,17 @@ class Preparation:
         section = experiment.model
         if section is None:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
-        inputs, targets = self.data.read(self.data.clients[0])
+        inputs, targets = pattern_of(self.data.read(self.data.clients[0]))
+        if not isinstance(inputs, Tensor) and not section.kind.startswith("python:"):
+            raise InvalidExperiment(
+                f"the model {section.kind} takes inputs of one tensor, got {trees.outline(inputs)}: name a model of "
+                "your own, as python:module:Name, or give one in Python, as fed.simulate(…, model=…)"
+            )
         outputs = outputs_for(self.loss, targets, self.data.number_of_classes)
         # Kept for Run.load, which builds the model again without the data.
-        self.inputs = ModelInputs(tuple(inputs.shape[1:]), outputs, str(inputs.dtype).removeprefix("torch."))
+        shape = trees.mapped(_shape_of_sample, inputs)
+        dtype = str(trees.leaves(inputs)[0].dtype).removeprefix("torch.")
+        self.inputs = ModelInputs(shape, outputs, dtype)
         return self.inputs.make(section)
 
     def _stages(self, experiment: Experiment) -> tuple[Stage, ...]:
@@ -289,3 +302,30 @@ class Preparation:
                 f"private parts of it or a whole model of their own, got {phases}: see fed.aggregators.ditto"
             )
         return phases, layout
+
+
+def _shape_of_sample(leaf: trees.Leaf) -> list[int | None]:
+    """Shape of one sample; None for a number of rows that differs from sample to sample."""
+    return [None, *leaf.values_N.shape[1:]] if isinstance(leaf, trees.Ragged) else list(leaf.shape[1:])
+
+
+def _collate_in_force(experiment: Experiment, data: FederatedData) -> Collating | None:
+    """The collate of a run, from the experiment or from data given in Python.
+
+    Raises:
+        InvalidExperiment: if both bring one, or it cannot be called.
+    """
+    if experiment.collate is None:
+        function = data.collate
+    elif data.collate is not None:
+        raise InvalidExperiment(
+            f"collate must be given once, got {experiment.collate.kind} in the experiment and another one with the "
+            "data: remove one of them"
+        )
+    else:
+        function = experiment.collate.make()
+    if function is None:
+        return None
+    if not callable(function):
+        raise InvalidExperiment(f"collate must be a function of a list of samples, got {type(function).__name__}")
+    return Collating(function)

@@ -5,12 +5,14 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 from collections.abc import Sequence
 
+from fed.clients.data import SamplesOnDemand
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import CountClasses, Recipe
 from fed.reports.population import Confusion
 from fed.server.evaluation import parts_of
 from fed.server.federation import State
+from fed.vectors.tensors import Tensor
 
 __all__ = ["confusion_of"]
 
@@ -28,7 +30,7 @@ def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequen
         The matrix, or one without counts where there are too many classes; None without a test set, and where the model
         gives no class for each sample: the loss is not the cross-entropy, or a sample has several labels.
     """
-    if recipe.test is None or recipe.loss is not cross_entropy or tuple(recipe.test)[1].ndim != 1:
+    if recipe.test is None or recipe.loss is not cross_entropy or not _classifies_samples(recipe):
         return None
     tickets = []
     for first, end in parts_of(recipe):
@@ -41,3 +43,11 @@ def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequen
     # Names that are not as many as the model's outputs would be put to the wrong classes.
     labels: list[object] = list(names) if len(names) == len(total_CC) else list(range(len(total_CC)))
     return Confusion(total_CC.numpy(), labels)
+
+
+def _classifies_samples(recipe: Recipe) -> bool:
+    """True if each test sample has one label, as far as this is known without reading samples."""
+    if recipe.collate is not None or isinstance(recipe.test, SamplesOnDemand):
+        return True
+    _, targets = recipe.test_samples
+    return isinstance(targets, Tensor) and targets.ndim == 1

@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fed.clients.data import ClientId, Pair
+from fed.clients.data import ClientId, Held
+from fed.clients.data.held import size_of
 from fed.clients.data.held_out import no_held_out_samples
 from fed.clients.scoring.measures import Metrics, is_higher_better
 from fed.clients.training.evaluation import Score
@@ -156,7 +157,7 @@ class ScoringByClients:
     """
 
     def __init__(
-        self, held_out: Mapping[ClientId, Pair], metrics: Metrics, federation: Federation, executor: Executor
+        self, held_out: Mapping[ClientId, Held], metrics: Metrics, federation: Federation, executor: Executor
     ) -> None:
         self._executor = executor
         self._held_out = held_out
@@ -187,7 +188,7 @@ class ScoringByClients:
         tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
         # The samples of clients on demand are not known before they are read.
         in_memory = isinstance(self._held_out, dict)
-        cost = sum(len(self._held_out[client][1]) for client in clients) if in_memory else len(clients)
+        cost = sum(size_of(self._held_out[client]) for client in clients) if in_memory else len(clients)
         label = f"the evaluation by {len(clients)} clients, the first of them {clients[0]!r}"
         return Item(EvaluateByClients(tuple(clients)), tensors, label, cost=cost, priority=_AFTER_TRAINING)
 
@@ -275,7 +276,7 @@ def parts_of(recipe: Recipe, samples: int | None = None) -> list[tuple[int, int]
 
 
 def _test_samples(recipe: Recipe) -> int:
-    return len(tuple(recipe.test)[1]) if recipe.test is not None else 0
+    return recipe.test_size
 
 
 def _split(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:

@@ -13,12 +13,14 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from fed.clients.checks import made_by
-from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
-from fed.clients.data.samples import is_real
+from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held
+from fed.clients.data.held import labels_of, whole
+from fed.clients.data.samples import pattern_of
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData
+from fed.vectors import trees
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 
@@ -257,11 +259,12 @@ class Attackers:
         """
         if not self.attack.poisons:
             return data
-        _, targets = data.read(data.clients[0])
-        if is_real(targets):
+        _, targets = pattern_of(data.read(data.clients[0]))
+        if labels_of(targets) is not targets:
+            got = targets.dtype if isinstance(targets, Tensor) else trees.outline(targets)
             raise InvalidData(
-                f"{type(self.attack).__name__} needs integer labels to change, got targets of {targets.dtype}: choose "
-                "another kind of adversaries"
+                f"{type(self.attack).__name__} needs integer labels to change, got targets of {got}: choose another "
+                "kind of adversaries"
             )
         read = partial(self._read, data, data.number_of_classes())
         if not data.is_on_demand:
@@ -269,10 +272,11 @@ class Attackers:
         size = data.train.size if isinstance(data.train, ClientsOnDemand) else None
         return replace(data, train=ClientsOnDemand(data.clients, read, size))
 
-    def _read(self, data: FederatedData, classes: int | None, client: ClientId) -> Pair:
-        inputs, targets = data.read(client)
+    def _read(self, data: FederatedData, classes: int | None, client: ClientId) -> Held:
+        held = data.read(client)
         if client not in self.clients:
-            return inputs, targets
+            return held
+        inputs, targets = whole(held)
         assert classes is not None  # labels are integers
         return inputs, self.attack.poison(targets, classes)
 

@@ -16,14 +16,18 @@ from torch.utils.flop_counter import flop_registry
 
 from fed.aggregators.base import Phase
 from fed.aggregators.client_side import each_part
-from fed.clients.data import Pair
-from fed.clients.scoring.losses import cross_entropy, of_each_sample
+from fed.clients.data import Held, Pair
+from fed.clients.data.collate import batch_of
+from fed.clients.data.held import size_of, taken
+from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_sample
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.devices import device_of
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate
+from fed.clients.training.group_reading import UnequalBatches
 from fed.clients.training.local_context import LocalContext
+from fed.clients.training.reading import called
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
@@ -31,6 +35,7 @@ from fed.clients.training.worker import on_device
 from fed.config.experiment import Execution, Local
 from fed.errors import InvalidExperiment, first_line
 from fed.simulations.side_effects import changed_by_forward
+from fed.vectors import trees
 from fed.vectors.fixed_part import in_training
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import seeded_torch
@@ -76,7 +81,7 @@ class Batching:
 
 
 def choose(
-    execution: Execution, recipe: Recipe, context: LocalContext, samples: Pair, trainees: int, *, may_ignore: bool
+    execution: Execution, recipe: Recipe, context: LocalContext, samples: Held, trainees: int, *, may_ignore: bool
 ) -> Batching:
     """Choose by the experiment, the model and the kind of device alone, so that every machine makes the same choice.
 
@@ -141,7 +146,7 @@ def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> 
     return None
 
 
-def _obstacle(recipe: Recipe, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
+def _obstacle(recipe: Recipe, context: LocalContext, samples: Held) -> tuple[str | None, float]:
     """Reason why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
     if any(phase.rule is not None and phase.rule.contrasts for phase in recipe.phases):
         return "its algorithm compares three models' representations", 0.0
@@ -165,15 +170,15 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         self.operations = self.in_convolutions = self.image_bytes = 0
 
     @classmethod
-    def of_a_step(cls, recipe: Recipe, samples: Pair) -> "_Counter":
+    def of_a_step(cls, recipe: Recipe, samples: Held) -> "_Counter":
         """Count the operations of a client's step."""
-        inputs, targets = (part[: recipe.local.batch_size].clone() for part in samples)
+        inputs, targets = _first_batch(recipe, samples, recipe.local.batch_size)
         tried = in_training(copy.deepcopy(recipe.module))
         counter = cls()
         # Recurrent layers go step by step as in a group: PyTorch's single operation for an LSTM would not be counted.
         # An error is suppressed because the first step of the loop will raise it again.
         with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), RecurrentLayers(), counter:
-            torch.autograd.backward(recipe.loss(tried(inputs), targets))
+            torch.autograd.backward(recipe.loss(called(tried, inputs), targets))
         return counter
 
     @property
@@ -212,7 +217,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         return result
 
 
-def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
+def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Held) -> tuple[str | None, float]:
     """Reason why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
     module = recipe.module
     local = recipe.local
@@ -220,19 +225,25 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
     loss = on_device(recipe.loss, device)
     if local.precision == "float16":
         return "float16 scales each client's loss by its own gradients", 0
-    if changed := changed_by_forward(module, samples[0]):
+    first = taken(samples, slice(0, _PROBE_SAMPLES))
+    inputs, _ = _first_batch(recipe, first, _PROBE_SAMPLES)
+    if changed := changed_by_forward(module, inputs):
         return f"its forward pass changes {changed}", 0
     if normalises_batches(module):  # its statistics have not changed: they are frozen, or the layer is unused
         return "it has BatchNorm, under which a last single sample joins the batch before it", 0
-    first = (samples[0][:_PROBE_SAMPLES], samples[1][:_PROBE_SAMPLES])
-    inputs, targets = first
-    half = -(-len(targets) // 2)
+    if loss is model_loss:
+        return (
+            "the model finds its loss itself, over its whole batch: give targets and another loss to batch clients",
+            0,
+        )
+    samples_tried = size_of(first)
+    half = -(-samples_tried // 2)
     # Unequal numbers, so that places to fill and clients that finish early are tried too.
-    pairs = [(inputs[:count], targets[:count]) for count in (len(targets), half, 1)]
+    pairs = [taken(first, slice(0, count)) for count in (samples_tried, half, 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, half)})
     state = Layout.of(module, recipe.private, recipe.moved).pack(module)
     tried = replace(phase, epochs=None)
-    apart: dict[str, Any] = {"private": recipe.private, "moved": recipe.moved}
+    apart: dict[str, Any] = {"private": recipe.private, "moved": recipe.moved, "collate": recipe.collate}
 
     def in_a_group(steps: Local) -> tuple[Tensor, Tensor]:
         trainer = BatchedTrainer(copy.deepcopy(module), loss, steps, tried, device=device, **apart)
@@ -253,22 +264,22 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
     single = _probed_one_by_one(trainer, state, pairs, context)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
-    if _is_no_mean(module, loss, first):
+    if _is_no_mean(module, loss, _first_batch(recipe, first, _PROBE_SAMPLES)):
         return "its loss is no mean over samples", 0
     if problem := _not_scored(recipe, loss, first):
         return problem, 0
     return None, used_bytes / len(pairs) * local.batch_size / probe.batch_size
 
 
-def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
+def _not_scored(recipe: Recipe, loss: Loss, samples: Held) -> str | None:
     """Reason why models cannot be evaluated together; None where they can."""
     module = recipe.module
     device = device_of()
     try:
-        alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device)
+        alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device, recipe.collate)
         # Twice the same model: a loss that mixes models would differ from that of one alone.
         rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private, recipe.moved).pack(module)]
-        evaluator = BatchedEvaluator(module, loss, {}, device, recipe.private, recipe.moved)
+        evaluator = BatchedEvaluator(module, loss, {}, device, recipe.private, recipe.moved, recipe.collate)
         together = evaluator.scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
@@ -276,6 +287,12 @@ def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     if not torch.allclose(losses[:, 0], losses[:, 1], rtol=1e-3, equal_nan=True):
         return "evaluation differs"
     return None
+
+
+def _first_batch(recipe: Recipe, samples: Held, count: int) -> Pair:
+    """Batch of the first samples, which nobody else holds."""
+    places = torch.arange(min(count, size_of(samples)))
+    return batch_of(samples, places, recipe.collate)
 
 
 _SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "epochs": None, "steps": 2}
@@ -294,9 +311,9 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
     if getattr(loss, "mean_over_samples", None) is False:
         return True  # the trial might miss it, such as a survival loss on samples without events
     device = device_of()
-    inputs, targets = (part.clone().to(device) for part in samples)
+    inputs, targets = (trees.mapped(lambda leaf: leaf.clone().to(device), part) for part in samples)
     with torch.no_grad(), contextlib.suppress(Exception):  # a loss that refuses these labels shows nothing
-        output = copy.deepcopy(module).to(device).eval()(inputs)
+        output = called(copy.deepcopy(module).to(device).eval(), inputs)
         classes = output.shape[1] if output.ndim > 1 else 1
         # So many that every class occurs, if they fit: the weight of a class that does not occur is not seen.
         count = max(min(2 * classes, _PROBE_SCORES // output[0].numel()), 4)
@@ -312,7 +329,7 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
     return False
 
 
-def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], context: LocalContext) -> tuple[Tensor, Tensor]:
+def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Held], context: LocalContext) -> tuple[Tensor, Tensor]:
     """Movement [K, V] of some clients in one group, and their losses [K]."""
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     kept = each_part(context.client_state, lambda part: part.expand(len(pairs), -1))
@@ -322,7 +339,7 @@ def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], context: 
 
 
 def _probed_one_by_one(
-    trainer: Trainer, state: _State, pairs: list[Pair], context: LocalContext
+    trainer: Trainer, state: _State, pairs: list[Held], context: LocalContext
 ) -> tuple[Tensor, Tensor]:
     trained = [
         trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, context=context)
@@ -343,6 +360,8 @@ def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
 
 def _plainly(error: Exception) -> str:
     """Obstacle to batching, in plain words."""
+    if isinstance(error, UnequalBatches):
+        return "its collate gives clients' batches of several lengths: pad to one length"
     text = str(error)
     for sign, meaning in _OBSTACLES.items():
         if sign in text:

@@ -6,12 +6,13 @@ Shapes: see :mod:`fed.vectors.layout`.
 import logging
 import multiprocessing
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
-from fed.clients.data import ClientId, Pair
+from fed.clients.data import ClientId, Pair, SamplesOnDemand
+from fed.clients.data.held import size_of
 from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import Executor
 from fed.clients.training.work_items import Recipe
@@ -25,7 +26,9 @@ from fed.server.observer import Expectation
 from fed.simulations.estimate import expect
 from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
+from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
+from fed.vectors.trees import Ragged, Tree
 
 __all__ = ["hired", "leave_rerun"]
 
@@ -180,7 +183,7 @@ def _check_portable(simulation: Simulation) -> None:
     """
     recipe = simulation.recipe
     # A dict of samples goes through shared memory instead.
-    data = [part for part in (simulation.data.train, simulation.held_out) if not isinstance(part, dict)]
+    data = [part for part in (simulation.data.train, simulation.held_out) if not _are_in_memory(part)]
     parts: dict[str, Any] = {
         "model": recipe.module,
         "loss": recipe.loss,
@@ -190,6 +193,7 @@ def _check_portable(simulation: Simulation) -> None:
         "uplink": simulation.message,
         "stages": simulation.prepared.stages,
         "data": data,
+        "collate": recipe.collate,
     }
     for name, part in parts.items():
         try:
@@ -209,18 +213,22 @@ def _shared(simulation: Simulation) -> Recipe:
     test = None if recipe.test is None else simulation.data.test
     return replace(
         recipe,
-        read=_Arena.of(train).read if isinstance(train, dict) else recipe.read,
-        test=None if test is None else _Arena.of({"test": test}),
-        held_out=_Arena.of(held_out).read if isinstance(held_out, dict) else recipe.held_out,
+        read=_Arena.of(train).read if _are_in_memory(train) else recipe.read,
+        test=test if test is None or isinstance(test, SamplesOnDemand) else _Arena.of({"test": test}),
+        held_out=_Arena.of(held_out).read if _are_in_memory(held_out) else recipe.held_out,
     )
+
+
+def _are_in_memory(held: object) -> TypeGuard[dict[ClientId, Pair]]:
+    return isinstance(held, dict) and not any(isinstance(one, SamplesOnDemand) for one in held.values())
 
 
 @dataclass(frozen=True)
 class _Arena:
     """Samples of all clients, one client's after the other's, in memory that several processes see."""
 
-    inputs_E: SharedTensor
-    targets_E: SharedTensor
+    inputs: Tree  # of SharedTensor and _SharedRagged, as are the targets
+    targets: Tree
     places: Mapping[ClientId, tuple[int, int]]
 
     @classmethod
@@ -228,17 +236,46 @@ class _Arena:
         inputs, targets = zip(*train.values(), strict=True)
         places = {}
         end = 0
-        for client, labels in zip(train, targets, strict=True):
+        for client, pair in train.items():
             begin = end
-            end += len(labels)
+            end += size_of(pair)
             places[client] = (begin, end)
         # One memory for all clients: each memory takes a file descriptor.
-        return cls(SharedTensor(*inputs), SharedTensor(*targets), places)
+        return cls(_shared_tree(inputs), _shared_tree(targets), places)
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[Tree]:
         """Iterate over the inputs and the targets of all samples."""
-        return iter((self.inputs_E.tensor, self.targets_E.tensor))
+        return iter((trees.mapped(_in_this_process, self.inputs), trees.mapped(_in_this_process, self.targets)))
 
     def read(self, client: ClientId) -> Pair:
-        begin, end = self.places[client]
-        return self.inputs_E.tensor[begin:end], self.targets_E.tensor[begin:end]
+        inputs, targets = self
+        its = slice(*self.places[client])
+        return trees.take(inputs, its), trees.take(targets, its)
+
+
+@dataclass(frozen=True)
+class _SharedRagged:
+    """Samples of several lengths in memory that several processes see."""
+
+    values_N: SharedTensor
+    begins_E: SharedTensor
+
+
+def _shared_tree(parts: Sequence[Tree]) -> Tree:
+    """Trees of one form, one after another, with their leaves in shared memory."""
+    columns = zip(*map(trees.leaves, parts), strict=True)
+    return trees.with_leaves(parts[0], [_shared_leaf(column) for column in columns]) if parts[0] is not None else None
+
+
+def _shared_leaf(parts: Sequence[Any]) -> SharedTensor | _SharedRagged:
+    if isinstance(parts[0], Tensor):
+        return SharedTensor(*parts)
+    begins_E = torch.cat([part.lengths() for part in parts]).cumsum(0)
+    begins_E = torch.cat([begins_E.new_zeros(1), begins_E])
+    return _SharedRagged(SharedTensor(*(part.values_N for part in parts)), SharedTensor(begins_E))
+
+
+def _in_this_process(leaf: Any) -> trees.Leaf:
+    if isinstance(leaf, SharedTensor):
+        return leaf.tensor
+    return Ragged(leaf.values_N.tensor, leaf.begins_E.tensor)

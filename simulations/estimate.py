@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
+from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held
 from fed.clients.data.describe import looked_at
 from fed.clients.training.devices import device_of, devices_of
 from fed.clients.training.executor import InProcess
@@ -150,11 +150,10 @@ def _times_longer(scores: Scores, simulation: Simulation) -> float:
     own = len(scores.clients)
     others = 0 if simulation.algorithm.primitive is None else 1  # the federation's own model
     once = own * scores.line["client_test_samples"] + others * scores.line["test_samples"]
-    _, targets = simulation.recipe.test
-    return (own + others) * len(targets) / float(once)
+    return (own + others) * simulation.recipe.test_size / float(once)
 
 
-def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:
+def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Held]) -> float:
     """Seconds of evaluation by clients: the mean over some (over one, if data are on demand), times their number."""
     some = tuple(itertools.islice(held_out, CLIENTS_AT_ONCE if isinstance(held_out, dict) else 1))
     work = Work(simulation.recipe, device_of())

@@ -10,20 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from fed.clients.training.reading import called
+from fed.vectors import trees
 from fed.vectors.fixed_part import in_training
 from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.trees import Tree
 
 __all__ = ["changed_by_forward"]
 
 
-def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
+def changed_by_forward(module: "nn.Module", inputs: Tree) -> str | None:
     """Name of what a forward pass in training changes; None where it changes nothing.
 
     It may be a parameter, a buffer, another attribute, or a random generator of Python's or NumPy's.
 
     Args:
         module: model, which is only read.
-        inputs: samples [n, ...]; a copy of the model computes the outputs of the first two.
+        inputs: samples [n, ...], or a tree of them; a copy of the model computes the outputs of the first two.
 
     Example:
         >>> changed_by_forward(nn.BatchNorm1d(3), torch.zeros(2, 3))
@@ -36,7 +39,7 @@ def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
     drawn = _drawn()
     with torch.no_grad(), contextlib.suppress(Exception):  # the first step of the loop will raise it again
         # Two, for BatchNorm refuses one.
-        tried(inputs[:2].clone())
+        called(tried, trees.mapped(lambda leaf: leaf[:2].clone(), inputs))
     if drawn != _drawn():
         return "the state of Python's or NumPy's random generator"
     for name, part in _tensors(tried):

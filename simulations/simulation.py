@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
-from fed.clients.data import ClientId, FederatedData, Pair, load
+from fed.clients.data import ClientId, FederatedData, Held, SamplesOnDemand, load
 from fed.clients.data.held_out import no_held_out_samples
 from fed.clients.scoring.losses import cross_entropy
-from fed.clients.scoring.measures import Loss, Metric, Metrics
+from fed.clients.scoring.measures import Loss, Metric, Metrics, takes_scores
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
@@ -38,6 +38,7 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.ring import RingFleet
 from fed.simulations.simulated_clients import SimulatedClients
+from fed.vectors import trees
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, nn
 from fed.wire.format import Format
@@ -111,7 +112,7 @@ class Simulation:
             samples=self.data.read(self.data.clients[0]),
             context=self.prepared.first_context(),
             trainees=self.trainees,
-            may_ignore=recipe.loss is not cross_entropy and self.data.may_hold_negative_labels(),
+            may_ignore=recipe.loss is not cross_entropy and self._may_hold_ignored(),
         )
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         given = {"data": data, "model": model, "loss": loss, "metrics": metric}
@@ -123,6 +124,11 @@ class Simulation:
         self.peer_codec: PeerCodec | None = None
         if self.has_peers and self.algorithm.compresses:
             self.peer_codec = PeerCodec(self.prepared.peer_encoder(), self.streams)
+
+    def _may_hold_ignored(self) -> bool:
+        """True if targets may be labels that a loss of the user's own leaves out."""
+        is_collated = self.prepared.collate is not None and not takes_scores(self.prepared.loss)
+        return is_collated or self.data.may_hold_negative_labels()
 
     @property
     def has_peers(self) -> bool:
@@ -373,13 +379,13 @@ def begin_scoring_by_coordinator(
         own = evaluation.scored(simulation.honest_peers, simulation.streams)
     # The last scores go into the summary: they are on all samples.
     if simulation.held_out is None and test is not None and not is_last:
-        sample = evaluation.sample(len(tuple(test)[1]), simulation.streams)
+        sample = evaluation.sample(simulation.recipe.test_size, simulation.streams)
     scoring = ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own, own=own, sample=sample)
     return scoring.scores
 
 
 def _by_clients(
-    simulation: Simulation, held_out: Mapping[ClientId, Pair], federation: Federation, executor: Executor
+    simulation: Simulation, held_out: Mapping[ClientId, Held], federation: Federation, executor: Executor
 ) -> Scoring:
     if simulation.has_peers and simulation.attackers is not None:
         # An attacker's model says nothing of how the honest peers fare.
@@ -400,11 +406,13 @@ def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batchin
 
 def _held(data: FederatedData) -> FederatedData:
     """Data on demand in memory, unless they take more than a gigabyte."""
-    held: dict[ClientId, Pair] = {}
+    held: dict[ClientId, Held] = {}
     size_bytes = 0
     for client in data.clients:
         held[client] = data.read(client)
-        size_bytes += sum(part.nbytes for part in held[client])
+        if isinstance(held[client], SamplesOnDemand):
+            return data
+        size_bytes += sum(leaf.nbytes for part in held[client] for leaf in trees.leaves(part))
         if size_bytes > _MOST_HELD_BYTES:
             return data
     return replace(data, train=held)

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.clients.data.federated import FederatedData
-from fed.clients.data.samples import ClientId, is_real
+from fed.clients.data.held import SamplesOnDemand, labels_of, size_of
+from fed.clients.data.samples import ClientId
 from fed.reports.population import Partition
 from fed.vectors.tensors import Tensor
+from fed.vectors.trees import Tree
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -56,11 +58,14 @@ def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]
                [0, 0, 3]]))
     """
     clients = looked_at(data)
-    held = [data.read(client)[1] for client in clients]
-    classes = _classes(data, held)
+    held = [data.read(client) for client in clients]
+    # To count labels would read every sample on demand.
+    labels = [None if isinstance(samples, SamplesOnDemand) else _one_label_each(samples[1]) for samples in held]
+    known = [values for values in labels if values is not None]
+    classes = _classes(data, known) if len(known) == len(held) else None
     if classes is None:
-        return clients, np.array([[len(targets)] for targets in held], dtype=np.int64)
-    counts = [np.bincount(targets.long().cpu().numpy(), minlength=classes) for targets in held]
+        return clients, np.array([[size_of(samples)] for samples in held], dtype=np.int64)
+    counts = [np.bincount(values.long().cpu().numpy(), minlength=classes) for values in known]
     return clients, np.stack(counts).astype(np.int64)
 
 
@@ -117,13 +122,18 @@ def _spaced(length: int, most: int | None) -> list[int]:
     return places
 
 
+def _one_label_each(targets: Tree) -> Tensor | None:
+    return labels_of(targets) if isinstance(targets, Tensor) else None
+
+
 def _classes(data: FederatedData, held: list[Tensor]) -> int | None:
     # With a loss of the user's own, integers need not be labels.
-    if held[0].ndim != 1 or is_real(held[0]) or any(int(targets.long().min()) < 0 for targets in held):
+    if held[0].ndim != 1 or any(int(labels.long().min()) < 0 for labels in held):
         return None
     # With the test sets, which may have a class that nobody trains on.
-    labels = [*held, *(targets for _, (_, targets) in data.tests())]
-    classes = data.classes if data.classes is not None else 1 + max(int(targets.long().max()) for targets in labels)
+    tests = [labels_of(pair[1]) for _, pair in data.tests() if not isinstance(pair, SamplesOnDemand)]
+    labels = [*held, *(values for values in tests if values is not None and values.numel())]
+    classes = data.classes if data.classes is not None else 1 + max(int(values.long().max()) for values in labels)
     return classes if classes <= _MOST_CLASSES else None
 
 
@@ -143,7 +153,7 @@ def _facts(counts_KC: NDArray[np.int64], population: int, rows: int, per_column:
 def _facts_of_tests(data: FederatedData) -> list[str]:
     if not isinstance(data.client_tests, dict) or not data.client_tests:
         return []
-    sizes_K = np.array([len(targets) for _, targets in data.client_tests.values()])
+    sizes_K = np.array([size_of(samples) for samples in data.client_tests.values()])
     return [_spread(f"samples of the own test sets of {len(sizes_K)} of {len(data.clients)} clients", sizes_K)]
 
 

@@ -1,16 +1,16 @@
 """Training data by client, a test set, and test sets of the clients' own."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from fed.clients.data.held import Held, Pair, SamplesOnDemand, as_pair, joined, labels_of, size_of
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
-from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_pair, is_real
+from fed.clients.data.samples import ClientId, Names, check_alike, check_classes, check_pair, pattern_of
 from fed.errors import InvalidData
-from fed.vectors.tensors import torch
 
 __all__ = ["FederatedData"]
 
@@ -22,15 +22,21 @@ class FederatedData:
     """Training data by client, a test set, and test sets of the clients' own.
 
     Args:
-        train: client id → (inputs [n, ...], targets [n, ...]), n ≥ 1, of one type and shape over all clients. A dict
-            is data in memory, and checked at once. Any other mapping, such as :class:`ClientsOnDemand`, is data on
-            demand: its first client is read and checked now, every other when it is read.
+        train: client id → (inputs [n, ...], targets [n, ...]), n ≥ 1, of one type and shape over all clients. Both may
+            be dictionaries, tuples and named tuples of such tensors; in the place of a tensor a list has a value for
+            each sample, of any lengths where there is a ``collate``. Targets may be None, or left out, where the model
+            finds its loss from the inputs alone. A client may also hold
+            :class:`fed.clients.data.held.SamplesOnDemand`. A dict is data in memory, and checked at once. Any other
+            mapping, such as :class:`ClientsOnDemand`, is data on demand: its first client is read and checked now,
+            every other when it is read.
         test: (inputs [m, ...], targets [m, ...]), m ≥ 1, on which the coordinator evaluates. None: the clients' own
             test sets together, where there are some; otherwise it evaluates nothing.
         classes: number of classes; None: one more than the largest integer label in memory.
         names: names of features and classes; nodes that join are held to them.
         client_tests: client id → its own test set, on which it evaluates where clients do; a client may lack one.
             Beside data on demand it may be on demand too. None: clients hold out a share of what they train on.
+        collate: function that makes a batch of a list of samples, as :mod:`fed.clients.data.collate` says; None: that
+            of the experiment, or samples of one shape are stacked.
 
     Raises:
         InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
@@ -48,11 +54,12 @@ class FederatedData:
         (1000000, True, 4)
     """
 
-    train: Mapping[Any, Pair]  # keys are ClientId: a Mapping[int, …] would be no Mapping[int | str, …]
-    test: Pair | None = None
+    train: Mapping[Any, Any]  # keys are ClientId: a Mapping[int, …] would be no Mapping[int | str, …]
+    test: Held | None = None
     classes: int | None = None
     names: Names = field(default_factory=Names)
-    client_tests: Mapping[Any, Pair] | None = None
+    client_tests: Mapping[Any, Any] | None = None
+    collate: Callable[..., Any] | None = None
     clients: Sequence[ClientId] = field(init=False, repr=False, compare=False)
     """The ids of all clients, in order."""
     _are_labels: bool = field(default=False, repr=False, kw_only=True)
@@ -68,10 +75,13 @@ class FederatedData:
             raise InvalidData("data must have at least one client, got none")
         clients = self.train.clients if isinstance(self.train, ClientsOnDemand) else tuple(self.train)
         object.__setattr__(self, "clients", clients)
+        if isinstance(self.train, dict):
+            object.__setattr__(self, "train", _as_pairs(self.train))
         # The first client on demand is the pattern for all others, which are read when they are needed.
         for client in clients[:1] if self.is_on_demand else clients:
-            self._check(client, self.train[client])
+            self._check(client, as_pair(self.train[client]))
         if self.test is not None:
+            object.__setattr__(self, "test", as_pair(self.test))
             self._check_test(self.test, "the test set")
         if self.client_tests is not None:
             self._check_client_tests(self.client_tests)
@@ -86,7 +96,7 @@ class FederatedData:
         """Client id → its number of samples, found when it is asked for."""
         return ByClient(self.clients, self.size_of)
 
-    def read(self, client: ClientId) -> Pair:
+    def read(self, client: ClientId) -> Held:
         """Data of a client, (inputs [E, ...], targets [E, ...]); data on demand are checked first.
 
         Args:
@@ -95,12 +105,13 @@ class FederatedData:
         Raises:
             InvalidData: if it is no valid pair, or has another number of samples than its size said.
         """
-        pair = self.train[client]
+        held = self.train[client]
         if self.is_on_demand:
-            self._check(client, pair)
-        return pair
+            held = as_pair(held)
+            self._check(client, held)
+        return held
 
-    def read_test(self, client: ClientId) -> Pair:
+    def read_test(self, client: ClientId) -> Held:
         """Own test set of a client, (inputs [E, ...], targets [E, ...]); one on demand is checked first.
 
         Args:
@@ -110,17 +121,18 @@ class FederatedData:
             InvalidData: if it is no valid pair.
         """
         assert self.client_tests is not None
-        pair = self.client_tests[client]
+        held = self.client_tests[client]
         if not isinstance(self.client_tests, dict):
-            self._check_test(pair, _test_set_of(client))
-        return pair
+            held = as_pair(held)
+            self._check_test(held, _test_set_of(client))
+        return held
 
-    def tests(self) -> Iterator[tuple[str, Pair]]:
+    def tests(self) -> Iterator[tuple[str, Held]]:
         """Test sets in memory, each with its name in errors."""
         if self.test is not None:
             yield "the test set", self.test
         if isinstance(self.client_tests, dict):
-            yield from ((_test_set_of(client), pair) for client, pair in self.client_tests.items())
+            yield from ((_test_set_of(client), held) for client, held in self.client_tests.items())
 
     def with_test_set(self) -> "FederatedData":
         """Same data with a test set where there is none: the clients' own, one after the other.
@@ -131,14 +143,14 @@ class FederatedData:
             return self
         # There may be a million test sets on demand: the first ones stand for all.
         most = None if isinstance(self.client_tests, dict) else _MOST_READ
-        return replace(self, test=_joined(map(self.read_test, islice(self.client_tests, most))))
+        return replace(self, test=joined([*map(self.read_test, islice(self.client_tests, most))]))
 
     def size_of(self, client: ClientId) -> int:
         """Number of samples of a client; a client on demand is read for it where its size is not given."""
         if isinstance(self.train, dict):
-            return len(self.train[client][1])
+            return size_of(self.train[client])
         said = self._said_size_of(client)
-        return self.read(client)[1].shape[0] if said is None else said
+        return size_of(self.read(client)) if said is None else said
 
     def number_of_classes(self) -> int | None:
         """Number of classes of the labels; None where targets are no labels, that is, not integers.
@@ -149,22 +161,26 @@ class FederatedData:
         if self.classes is not None:
             return self.classes
         assert self._like is not None
-        if is_real(self._like[1]):
+        if labels_of(self._like[1]) is None:
             return None
-        if self.is_on_demand:
+        if self.is_on_demand or self._reads_samples:
             raise InvalidData(
-                "data on demand must say how many classes there are, for not all clients are read before the first "
+                "data on demand must say how many classes there are, for not all samples are read before the first "
                 "round, got classes=None: give FederatedData(…, classes=…)"
             )
-        held = [*self.train.values(), *(pair for _, pair in self.tests())]
-        return 1 + max(int(targets.long().max()) for _, targets in held)  # not all integers have a max
+        held = [*self.train.values(), *(held for _, held in self.tests())]
+        labels = [values for _, targets in held if (values := labels_of(targets)) is not None and values.numel()]
+        return 1 + max(-1, *(int(values.long().max()) for values in labels))  # not all integers have a max
 
     def may_hold_negative_labels(self) -> bool:
         """True if an integer target may be below 0, such as a label that a loss ignores; on demand it may."""
         assert self._like is not None
-        if is_real(self._like[1]) or self._are_labels:
+        if labels_of(self._like[1]) is None or self._are_labels:
             return False
-        return self.is_on_demand or any(bool((targets.long() < 0).any()) for _, targets in self.train.values())
+        if self.is_on_demand or self._reads_samples:
+            return True
+        held = [labels_of(targets) for _, targets in self.train.values()]
+        return any(bool((labels.long() < 0).any()) for labels in held if labels is not None)
 
     def labelled(self, classes: int) -> "FederatedData":
         """Same data with every target a class label, so that negative numbers are refused too.
@@ -179,9 +195,11 @@ class FederatedData:
 
     def pooled(self) -> "FederatedData":
         """All training data in one place: one client, named ``all``, holds every sample, and all clients' test sets."""
-        tests = {"all": _joined(map(self.read_test, self.client_tests))} if self.client_tests else self.client_tests
-        train = {"all": _joined(map(self.read, self.clients))}
-        return FederatedData(train, self.test, classes=self.classes, names=self.names, client_tests=tests)
+        tests = self.client_tests
+        if tests:
+            tests = {"all": joined([self.read_test(client) for client in tests])}
+        train = {"all": joined([self.read(client) for client in self.clients])}
+        return replace(self, train=train, client_tests=tests)
 
     def only(self, client: ClientId, name: ClientId) -> "FederatedData":
         """One client's data, in memory, with its own test set where it has one; the common test set is left out.
@@ -193,25 +211,29 @@ class FederatedData:
         tests = self.client_tests
         if tests is not None:
             tests = {name: self.read_test(client)} if client in tests else {}
-        return FederatedData({name: self.read(client)}, names=self.names, client_tests=tests)
+        return FederatedData({name: self.read(client)}, names=self.names, client_tests=tests, collate=self.collate)
 
     def _said_size_of(self, client: ClientId) -> int | None:
         return self.train.size_of(client) if isinstance(self.train, ClientsOnDemand) else None
 
-    def _check(self, client: ClientId, pair: Pair) -> None:
+    @property
+    def _reads_samples(self) -> bool:
+        """True if samples are read when they are needed, of the first client in memory and so of all."""
+        return isinstance(self.train, dict) and isinstance(self.train[self.clients[0]], SamplesOnDemand)
+
+    def _check(self, client: ClientId, held: Held) -> None:
         if not isinstance(client, int | str | np.integer):
             raise InvalidData(
                 f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
                 "number the clients, or name them"
             )
         owner = f"client {client!r}"
-        check_pair(pair, owner)
+        check_pair(held, owner)
         if self._like is None:
-            # Copies, since views would keep the client's samples.
-            object.__setattr__(self, "_like", tuple(part[:0].clone() for part in pair))
-        self._check_like_the_first(pair, owner)
+            object.__setattr__(self, "_like", pattern_of(held))
+        self._check_like_the_first(held, owner)
         said = self._said_size_of(client)
-        found = len(pair[1])
+        found = size_of(held)
         if said not in (None, found):
             raise InvalidData(
                 f"size must be the number of samples that make returns, got {said} and {found} samples for {owner}: "
@@ -226,7 +248,9 @@ class FederatedData:
             )
         if not self.is_on_demand and not isinstance(tests, dict):
             tests = dict(tests)  # a dict, as the data themselves are, so that labels can be counted
-            object.__setattr__(self, "client_tests", tests)
+        if isinstance(tests, dict):
+            tests = _as_pairs(tests)
+        object.__setattr__(self, "client_tests", tests)
         # One of those on demand, for to read all of them could take hours.
         ids = list(tests) if isinstance(tests, dict) else list(islice(tests, 1))
         for client in ids:
@@ -235,21 +259,23 @@ class FederatedData:
                     f"client_tests must be of clients that train, got one of client {client!r}, which is none of "
                     f"{len(self.clients)}: correct its id, or put these samples into test"
                 )
-            self._check_test(tests[client], _test_set_of(client))
+            self._check_test(as_pair(tests[client]), _test_set_of(client))
 
-    def _check_test(self, pair: Pair, owner: str) -> None:
-        check_pair(pair, owner)
-        self._check_like_the_first(pair, owner)
+    def _check_test(self, held: Held, owner: str) -> None:
+        check_pair(held, owner)
+        self._check_like_the_first(held, owner)
 
-    def _check_like_the_first(self, pair: Pair, owner: str) -> None:
+    def _check_like_the_first(self, held: Held, owner: str) -> None:
         assert self._like is not None
-        check_alike(pair, owner, model=self._like, others=f"client {self.clients[0]!r}")
-        check_classes(pair[1], owner, self.classes, are_labels=self._are_labels)
+        check_alike(held, owner, model=self._like, others=f"client {self.clients[0]!r}")
+        if not isinstance(held, SamplesOnDemand):
+            check_classes(held[1], owner, self.classes, are_labels=self._are_labels)
 
 
-def _joined(pairs: Iterable[Pair]) -> Pair:
-    inputs, targets = zip(*pairs, strict=True)
-    return torch.cat(inputs), torch.cat(targets)
+def _as_pairs(given: dict[Any, Any]) -> dict[Any, Any]:
+    """Clients' samples as trees; the same dictionary where all of them are."""
+    pairs = {client: as_pair(held) for client, held in given.items()}
+    return given if all(pairs[client] is held for client, held in given.items()) else pairs
 
 
 def _test_set_of(client: ClientId) -> str:

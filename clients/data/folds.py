@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.clients.data.federated import FederatedData
+from fed.clients.data.held import Held, size_of, taken
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
-from fed.clients.data.samples import ClientId, Pair
+from fed.clients.data.samples import ClientId
 from fed.config.registry import FoldSection
 from fed.errors import InvalidData
 from fed.vectors.randomness import Streams
@@ -85,16 +86,16 @@ class _Parted:
         size = self.data.size_of(client)
         return size - int(self._is_held_out(client, size).sum())
 
-    def kept(self, client: ClientId) -> Pair:
+    def kept(self, client: ClientId) -> Held:
         return self._part(client, are_held_out=False)
 
-    def held_out(self, client: ClientId) -> Pair:
+    def held_out(self, client: ClientId) -> Held:
         return self._part(client, are_held_out=True)
 
-    def _part(self, client: ClientId, *, are_held_out: bool) -> Pair:
-        inputs, targets = self.data.read(client)
-        is_in_E = torch.from_numpy(self._is_held_out(client, len(targets)) == are_held_out)
-        return inputs[is_in_E], targets[is_in_E]
+    def _part(self, client: ClientId, *, are_held_out: bool) -> Held:
+        held = self.data.read(client)
+        places = np.flatnonzero(self._is_held_out(client, size_of(held)) == are_held_out)
+        return taken(held, torch.from_numpy(places))
 
     def _is_held_out(self, client: ClientId, samples: int) -> NDArray[np.bool_]:
         if samples == 1:

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.clients.data.federated import FederatedData
+from fed.clients.data.held import Held, joined, size_of, taken
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.samples import ClientId, Pair
+from fed.clients.data.samples import ClientId
 from fed.errors import InvalidData
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import torch
 
-__all__ = ["for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "parted", "share"]
+__all__ = ["for_each", "no_held_out_samples", "of_each", "of_each_holder", "of_each_on_demand", "parted", "share"]
 
 _TESTED = 1000
 
@@ -81,6 +82,20 @@ def of_each(
     return kept, np.concatenate(test)
 
 
+def of_each_holder(data: FederatedData, fraction: float, streams: Streams) -> FederatedData:
+    """Hold out as :func:`of_each`, of data whose samples are read when they are needed: none is read for it.
+
+    Args:
+        data: clients in memory, without a test set.
+        fraction: share of each client's samples to hold out, in [0, 1).
+        streams: the experiment's random streams.
+    """
+    cut = _Cut(data, fraction, streams)
+    test = joined([cut.held_out(client) for client in data.clients])
+    train = {client: cut.kept(client) for client in data.clients}
+    return replace(data, train=train, test=test if size_of(test) else None)
+
+
 def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams | None = None) -> FederatedData:
     """Hold out as :func:`of_each`, whenever a client is read; the test set is of the first 1,000 clients.
 
@@ -91,11 +106,11 @@ def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams | N
             nothing.
     """
     cut = _Cut(data, fraction, streams)
-    inputs, targets = map(torch.cat, zip(*map(cut.held_out, data.clients[:_TESTED]), strict=True))
-    return replace(data, train=cut.train(), test=(inputs, targets) if len(targets) else None)
+    test = joined([cut.held_out(client) for client in data.clients[:_TESTED]])
+    return replace(data, train=cut.train(), test=test if size_of(test) else None)
 
 
-def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[FederatedData, Mapping[Any, Pair]]:
+def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[FederatedData, Mapping[Any, Held]]:
     """Split every client's samples in two: one part to train on, and one on which it alone scores models.
 
     The draw is independent of that of a test set. A client with one sample trains on it. Where the data bring test sets
@@ -121,10 +136,10 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     if data.is_on_demand:
         return replace(data, train=cut.train()), ClientsOnDemand(data.clients, cut.held_out)
     parts = {client: cut.parts(client) for client in data.clients}
-    held_out = {client: pair for client, (_, pair) in parts.items() if len(pair[1])}
+    held_out = {client: held for client, (_, held) in parts.items() if size_of(held)}
     if not held_out:
         raise no_held_out_samples(len(parts))
-    train = {client: pair for client, (pair, _) in parts.items()}
+    train = {client: held for client, (held, _) in parts.items()}
     # Held-out samples may have the largest label.
     return replace(data, train=train, classes=data.number_of_classes()), held_out
 
@@ -155,16 +170,17 @@ class _Cut:
         size = self.data.size_of(client)
         return size - share(size, self.fraction)
 
-    def kept(self, client: ClientId) -> Pair:
+    def kept(self, client: ClientId) -> Held:
         return self.parts(client)[0]
 
-    def held_out(self, client: ClientId) -> Pair:
+    def held_out(self, client: ClientId) -> Held:
         return self.parts(client)[1]
 
-    def parts(self, client: ClientId) -> list[Pair]:
-        inputs, targets = self.data.read(client)
+    def parts(self, client: ClientId) -> list[Held]:
+        held = self.data.read(client)
+        places = np.arange(size_of(held))
         if self.streams is None:
-            parts = np.split(np.arange(len(targets)), [len(targets) - share(len(targets), self.fraction)])
+            parts = np.split(places, [len(places) - share(len(places), self.fraction)])
         else:
-            parts = [*parted(np.arange(len(targets)), self.fraction, self.streams.generator(self.purpose, client))]
-        return [(inputs[indices], targets[indices]) for indices in map(torch.from_numpy, parts)]
+            parts = [*parted(places, self.fraction, self.streams.generator(self.purpose, client))]
+        return [taken(held, torch.from_numpy(part)) for part in parts]

@@ -4,6 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import inspect
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from fed.clients.data import held_out
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.folds import holding_out
+from fed.clients.data.held import Pair, SamplesOnDemand, as_pair, joined, size_of, whole
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
-from fed.clients.data.samples import Pair, Samples
+from fed.clients.data.samples import Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
 from fed.errors import InvalidData, users_errors_as
+from fed.vectors import trees
 from fed.vectors.randomness import Streams, seeded_torch
 from fed.vectors.tensors import torch
 
@@ -60,6 +63,8 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
         # To hold out of clients on demand at once would read all of them.
         if source.is_on_demand:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
+        if any(isinstance(held, SamplesOnDemand) for held in source.train.values()):
+            return held_out.of_each_holder(source, section.test_fraction, streams)
     return deal(_samples(source, section.kind), section, streams)
 
 
@@ -85,7 +90,14 @@ def deal(samples: Samples, section: DataSection, streams: Streams) -> FederatedD
     test = samples.test or (_pair(samples, dealt.test) if len(dealt.test) else None)
     train = {client: _pair(samples, held) for client, held in holdings.items()}
     tests = {client: _pair(samples, held) for client, held in dealt.tests.items()}
-    return FederatedData(train, test, classes=samples.classes, names=samples.names, client_tests=tests or None)
+    return FederatedData(
+        train,
+        test,
+        classes=samples.classes,
+        names=samples.names,
+        client_tests=tests or None,
+        collate=samples.collate,
+    )
 
 
 class _Dealt(NamedTuple):
@@ -167,7 +179,7 @@ def _check_that_all_have_data(holdings: Holdings, clients: int, partition: Parti
 def _pair(samples: Samples, indices: NDArray[np.int64]) -> Pair:
     # Copies, not views: a view drags all samples along when it is sent to another process.
     at = torch.from_numpy(indices)
-    return samples.inputs.index_select(0, at), samples.targets.index_select(0, at)
+    return trees.take(samples.inputs, at), trees.take(samples.targets, at)
 
 
 def _keeps_its_clients(data: FederatedData, section: DataSection) -> bool:
@@ -182,24 +194,28 @@ def _samples(source: object, kind: str) -> Samples:
         return source
     if isinstance(source, FederatedData):
         tests = source.client_tests or {}
-        pairs = [*map(source.read, source.clients), *map(source.read_test, tests)]
-        inputs, targets = zip(*pairs, strict=True)
-        lengths = list(map(len, targets))
+        pairs = [whole(held) for held in (*map(source.read, source.clients), *map(source.read_test, tests))]
+        inputs, targets = joined(pairs)
+        lengths = list(map(size_of, pairs))
         # Objects: NumPy would turn a mixture of numbers and names into texts.
         holders = np.repeat(np.array([*source.clients, *tests], dtype=object), lengths)
         is_test = np.arange(len(lengths)).repeat(lengths) >= len(source.clients) if tests else None
         return Samples(
-            inputs=torch.cat(inputs),
-            targets=torch.cat(targets),
+            inputs=inputs,
+            targets=targets,
             test=source.test,
             columns={"client": holders},
             classes=source.classes,
             names=source.names,
             is_test=is_test,
+            collate=source.collate,
         )
-    if isinstance(source, tuple | list) and len(source) == 2:
-        inputs, targets = source
-        return Samples(torch.as_tensor(inputs), torch.as_tensor(targets))
+    if isinstance(source, Mapping) or (isinstance(source, tuple | list) and len(source) == 2):
+        inputs, targets = as_pair(source)
+        arrays = (np.ndarray, list)
+        if isinstance(inputs, arrays) or isinstance(targets, arrays):
+            inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+        return Samples(inputs, targets)
     raise InvalidData(
         f"{kind} must return fed.clients.data.Samples, fed.FederatedData or a pair (inputs, targets), "
         f"got {type(source).__name__}"

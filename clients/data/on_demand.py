@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fed.clients.data.samples import ClientId, Pair
+from fed.clients.data.held import Held
+from fed.clients.data.samples import ClientId
 from fed.errors import InvalidData
 
 __all__ = ["ByClient", "ClientsOnDemand"]
@@ -40,7 +41,7 @@ class ByClient(Mapping[Any, _Made]):
 
 
 @dataclass(frozen=True)
-class ClientsOnDemand(ByClient[Pair]):
+class ClientsOnDemand(ByClient[Held]):
     """A mapping client id → (inputs, targets) that keeps no data: it makes or reads a client's whenever asked.
 
     It can be pickled, as for worker processes, where ``make`` and ``size`` can: functions of a module, their
@@ -95,7 +96,7 @@ class ClientsOnDemand(ByClient[Pair]):
             raise InvalidData(f"size must return a number of samples, at least 1, got {size!r} for client {client!r}")
         return int(size)
 
-    def __getitem__(self, client: ClientId) -> Pair:
+    def __getitem__(self, client: ClientId) -> Held:
         self._check_known(client)
         try:
             return super().__getitem__(client)

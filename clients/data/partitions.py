@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from fed.clients.data.held import is_real
 from fed.clients.data.samples import Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
+from fed.vectors import trees
 from fed.vectors.tensors import torch
 
 __all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards", "similarity"]
@@ -66,7 +68,8 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     """
     if by == "content" and by not in samples.columns:
         # Content and label together, for one image may stand under two labels.
-        texts = [x + y for x, y in zip(_rows(samples.inputs), _rows(samples.targets), strict=True)]
+        columns = [_rows(leaf) for leaf in (*trees.leaves(samples.inputs), *trees.leaves(samples.targets))]
+        texts = list(map(b"".join, zip(*columns, strict=True)))
     else:
         texts = [str(value).encode() for value in _values(samples, by, "hash").tolist()]
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
@@ -306,10 +309,13 @@ def _labels(samples: Samples, partition: str) -> NDArray[np.int64]:
         InvalidData: if targets are not one integer a sample.
     """
     targets = samples.targets
-    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
+    if not isinstance(targets, torch.Tensor) or targets.ndim != 1 or is_real(targets):
+        got = trees.outline(targets)
+        if isinstance(targets, torch.Tensor):
+            got = f"{targets.dtype} and shape {tuple(targets.shape)}"
         raise InvalidData(
-            f"partition {partition} needs one integer label a sample, got targets of {targets.dtype} and shape "
-            f"{tuple(targets.shape)}: choose iid, quantity or natural"
+            f"partition {partition} needs one integer label a sample, got targets of {got}: choose iid, quantity or "
+            "natural"
         )
     return np.asarray(targets.numpy(), dtype=np.int64)
 
@@ -332,12 +338,20 @@ def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
     if by == "label":
         return _labels(samples, partition)
     if by == "mean":
+        if not isinstance(samples.inputs, torch.Tensor):
+            raise InvalidData(
+                f"data.partition.by: mean needs inputs of one tensor, got {trees.outline(samples.inputs)}: name a "
+                "column"
+            )
         # In float64: ties and order must not depend on how a machine adds float32.
         return np.asarray(samples.inputs.reshape(len(samples), -1).to(torch.float64).mean(dim=1).numpy())
     known = [*_OF_ALL, *(name for name in samples.columns if name not in _OF_ALL)]
     raise InvalidData(f"data.partition.by must name a column of the source, got {by!r}{nearest(by, known)}")
 
 
-def _rows(tensor: "torch.Tensor") -> list[bytes]:
+def _rows(tensor: "trees.Leaf") -> list[bytes]:
+    """Bytes of each sample."""
+    if isinstance(tensor, trees.Ragged):
+        return [sample.contiguous().view(torch.uint8).numpy().tobytes() for sample in tensor]
     rows = tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8).numpy()
     return [row.tobytes() for row in rows]

@@ -1,22 +1,25 @@
-"""Samples: those of a source before they are dealt out, and one client's pair (inputs, targets) with its checks.
+"""Samples: those of a source before they are dealt out, and the checks of what one client holds.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fed.clients.data.held import Held, Pair, SamplesOnDemand, as_tree, is_real, labels_of, samples_at, size_of
+from fed.clients.scoring.measures import IGNORED
 from fed.errors import InvalidData
+from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
+from fed.vectors.trees import Ragged, Tree
 
-__all__ = ["ClientId", "Names", "Pair", "Samples", "check_alike", "check_classes", "check_pair", "dense", "is_real"]
+__all__ = ["ClientId", "Names", "Samples", "check_alike", "check_classes", "check_pair", "pattern_of"]
 
 ClientId: TypeAlias = int | str
-Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Names(NamedTuple):
@@ -36,8 +39,9 @@ class Samples:
     """Samples of a source, E of them, not yet dealt to clients; a user's own source may return this.
 
     Args:
-        inputs: [E, ...], of any floating type, or integers such as characters.
-        targets: [E, ...], integers, or of any floating type where they are no labels.
+        inputs: [E, ...], of any floating type, or integers such as characters; or a tree of such tensors.
+        targets: [E, ...], integers, or of any floating type where they are no labels; or a tree of such tensors, or
+            None where the model finds its loss from the inputs alone.
         test: a test set of the source's own; without one a share of the samples is held out.
         columns: further values of each sample, [E] each, by name. ``client`` names its holder, for the partition
             ``natural``; ``file`` the file it came from, for ``file``; any other serves ``hash`` and ``rank``.
@@ -45,6 +49,7 @@ class Samples:
         names: names of features and classes.
         is_test: [E], bool, true for samples that nobody trains on. They are the test set, unless ``test`` is given, and
             where the partition names clients also their holders' own test sets. None: every sample may be trained on.
+        collate: function that makes a batch of a list of samples; None: that of the experiment, or none.
 
     Raises:
         InvalidData: if inputs, targets and columns differ in their number of samples.
@@ -56,88 +61,146 @@ class Samples:
         ['b', 'b']
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tree
+    targets: Tree
     test: Pair | None = None
     columns: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     classes: int | None = None
     names: Names = field(default_factory=Names)
     is_test: NDArray[np.bool_] | None = None
+    collate: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        shapes = {"targets": tuple(self.targets.shape[:1])}
+        object.__setattr__(self, "inputs", as_tree(self.inputs))
+        object.__setattr__(self, "targets", as_tree(self.targets))
+        first, *others = [*trees.named_leaves(self.inputs, "inputs"), *trees.named_leaves(self.targets, "targets")]
+        shapes = {name: _samples_shape(leaf) for name, leaf in others}
         shapes |= {f"column {name}": tuple(np.shape(column)) for name, column in self.columns.items()}
         shapes |= {} if self.is_test is None else {"is_test": tuple(np.shape(self.is_test))}
         for name, shape in shapes.items():
-            if self.inputs.ndim == 0 or shape != (len(self.inputs),):
+            if not _samples_shape(first[1]) or shape != _samples_shape(first[1]):
                 raise InvalidData(
-                    f"inputs, targets and columns must have one value a sample, got inputs of shape "
-                    f"{tuple(self.inputs.shape)} and {name} of shape {shape}: give as many of each"
+                    f"inputs, targets and columns must have one value a sample, got {first[0]} of shape "
+                    f"{_shape(first[1])} and {name} of shape {shape}: give as many of each"
                 )
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return trees.length(self.inputs)
 
     def take(self, indices_E: NDArray[np.int64]) -> "Samples":
         """Samples at these indices, in that order; the test set stays."""
         at = torch.from_numpy(indices_E)
         columns = {name: column[indices_E] for name, column in self.columns.items()}
         is_test = None if self.is_test is None else self.is_test[indices_E]
-        return replace(self, inputs=self.inputs[at], targets=self.targets[at], columns=columns, is_test=is_test)
+        inputs, targets = (trees.take(tree, at) for tree in (self.inputs, self.targets))
+        return replace(self, inputs=inputs, targets=targets, columns=columns, is_test=is_test)
 
 
-def is_real(tensor: Tensor) -> bool:
-    """True if values are real or complex numbers, and so no labels."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def dense(pair: Pair) -> Pair:
-    """Pair in contiguous memory, as processes share it: kernels may round otherwise for other strides."""
-    inputs_E, targets_E = pair
-    return inputs_E.contiguous(), targets_E.contiguous()
-
-
-def check_pair(pair: object, owner: str) -> None:
-    """Check that a pair has as many inputs as targets, at least one, all of them finite.
+def check_pair(held: object, owner: str) -> None:
+    """Check that a pair has as many targets as inputs, at least one, all of them finite; on demand one sample is read.
 
     Args:
-        pair: samples of a client, or of a test set.
+        held: samples of a client, or of a test set.
         owner: name of the holder in errors, such as "client 3".
 
     Raises:
         InvalidData: if it is something else.
     """
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+    if isinstance(held, SamplesOnDemand):
+        if len(held):
+            _check_tensors(samples_at(held, [0])[0], owner, "its first sample must have")
+    elif not isinstance(held, tuple | list) or len(held) != 2:
+        got = f"{len(held)} parts" if isinstance(held, tuple | list) else type(held).__name__
         raise InvalidData(f"{owner} must hold a pair of tensors (inputs, targets), got {got}: give one of each")
-    if not all(isinstance(part, Tensor) for part in pair):
-        remedy = "torch.from_numpy" if any(isinstance(part, np.ndarray) for part in pair) else "torch.tensor"
-        got = " and ".join(type(part).__name__ for part in pair)
-        raise InvalidData(
-            f"{owner} must hold a pair of tensors (inputs, targets), got {got}: make tensors of them with {remedy}"
-        )
-    inputs, targets = pair
-    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
-        raise InvalidData(
-            f"{owner} must have as many targets as inputs, got shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
-        )
-    if len(inputs) == 0:
+    else:
+        _check_tensors(held, owner, "must hold")
+        _check_lengths(held, owner)
+    if size_of(held) == 0:
         raise InvalidData(f"{owner} must hold at least one sample, got none: remove it, or give it data")
-    for name, tensor in (("inputs", inputs), ("targets", targets)):
-        if is_real(tensor) and not _all_finite(tensor):
-            # Looked for only now: to find it takes several passes.
-            place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
-            value = tensor[place].item()
+    for name, leaf in [] if isinstance(held, SamplesOnDemand) else _named(held):
+        _check_finite(leaf, name, owner)
+
+
+def _named(pair: Any) -> list[tuple[str, Any]]:
+    """The leaves of a pair, each with its path."""
+    inputs, targets = pair
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+        return [("inputs", inputs), ("targets", targets)]
+    return [*trees.named_leaves(inputs, "inputs"), *trees.named_leaves(targets, "targets")]
+
+
+def _check_tensors(pair: Any, owner: str, must: str) -> None:
+    inputs, targets = pair
+    if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+        return
+    if not all(isinstance(part, dict | tuple | Tensor | Ragged | None) for part in pair):
+        raise _no_tensors([inputs, targets], f"{owner} {must} a pair of tensors (inputs, targets)")
+    for name, leaf in _named(pair):
+        if not isinstance(leaf, Tensor | Ragged):
+            raise _no_tensors([leaf], f"{name} of {owner} must be a tensor")
+    for part in (inputs, targets):
+        _check_keys(part, owner)
+    if not trees.leaves(inputs):
+        raise InvalidData(f"{owner} must hold inputs, got none: give at least one tensor")
+
+
+def _no_tensors(parts: list[Any], begin: str) -> InvalidData:
+    remedy = "torch.from_numpy" if any(isinstance(part, np.ndarray) for part in parts) else "torch.tensor"
+    got = " and ".join(type(part).__name__ for part in parts)
+    return InvalidData(f"{begin}, got {got}: make tensors of them with {remedy}")
+
+
+def _check_keys(tree: Tree, owner: str) -> None:
+    if isinstance(tree, dict):
+        for key, part in tree.items():
+            if not isinstance(key, str):
+                raise InvalidData(f"keys of {owner}'s samples must be texts, got {key!r}: name each value")
+            _check_keys(part, owner)
+    for part in tree if isinstance(tree, tuple) else ():
+        _check_keys(part, owner)
+
+
+def _check_lengths(pair: Any, owner: str) -> None:
+    (first, model), *others = _named(pair)
+    for name, leaf in others or [(first, model)]:
+        if not _samples_shape(leaf) or not _samples_shape(model) or len(leaf) != len(model):
+            if (first, name) == ("inputs", "targets"):
+                raise InvalidData(
+                    f"{owner} must have as many targets as inputs, got shapes {_shape(model)} and {_shape(leaf)}"
+                )
             raise InvalidData(
-                f"{name} of {owner} must be finite, got {value} at index {place}: clean or drop that sample"
+                f"{owner} must have as many values in {name} as in {first}, one a sample, got shapes {_shape(leaf)} "
+                f"and {_shape(model)}"
             )
 
 
-def check_alike(pair: Pair, owner: str, model: Pair, others: str) -> None:
-    """Check a pair against the types and shapes of another's samples.
+def _check_finite(leaf: Any, name: str, owner: str) -> None:
+    tensor: Tensor = leaf.values_N if isinstance(leaf, Ragged) else leaf
+    if not is_real(tensor) or _all_finite(tensor):
+        return
+    # Looked for only now: to find it takes several passes.
+    place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
+    value = tensor[place].item()
+    if isinstance(leaf, Ragged):
+        sample = int(torch.searchsorted(leaf.begins_E, place[0], right=True)) - 1
+        place = (sample, place[0] - int(leaf.begins_E[sample]), *place[1:])
+    raise InvalidData(f"{name} of {owner} must be finite, got {value} at index {place}: clean or drop that sample")
+
+
+def _samples_shape(leaf: Any) -> tuple[int, ...]:
+    """(number of samples,); empty for a tensor of a single number."""
+    return (len(leaf),) if isinstance(leaf, Ragged) else tuple(leaf.shape[:1])
+
+
+def _shape(leaf: Any) -> object:
+    return f"[{len(leaf)} lengths]" if isinstance(leaf, Ragged) else tuple(leaf.shape)
+
+
+def check_alike(held: Held, owner: str, model: Pair, others: str) -> None:
+    """Check samples against the types and shapes of another's; of those on demand the first one.
 
     Args:
-        pair: samples of a client, or of a test set.
+        held: samples of a client, or of a test set.
         owner: name of the holder in errors, such as "client 3".
         model: the other pair, of any number of samples.
         others: name of the other pair's holder in errors.
@@ -145,15 +208,56 @@ def check_alike(pair: Pair, owner: str, model: Pair, others: str) -> None:
     Raises:
         InvalidData: if they differ.
     """
-    for name, tensor, expected in zip(("inputs", "targets"), pair, model, strict=True):
-        if tensor.dtype != expected.dtype or tensor.shape[1:] != expected.shape[1:]:
+    pair = pattern_of(held)
+    for name, part, expected in zip(("inputs", "targets"), pair, model, strict=True):
+        if not isinstance(part, Tensor) and trees.outline(part) != trees.outline(expected):
+            raise InvalidData(
+                f"{name} of {owner} must be like those of {others}, {trees.outline(expected)}, got "
+                f"{trees.outline(part)}"
+            )
+    # One sample on demand says nothing of the lengths of others.
+    is_alike = _is_alike_but_for_lengths if isinstance(held, SamplesOnDemand) else _is_alike
+    for (name, leaf), (_, expected) in zip(_named(pair), _named(model), strict=True):
+        if not is_alike(leaf, expected):
             raise InvalidData(
                 f"{name} of {owner} must be like those of {others}, {expected.dtype} of shape "
-                f"{tuple(expected.shape[1:])} a sample, got {tensor.dtype} of shape {tuple(tensor.shape[1:])}"
+                f"{_of_a_sample(expected)} a sample, got {leaf.dtype} of shape {_of_a_sample(leaf)}"
             )
 
 
-def check_classes(targets: Tensor, owner: str, classes: int | None, why: str = "", *, are_labels: bool = False) -> None:
+def _is_alike(leaf: Any, expected: Any) -> bool:
+    return bool(leaf.dtype == expected.dtype and _of_a_sample(leaf) == _of_a_sample(expected))
+
+
+def _is_alike_but_for_lengths(leaf: Any, expected: Any) -> bool:
+    return bool(leaf.dtype == expected.dtype and len(_of_a_sample(leaf)) == len(_of_a_sample(expected)))
+
+
+def _of_a_sample(leaf: Any) -> tuple[Any, ...]:
+    """Shape of one sample; of a ragged leaf without the number of rows."""
+    return (..., *leaf.values_N.shape[1:]) if isinstance(leaf, Ragged) else tuple(leaf.shape[1:])
+
+
+def pattern_of(held: Held) -> Pair:
+    """Pair with the form, types and shapes of a holder's samples, without samples: copies, which keep nothing else."""
+    if isinstance(held, SamplesOnDemand):
+        inputs, targets = samples_at(held, [0])[0]
+        return trees.mapped(_emptied_sample, inputs), trees.mapped(_emptied_sample, targets)
+    inputs, targets = held
+    return trees.mapped(_emptied, inputs), trees.mapped(_emptied, targets)
+
+
+def _emptied_sample(leaf: Tensor) -> Tensor:
+    return leaf.new_empty(0, *leaf.shape)
+
+
+def _emptied(leaf: Any) -> Any:
+    if isinstance(leaf, Ragged):
+        return Ragged(leaf.values_N[:0].clone(), leaf.begins_E[:1].clone())
+    return leaf[:0].clone()
+
+
+def check_classes(targets: Tree, owner: str, classes: int | None, why: str = "", *, are_labels: bool = False) -> None:
     """Check integer targets against the number of classes, where it is known.
 
     Args:
@@ -161,16 +265,20 @@ def check_classes(targets: Tensor, owner: str, classes: int | None, why: str = "
         owner: name of the holder in errors, such as "client 3".
         classes: number of classes; None: not known, and nothing is checked.
         why: reason for that number in errors; empty: the data's own ``classes``.
-        are_labels: True if negative numbers are wrong too. Otherwise a loss may give them a meaning, such as "ignore".
+        are_labels: True if negative numbers are wrong too, but for −100, which marks targets that do not count.
+            Otherwise a loss may give them a meaning, such as "ignore".
 
     Raises:
         InvalidData: if a label is not in 0 … classes − 1.
     """
-    if classes is None or is_real(targets):
+    values = labels_of(targets)
+    if classes is None or values is None or not values.numel():
         return
-    labels = targets.long()  # not all integers have a max
+    labels = values.long()  # not all integers have a max
     lowest = int(labels.min())
     largest = int(labels.max())
+    if lowest == IGNORED:
+        lowest = int(labels.where(labels != IGNORED, 0).min())
     if largest >= classes or (are_labels and lowest < 0):
         raise InvalidData(
             f"targets of {owner} must be in 0 … {classes - 1}, {why or f'as classes={classes} says'}, got "

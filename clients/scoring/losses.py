@@ -3,25 +3,77 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import PositiveFloat
 
-from fed.clients.scoring.measures import Loss, alike, declared, risks_and_times
+from fed.clients.scoring.measures import IGNORED, Loss, alike, declared, risks_and_times, scores_of
+from fed.errors import InvalidModel
 from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.trees import Tree
 
-__all__ = ["bce", "cox", "cross_entropy", "huber", "mse", "of_each_sample", "outputs_for"]
+__all__ = [
+    "bce",
+    "counted",
+    "counted_cross_entropy",
+    "cox",
+    "cross_entropy",
+    "huber",
+    "model_loss",
+    "mse",
+    "of_each_client",
+    "of_each_sample",
+    "outputs_for",
+]
 
 
-@declared(mean_over_samples=True)
+@declared(mean_over_samples=True, over_counted=True)
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy of scores [B, C, ...] against integer labels [B, ...]."""
-    return nn.functional.cross_entropy(output, target.long())
+    """Mean cross-entropy of scores [B, C, ...], or of logits [B, ..., C], against integer labels [B, ...].
+
+    Labels of −100 do not count: the mean is over the others of the batch.
+    """
+    return nn.functional.cross_entropy(scores_of(output), target.long())
+
+
+@declared(mean_over_samples=True, over_counted=True)
+def counted_cross_entropy(output: Any, target: Tensor) -> Tensor:
+    """:func:`cross_entropy` that is 0, rather than NaN, for a batch in which no label counts."""
+    total = nn.functional.cross_entropy(scores_of(output), target.long(), reduction="sum", ignore_index=IGNORED)
+    return total / counted(target).sum().clamp(min=1)
+
+
+def counted(target: Tensor) -> Tensor:
+    """True for each label that counts, [B, ...]."""
+    return target != IGNORED
+
+
+@declared(mean_over_samples=True, takes_scores=False)
+def model_loss(output: Any, target: Any) -> Tensor:
+    """Loss that the model itself has found and returned as ``loss``, alone or beside other outputs.
+
+    Raises:
+        InvalidModel: if the output has none.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, tuple | list):
+        loss = next((part for part in output if isinstance(part, Tensor) and part.ndim == 0), None)
+    if loss is None and isinstance(output, Tensor) and output.ndim == 0:
+        loss = output
+    if isinstance(loss, Tensor):
+        return loss
+    got = f"the keys {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
+    raise InvalidModel(
+        f"loss: model takes the loss that the model returns, got {got} without one: give the inputs what it needs, "
+        "such as labels, or give targets and another loss"
+    )
 
 
 def _values(targets: Tensor) -> int:
     """Number of outputs that a model needs for targets of this shape: one for each number."""
-    return targets[0].numel() if targets.ndim > 1 else 1
+    return math.prod(targets.shape[1:])
 
 
 @declared(mean_over_samples=True, outputs=_values)
@@ -85,7 +137,7 @@ def cox(output: Tensor, target: Tensor) -> Tensor:
     return -((risk_B - at_risk_B) * event_B.to(risk_B.dtype)).mean()
 
 
-def outputs_for(loss: Loss, targets: Tensor, classes: Callable[[], int | None]) -> int:
+def outputs_for(loss: Loss, targets: Tree, classes: Callable[[], int | None]) -> int:
     """Number of outputs of a built-in model for a loss and such targets; at least 1.
 
     Args:
@@ -94,10 +146,33 @@ def outputs_for(loss: Loss, targets: Tensor, classes: Callable[[], int | None]) 
         classes: () → number of classes; None where targets are no labels.
     """
     of_targets: Callable[[Tensor], int] | None = getattr(loss, "outputs", None)
-    if of_targets is None and (targets.is_floating_point() or targets.is_complex()):
+    if of_targets is None and isinstance(targets, Tensor) and (targets.is_floating_point() or targets.is_complex()):
         of_targets = _values
     # At least one: data of a single class, or of none, still have a model.
     return max(1, of_targets(targets) if of_targets else classes() or 1)
+
+
+def of_each_client(output: Tensor, target: Tensor, weights_KB: Tensor) -> Tensor:
+    r"""Cross-entropy [K] of each client's batch, over the labels that count.
+
+    .. math::
+        L_k = \sum_b w_{kb} \; \frac{S_k}{\max(1, N_k)}, \qquad
+        S_k = \sum_{b:\, w_{kb} > 0} \sum_t c_{kbt} \, ℓ_{kbt}, \qquad
+        N_k = \sum_{b:\, w_{kb} > 0} \sum_t c_{kbt}
+
+    Args:
+        output: [K · B, C, ...].
+        target: [K · B, ...]; c is 0 for labels of −100, else 1.
+        weights_KB: w ≥ 0; their sum is the batch's share of a step. 0 where a place is filled up.
+    """
+    counts = counted(target)
+    # An ignored label is no place in the scores.
+    losses = _cross_entropies(output, target.where(counts, 0)).where(counts, 0)
+    is_real_KB = weights_KB > 0
+    sums_KB = losses.flatten(1).sum(1).view(weights_KB.shape) if target.ndim > 1 else losses.view(weights_KB.shape)
+    counts_KB = counts.flatten(1).sum(1).view(weights_KB.shape) if target.ndim > 1 else counts.view(weights_KB.shape)
+    counted_K = (counts_KB * is_real_KB).sum(1).clamp(min=1)
+    return weights_KB.sum(1) * sums_KB.where(is_real_KB, 0).sum(1) / counted_K
 
 
 def of_each_sample(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
@@ -111,7 +186,13 @@ def of_each_sample(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
     if loss is not cross_entropy:
         losses_B: Tensor = torch.func.vmap(lambda one, its: loss(one.unsqueeze(0), its.unsqueeze(0)))(output, target)
         return losses_B
+    losses = _cross_entropies(output, target)
+    return losses.flatten(1).mean(1) if target.ndim > 1 else losses
+
+
+def _cross_entropies(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of each label, in the shape of the labels."""
     # Classes first, because PyTorch's softmax over the last of few numbers takes eight times as long.
     log_p_CE = output.movedim(1, 0).flatten(1).contiguous().log_softmax(0)
     losses_E = log_p_CE.gather(0, target.long().flatten().unsqueeze(0)).neg()
-    return losses_E.view(target.shape).flatten(1).mean(1) if target.ndim > 1 else losses_E.squeeze(0)
+    return losses_E.view(target.shape) if target.ndim > 1 else losses_E.squeeze(0)

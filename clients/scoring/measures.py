@@ -14,9 +14,12 @@ import numpy as np
 from fed.config.components import Component
 from fed.config.experiment import Experiment, check_metric_names
 from fed.errors import FedError, InvalidExperiment, InvalidModel, first_line
+from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
+from fed.vectors.trees import Tree
 
 __all__ = [
+    "IGNORED",
     "Loss",
     "Metric",
     "Metrics",
@@ -26,11 +29,17 @@ __all__ = [
     "directions",
     "is_higher_better",
     "is_mean_over_samples",
+    "is_over_counted",
     "loss_in_force",
     "measured",
     "metrics_in_force",
     "risks_and_times",
+    "scores_of",
+    "takes_scores",
 ]
+
+IGNORED = -100
+"""Label of a target that does not count, as PyTorch's own losses have it."""
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(output, target) → a scalar, the mean over the batch."""
@@ -45,10 +54,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def declared(**attributes: object) -> Callable[[_Function], _Function]:
-    """Decorator that gives a function these attributes, which mypy does not let it be assigned."""
+    """Decorator that gives a function these attributes, which mypy does not let it be assigned.
+
+    It has ``takes_scores`` in any case: True unless told otherwise.
+    """
 
     def with_attributes(function: _Function) -> _Function:
-        vars(function).update(attributes)
+        vars(function).update({"takes_scores": True, **attributes})
         return function
 
     return with_attributes
@@ -61,6 +73,16 @@ def is_mean_over_samples(measure: Loss | Metric) -> bool:
     of a correlation, a C-index or a Cox loss is another number.
     """
     return bool(getattr(measure, "mean_over_samples", False))
+
+
+def takes_scores(measure: Loss | Metric) -> bool:
+    """True for a measure that looks at nothing but :func:`scores_of` an output, by an attribute ``takes_scores``."""
+    return bool(getattr(measure, "takes_scores", False))
+
+
+def is_over_counted(measure: Loss | Metric) -> bool:
+    """True for a mean over labels that leaves those of −100 out, by an attribute ``over_counted``."""
+    return bool(getattr(measure, "over_counted", False))
 
 
 def is_higher_better(metric: Metric) -> bool:
@@ -133,7 +155,7 @@ def _function(section: Component, key: str) -> Any:
     return made
 
 
-def measured(name: str, measure: Loss | Metric, output: Any, target: Tensor, device: "torch.device") -> Tensor:
+def measured(name: str, measure: Loss | Metric, output: Any, target: Tree, device: "torch.device") -> Tensor:
     """A measure's value, a scalar in float64.
 
     Args:
@@ -152,8 +174,8 @@ def measured(name: str, measure: Loss | Metric, output: Any, target: Tensor, dev
         raise
     except Exception as error:
         raise InvalidModel(
-            f"{_said(name)} must take the model's output and the targets, got {type(error).__name__} for targets of "
-            f"shape {tuple(target.shape)}: {first_line(error)}"
+            f"{_said(name)} must take the model's output and the targets, got {type(error).__name__} for targets "
+            f"{_shape_of(target)}: {first_line(error)}"
         ) from error
     return as_number(name, value, device)
 
@@ -178,23 +200,58 @@ def as_number(name: str, value: Any, device: "torch.device") -> Tensor:
     return tensor.detach().to(torch.float64).reshape(())
 
 
+def _shape_of(target: Tree) -> str:
+    return f"of shape {tuple(target.shape)}" if isinstance(target, Tensor) else trees.outline(target)
+
+
 def _said(name: str) -> str:
     return "the loss" if name == "loss" else f"the metric {name}"
 
 
-def alike(output: Tensor, target: Tensor, dtype: "torch.dtype | None" = None) -> tuple[Tensor, Tensor]:
+def scores_of(output: Any) -> Any:
+    """Scores of a model's output [B, C, ...], classes second.
+
+    A tensor is what it is. Of a dictionary or an object it is ``logits``, whose classes are last as in
+    ``transformers``, and which come back with classes second; of any other tuple it is the first tensor that has a row
+    for each sample.
+
+    Args:
+        output: output of a model.
+
+    Raises:
+        InvalidModel: if there are no scores in it.
+
+    Example:
+        >>> scores_of({"logits": torch.zeros(4, 7, 3)}).shape
+        torch.Size([4, 3, 7])
+    """
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits.movedim(-1, 1) if logits.ndim > 2 else logits
+    for part in output if isinstance(output, tuple | list) else ():
+        if isinstance(part, Tensor) and part.ndim:
+            return part
+    got = sorted(map(str, output)) if isinstance(output, Mapping) else type(output).__name__
+    raise InvalidModel(
+        f"the model's output must be a tensor or have logits for this loss or metric, got {got}: let the model return "
+        "them, or write a loss of your own"
+    )
+
+
+def alike(output: Any, target: Tensor, dtype: "torch.dtype | None" = None) -> tuple[Tensor, Tensor]:
     """Output and target in one shape and type; a dimension of one number may be missing in either.
 
     Args:
-        output: [B, ...].
+        output: [B, ...], or one with ``logits``.
         target: [B, ...].
         dtype: type of both; the output's unless given.
 
     Raises:
         InvalidModel: if they have other shapes, which PyTorch would spread over each other.
     """
-    if not isinstance(output, Tensor):
-        raise InvalidModel(f"the model's output must be a tensor for this loss or metric, got {type(output).__name__}")
+    output = scores_of(output)
     if output.ndim == target.ndim + 1 and output.shape[1] == 1:
         output = output.squeeze(1)
     elif target.ndim == output.ndim + 1 and target.shape[1] == 1:
@@ -208,7 +265,7 @@ def alike(output: Tensor, target: Tensor, dtype: "torch.dtype | None" = None) ->
     return output.to(dtype or output.dtype), target.to(dtype or output.dtype)
 
 
-def risks_and_times(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def risks_and_times(output: Any, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Samples' risks, times and events [B] each, the events as true or false.
 
     Args:
@@ -218,10 +275,10 @@ def risks_and_times(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Ten
     Raises:
         InvalidModel: if they have other shapes.
     """
-    if not isinstance(output, Tensor) or target.shape != (len(target), 2) or output.numel() != len(target):
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    output = scores_of(output)
+    if target.shape != (len(target), 2) or output.numel() != len(target):
         raise InvalidModel(
             "survival needs one output and the two targets (time, event) a sample, got shapes "
-            f"{shape} and {tuple(target.shape)}: change the model's outputs or the targets"
+            f"{tuple(output.shape)} and {tuple(target.shape)}: change the model's outputs or the targets"
         )
     return output.reshape(-1), target[:, 0], target[:, 1] > 0.5

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import PositiveInt
 
-from fed.clients.scoring.measures import alike, declared, risks_and_times
+from fed.clients.scoring.measures import IGNORED, alike, declared, risks_and_times, scores_of
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 from fed.vectors.tensors import Tensor, nn, torch
 
@@ -51,12 +51,19 @@ def _scored(output: Tensor, target: Tensor) -> _Scored:
     """Scores and labels, flattened over samples and positions.
 
     Args:
-        output: [B, C, ...] of C classes; else in the shape of the targets.
-        target: [B, ...].
+        output: [B, C, ...] of C classes, or logits [B, ..., C]; else in the shape of the targets.
+        target: [B, ...]; labels of classes that are −100 do not count.
     """
-    has_classes = isinstance(output, Tensor) and output.ndim == target.ndim + 1 and output.shape[1] > 1
+    output = scores_of(output)
+    has_classes = output.ndim == target.ndim + 1 and output.shape[1] > 1
     if has_classes and (*output.shape[:1], *output.shape[2:]) == target.shape:
-        return _Scored(output.movedim(1, -1).flatten(0, -2), target.long().flatten(), are_classes=True)
+        scores = output.movedim(1, -1).flatten(0, -2)
+        labels = target.long().flatten()
+        is_ignored = labels == IGNORED
+        if bool(is_ignored.any()):
+            scores = scores[~is_ignored]
+            labels = labels[~is_ignored]
+        return _Scored(scores, labels, are_classes=True)
     scores, labels = alike(output, target)
     if not bool(((labels >= 0) & (labels <= 1)).all()):
         raise InvalidData(
@@ -67,7 +74,7 @@ def _scored(output: Tensor, target: Tensor) -> _Scored:
     return _Scored(scores, (labels > 0.5).long(), are_classes=False)
 
 
-@declared(mean_over_samples=True)
+@declared(mean_over_samples=True, over_counted=True)
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Share of labels that are right, over samples and positions."""
     scored = _scored(output, target)
@@ -106,7 +113,7 @@ def auroc(output: Tensor, target: Tensor) -> float:
     if scored.are_classes:
         # Probabilities: the scores of one class order samples otherwise.
         scores = scored.scores.double().softmax(1)
-        labels = nn.functional.one_hot(scored.labels, output.shape[1])
+        labels = nn.functional.one_hot(scored.labels, scores.shape[1])
     else:
         scores = scored.scores.double()
         labels = scored.labels
@@ -119,7 +126,7 @@ def auroc(output: Tensor, target: Tensor) -> float:
     return math.fsum(areas) / len(areas) if areas else math.nan
 
 
-@declared(mean_over_samples=True, higher_is_better=False)
+@declared(mean_over_samples=True, over_counted=True, higher_is_better=False)
 def log_loss(output: Tensor, target: Tensor) -> Tensor:
     """Mean negative logarithm of the probability of the true labels, in float64."""
     scored = _scored(output, target)

@@ -11,21 +11,27 @@ from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, fx
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from fed.clients.data import Pair
-from fed.clients.scoring.losses import of_each_sample
+from fed.clients.data import Held, Pair
+from fed.clients.data.held import may_ignore, size_of
+from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client, of_each_sample
+from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.flat import StackedStates
+from fed.clients.training.group_reading import GroupReading, group_reading
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
 from fed.clients.training.op_graphs import record
 from fed.clients.training.optimizers import optimizer_for
+from fed.clients.training.reading import with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
+from fed.vectors import trees
 from fed.vectors.fixed_part import in_training
 from fed.vectors.tensors import torch
+from fed.vectors.trees import Tree
 
 __all__ = ["BatchedTrainer"]
 
@@ -41,7 +47,8 @@ class BatchedTrainer(TorchTrainer):
     .. math:: \sum_k \sum_b w_{kb} \, ℓ(f(x_k; a_{kb}), y_{kb}), \qquad w_{kb} = 1 / B_k
 
     whose part for :math:`x_k` is client k's own. Where a client has fewer samples in a step than another, one of its
-    samples fills its empty places, with weight 0. Clients with fewer steps than others drop out as they finish.
+    samples fills its empty places, with weight 0. Clients with fewer steps than others drop out as they finish. Where
+    cross-entropy leaves labels of −100 out, :func:`fed.clients.scoring.losses.of_each_client` has a client's loss.
 
     The model's operations are recorded on a first step of each shape and replayed, so its forward pass must be the same
     sequence of operations every time: it draws no random numbers, does not look at numbers, and changes neither
@@ -52,13 +59,15 @@ class BatchedTrainer(TorchTrainer):
     The model is only read. The phase's rule adds no term to the loss.
 
     Raises:
-        InvalidModel: if the precision is float16.
+        InvalidModel: if the precision is float16, or the model finds its loss itself.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.half is torch.float16:
             raise _unfit("local.precision must be float32 or bfloat16, got float16")
+        if self.loss is model_loss:
+            raise _unfit("a loss must be found of each sample, got that of the model, which is of its whole batch")
         rule = self.phase.rule
         local = self.local
         assert rule is None or not rule.contrasts
@@ -70,15 +79,17 @@ class BatchedTrainer(TorchTrainer):
         self._steps = GroupSteps(local, self.device, self.layout.trained[0].dtype)
         self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=not self._moves_in_place))
         self._held_to = 0
+        self._ignores = False  # True if labels of a group may not count
         self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
 
     def train(
         self,
         start_V: Tensor,
         integers_I: Tensor,
-        samples: Sequence[Pair],
+        samples: Sequence[Held],
         orders: Sequence[Callable[[], np.random.Generator]],
         context: LocalContext = _NOTHING,
+        seeds: Sequence[int] = (),
     ) -> tuple[tuple[Tensor, Tensor], list[float]]:
         """Train a group.
 
@@ -88,6 +99,7 @@ class BatchedTrainer(TorchTrainer):
             samples: each client's (inputs, targets).
             orders: each client's stream that shuffles them, made when something is drawn.
             context: contents of the tasks beside the model.
+            seeds: each client's seed of what makes batches; empty where nothing draws for them.
 
         Returns:
             The trained states, vectors [K, V] and integers [K, I], on the CPU; and each client's mean loss over the
@@ -95,11 +107,11 @@ class BatchedTrainer(TorchTrainer):
 
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
+            UnequalBatches: if a collate gives clients' batches several shapes.
         """
         said = context.steps or (None,) * len(samples)
         plans = [
-            self._steps.plan(targets.shape[0], self.phase.steps(steps))
-            for (_, targets), steps in zip(samples, said, strict=True)
+            self._steps.plan(size_of(held), self.phase.steps(steps)) for held, steps in zip(samples, said, strict=True)
         ]
         # So that clients with steps left are always the first rows.
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
@@ -110,11 +122,14 @@ class BatchedTrainer(TorchTrainer):
             context = context.of(rows)
         stack = self._stack(len(rows))
         stack.load(start_V, integers_I)
-        inputs_E, targets_E = (torch.cat(parts).to(self.device) for parts in zip(*samples, strict=True))
+        group = group_reading(samples, rows, self.collate, device=self.device, seeds=seeds)
+        self._ignores = self.loss is cross_entropy and any(
+            may_ignore(held, is_collated=self.collate is not None) for held in samples
+        )
         blocks = self._steps.blocks(plans, orders, rows)
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
-            sums_K = self._run(stack, (inputs_E, targets_E), blocks, context).cpu()
+            sums_K = self._run(stack, group, blocks, context).cpu()
         params_KV, integers_KI = (part.cpu() for part in stack.states())
         if back is not None:
             sums_K = sums_K[back]
@@ -129,7 +144,7 @@ class BatchedTrainer(TorchTrainer):
         for program in self._programs.values() if self._moves_in_place else ():
             program.step = cast(Any, -lr)  # a plain attribute, whatever modules are said to have
 
-    def _run(self, stack: StackedStates, group: Pair, blocks: Iterable[Block], context: LocalContext) -> Tensor:
+    def _run(self, stack: StackedStates, group: GroupReading, blocks: Iterable[Block], context: LocalContext) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
         sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self.device)
         if self.phase.rule is not None:
@@ -137,19 +152,22 @@ class BatchedTrainer(TorchTrainer):
         moves = self.phase.moves(stack.shared)
         optimizer = None if self._moves_in_place else optimizer_for(self.local, self._lr)
         running = stack.rows  # number of rows that are not finished
+        taken = 0  # number of steps of all blocks before
         for block in blocks:
             step = 0
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
                 tensors = stack.tensors(rows)
                 losses: list[Tensor] = []
                 for active in steps:
-                    batches = block.batches(step + len(losses), rows)
+                    at = step + len(losses)
+                    batches = block.batches(at, rows)
+                    number = (taken + at) * self.local.accumulate
                     if optimizer is None:
                         if active < running:
                             stack.finish(slice(active, running))
-                        (losses_K,) = self._replay(tensors, group, *batches[0])
+                        (losses_K,) = self._replay(tensors, group, *batches[0], number)
                     else:
-                        gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
+                        gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches, number)
                         x_KQ = stack.x_KQ[:active]
                         gradient_KQ = gradient_KQ[:active]
                         if self.phase.rule is not None:
@@ -164,57 +182,79 @@ class BatchedTrainer(TorchTrainer):
                 losses_LK = torch.stack(losses) * sizes_LK
                 # 0 × NaN is NaN: the losses of a finished row must not count.
                 sums_K[:rows].add_((losses_LK if running == rows else losses_LK.where(sizes_LK > 0, 0)).sum(0))
+            taken += step
         return sums_K
 
     def _gradient(
-        self, stack: StackedStates, tensors: list[Tensor], group: Pair, batches: Sequence[tuple[Tensor, Tensor]]
+        self,
+        stack: StackedStates,
+        tensors: list[Tensor],
+        group: GroupReading,
+        batches: Sequence[tuple[Tensor, Tensor]],
+        number: int,
     ) -> tuple[Tensor, Tensor]:
         """The gradients [K, Q] of a step's mean losses, and those losses [K]: sums over its batches."""
         first, *others = batches
-        results = self._replay(tensors, group, *first)
-        for batch in others:
-            results = torch._foreach_add(results, self._replay(tensors, group, *batch))
+        results = self._replay(tensors, group, *first, number)
+        for place, batch in enumerate(others, 1):
+            results = torch._foreach_add(results, self._replay(tensors, group, *batch, number + place))
         *gradients, losses_K = results
         return stack.joined(gradients), losses_K
 
-    def _replay(self, tensors: list[Tensor], group: Pair, index_E: Tensor, weights_KB: Tensor) -> tuple[Tensor, ...]:
-        inputs, targets = (part.index_select(0, index_E).view(*weights_KB.shape, *part.shape[1:]) for part in group)
-        key = inputs.shape, targets.shape, inputs.dtype, targets.dtype
+    def _replay(
+        self, tensors: list[Tensor], group: GroupReading, index_E: Tensor, weights_KB: Tensor, number: int
+    ) -> tuple[Tensor, ...]:
+        batch = group.batch(index_E, weights_KB, number)
+        leaves = [*trees.leaves(batch[0]), *trees.leaves(batch[1])]
+        key = (self._ignores, *((leaf.shape, leaf.dtype) for leaf in leaves))
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._record([*tensors, inputs, targets, weights_KB])
-        results: tuple[Tensor, ...] = program.forward(*tensors, inputs, targets, weights_KB)
+            program = self._programs[key] = self._record(tensors, batch, weights_KB)
+        results: tuple[Tensor, ...] = program.forward(*tensors, *leaves, weights_KB)
         return results
 
-    def _record(self, examples: list[Tensor]) -> fx.GraphModule:
-        *state, inputs, targets, _ = examples
+    def _record(self, state: list[Tensor], batch: Pair, weights_KB: Tensor) -> fx.GraphModule:
+        inputs, targets = batch
+        count = len(trees.leaves(inputs))
+
+        def gradients_and_losses(*tensors: Tensor) -> tuple[Tensor, ...]:
+            *leaves, weights_KB = tensors[len(state) :]
+            own = trees.with_leaves(inputs, leaves[:count]), trees.with_leaves(targets, leaves[count:])
+            return self._gradients_and_losses(tensors[: len(state)], own, weights_KB)
+
+        examples = [*state, *trees.leaves(inputs), *trees.leaves(targets), weights_KB]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # vmap takes some operations one by one
             with torch.enable_grad():  # training runs under no_grad
-                recording = record(self._gradients_and_losses, examples)
+                recording = record(gradients_and_losses, examples)
             if not recording.keeps(len(state)):
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
             if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in recording.graph.nodes):
                 raise _unfit("embeddings must have neither padding_idx nor scale_grad_by_freq")
-            if inputs.shape[1] > self._held_to:  # a batch of one shows nothing
+            if weights_KB.shape[1] > self._held_to:  # a batch of one shows nothing
                 self._hold_to_samples(state, inputs, targets)
-                self._held_to = inputs.shape[1]
+                self._held_to = weights_KB.shape[1]
         if self._moves_in_place:
             recording.move_in_place(len(self.layout.trained), -self._lr)
         return recording.program()
 
-    def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> None:
+    def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tree, targets: Tree) -> None:
         """Refuse a model that mixes the samples of a batch, and a loss that is not their mean."""
-        half = -(-inputs.shape[1] // 2)
+        half = -(-trees.leaves(inputs)[0].shape[1] // 2)
         with self.precision:
             # Copies, for a model may change its inputs in place.
-            outputs = self._outputs(state, inputs.clone())
-            of_half = self._outputs(state, inputs[:, :half].clone())
+            outputs = self._outputs(state, trees.mapped(torch.clone, inputs))
+            of_half = self._outputs(state, trees.mapped(lambda leaf: leaf[:, :half].clone(), inputs))
             if not self._agree(outputs[:, :half], of_half):
                 raise _unfit("a model's output for a sample must not depend on others of its batch")
-            pairs = zip(outputs.clone(), targets.clone(), strict=True)  # vmap would import PyTorch's compiler
-            means_K = torch.stack([self.loss(output, target) for output, target in pairs])
-            losses_KB = self._losses(outputs.clone(), targets.clone())
+            if self.loss is cross_entropy:  # known to be one, but for labels that do not count
+                return
+            own = trees.mapped(torch.clone, targets)
+            # One by one: vmap would import PyTorch's compiler.
+            means_K = torch.stack(
+                [self.loss(output, trees.sample(own, row)) for row, output in enumerate(outputs.clone())]
+            )
+            losses_KB = self._losses(outputs.clone(), own)
         if not self._agree(means_K, losses_KB.mean(1), 1e-5 * _largest(outputs)):
             raise _unfit("a loss must be the mean of its samples' losses")
 
@@ -224,32 +264,41 @@ class BatchedTrainer(TorchTrainer):
         limits = {"rtol": tolerance, "atol": tolerance * _largest(one) + allowance}
         return torch.allclose(one.double(), other.double(), **limits, equal_nan=True)
 
-    def _gradients_and_losses(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _gradients_and_losses(self, state: Sequence[Tensor], batch: Pair, weights_KB: Tensor) -> tuple[Tensor, ...]:
         """Each trainable tensor's gradient [K, ...], and losses [K]."""
-        *state, inputs, targets, weights_KB = tensors
+        inputs, targets = batch
         trained = [tensor.detach().requires_grad_() for tensor in state[: len(self.layout.trained)]]
         with self.precision:
-            losses_KB = self._losses(self._outputs((*trained, *state[len(trained) :]), inputs), targets)
-        losses_K = (losses_KB * weights_KB).sum(1)
+            outputs = self._outputs((*trained, *state[len(trained) :]), inputs)
+            if self._ignores:
+                losses_K = of_each_client(outputs.flatten(0, 1), targets.flatten(0, 1), weights_KB)
+            else:
+                losses_KB = self._losses(outputs, targets)
+        if not self._ignores:
+            losses_K = (losses_KB * weights_KB).sum(1)
         gradients = torch.autograd.grad(losses_K.sum(), trained, allow_unused=True, materialize_grads=True)
         return *gradients, losses_K.detach()
 
-    def _outputs(self, state: Sequence[Tensor], inputs: Tensor) -> Tensor:
+    def _outputs(self, state: Sequence[Tensor], inputs: Tree) -> Tensor:
         with ChannelGroups(), RecurrentLayers():
             outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
         return outputs
 
-    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        losses_n = of_each_sample(self.loss, outputs.flatten(0, 1), targets.flatten(0, 1))
-        return losses_n.view(targets.shape[:2])
+    def _losses(self, outputs: Tensor, targets: Tree) -> Tensor:
+        of_all = trees.mapped(lambda leaf: leaf.flatten(0, 1), targets)
+        return of_each_sample(self.loss, outputs.flatten(0, 1), of_all).view(outputs.shape[:2])
 
-    def _forward(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
+    def _forward(self, state: tuple[Tensor, ...], inputs: Tree) -> Tensor:
         given = self._constants | dict(zip(self._names, state, strict=True))
         after = dict(given)
         # functional_call writes into ``after`` whatever the module has set.
-        output: Tensor = functional_call(self.module, after, (inputs,))
+        output = with_parameters(self.module, after, inputs)
         if any(after[name] is not part for name, part in given.items()):
             raise _unfit("a model's forward pass must not set its parameters or buffers")
+        if takes_scores(self.loss):
+            output = scores_of(output)
+        if not isinstance(output, Tensor):
+            raise _unfit(f"a model must return a tensor to a loss of your own, got {type(output).__name__}")
         return output
 
 

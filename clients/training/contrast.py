@@ -5,12 +5,13 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 from typing import Any
 
-from torch.func import functional_call
-
 from fed.aggregators.base import LocalRule
+from fed.clients.training.reading import with_parameters
 from fed.errors import InvalidModel
+from fed.vectors import trees
 from fed.vectors.fixed_part import in_training
 from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.trees import Tree
 
 __all__ = ["Contrast"]
 
@@ -45,14 +46,15 @@ class Contrast:
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         self._others = {**buffers, **server}, {**buffers, **previous}
 
-    def penalty(self, inputs_B: Tensor) -> Tensor:
+    def penalty(self, inputs_B: Tree) -> Tensor:
         """Term of the rule for the batch that the module was last called with."""
         features_BF = self._seen[-1].flatten(1)
         self._seen = []
         self._module.eval()  # so that batch normalisation keeps its statistics
         with torch.no_grad():
             for parameters in self._others:
-                functional_call(self._module, parameters, (inputs_B.clone(),))  # a model may change its inputs in place
+                own = trees.mapped(torch.clone, inputs_B)  # a model may change its inputs in place
+                with_parameters(self._module, parameters, own)
         in_training(self._module)
         server_BF, previous_BF = (seen.flatten(1) for seen in self._seen)
         self._seen = []

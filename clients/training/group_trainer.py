@@ -14,11 +14,12 @@ import numpy as np
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import starting_states
-from fed.clients.data import ClientId, Pair
-from fed.clients.data.samples import dense
+from fed.clients.data import ClientId, Held
+from fed.clients.data.held import dense, size_of
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
+from fed.clients.training.group_reading import UnequalBatches
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, TrainedClients, label_of
@@ -41,7 +42,7 @@ class _Sent(NamedTuple):
     """A task, and the samples and tensors that it needs."""
 
     task: Train
-    pairs: list[Pair]
+    pairs: list[Held]
     start: Tensor
     integers: Tensor
     state: ClientState
@@ -53,7 +54,7 @@ class _Sent(NamedTuple):
         return (self.state["model.params"], self.state["model.integers"]) if "model.params" in self.state else None
 
     def samples(self) -> tuple[int, ...]:
-        return tuple(targets.shape[0] for _, targets in self.pairs)
+        return tuple(map(size_of, self.pairs))
 
 
 class GroupTraining:
@@ -89,7 +90,7 @@ class GroupTraining:
             error.add_note(f"while {label_of(task)} trained")
             raise
 
-    def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
+    def _sent(self, task: Train, pairs: list[Held], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
         broadcast = beside[: task.broadcast_count]
         kept = beside[task.broadcast_count :]
         state = dict(zip(task.state_names, kept, strict=True))
@@ -211,6 +212,7 @@ class _PhaseTraining:
             "device": device,
             "private": recipe.private,
             "moved": recipe.moved,
+            "collate": recipe.collate,
         }
         self.is_personal = phase.is_personal
         self.trainer: LocalTrainer
@@ -221,6 +223,7 @@ class _PhaseTraining:
             self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
+        self._is_read = recipe.collate is not None
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
 
@@ -229,18 +232,25 @@ class _PhaseTraining:
         if self._batched is None:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
-        return self._batched.train(*states, sent.pairs, orders, sent.context)
+        seeds = [self._seed(sent.task, row) for row in range(len(sent.pairs))] if self._is_read else ()
+        try:
+            return self._batched.train(*states, sent.pairs, orders, sent.context, seeds)
+        except UnequalBatches:  # the choice of batching has not seen such samples
+            return self._one_by_one(sent, states)
 
     def _one_by_one(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
         trained = []
         rows = zip(sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
         for row, (pair, vector_V, integers_I) in enumerate(rows):
-            seed = self._streams.torch_seed("module" + self._named, *sent.task.key_of(row))
+            seed = self._seed(sent.task, row)
             context = sent.context.of(row)._replace(steps=sent.task.steps[row : row + 1])
             order = self._order(sent.task, row)
             trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, context=context))
         params, integers, losses = zip(*trained, strict=True)
         return (torch.stack(params), torch.stack(integers)), [*losses]
+
+    def _seed(self, task: Train, row: int) -> int:
+        return self._streams.torch_seed("module" + self._named, *task.key_of(row))
 
     def _order(self, task: Train, row: int) -> np.random.Generator:
         return self._streams.generator("order" + self._named, *task.key_of(row))

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from fed.aggregators.base import Phase
-from fed.clients.data import Pair
+from fed.clients.data import Held
+from fed.clients.data.collate import Collating
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.local_context import LocalContext
 from fed.config.experiment import Local
@@ -55,7 +56,7 @@ class LocalTrainer(Protocol):
         self,
         vector_V: Tensor,
         integers_I: Tensor,
-        samples: Pair,
+        samples: Held,
         *,
         order: np.random.Generator,
         seed: int,
@@ -68,12 +69,12 @@ class LocalTrainer(Protocol):
             integers_I: the integer buffers to start with, which are not changed.
             samples: the client's (inputs, targets).
             order: stream that shuffles them.
-            seed: seed of the model's own draws, such as those of dropout.
+            seed: seed of the model's own draws, such as those of dropout, and of those that make batches.
             context: contents of the task beside the model: step size, number of steps, state of the algorithm.
         """
 
     def measure(
-        self, vector_V: Tensor, integers_I: Tensor, samples: Pair, seed: int, *, gradient: bool
+        self, vector_V: Tensor, integers_I: Tensor, samples: Held, seed: int, *, gradient: bool
     ) -> tuple[float, Tensor]:
         """Mean loss over a client's samples in a state, and if wanted its gradient [P].
 
@@ -125,6 +126,7 @@ class TorchTrainer:
         device: device that computes.
         private: names of the tensors that the model does not share.
         moved: names of the tensors that the coordinator alone moves.
+        collate: function that makes batches of samples; None: they are stacked.
     """
 
     module: "nn.Module"
@@ -134,6 +136,7 @@ class TorchTrainer:
     device: "torch.device"
     private: Collection[str] = ()
     moved: Collection[str] = ()
+    collate: Collating | None = None
 
     def __post_init__(self) -> None:
         self.module.to(self.device)

@@ -5,19 +5,23 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import cache
 from itertools import chain, islice
 
 import numpy as np
 
-from fed.clients.data import Pair
+from fed.clients.data import Held
+from fed.clients.data.held import SamplesOnDemand, may_ignore, size_of
+from fed.clients.scoring.losses import counted_cross_entropy, cross_entropy
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalResult, TorchTrainer
 from fed.clients.training.optimizers import optimizer_for
+from fed.clients.training.reading import Batch, called, reading
+from fed.vectors import trees
 from fed.vectors.fixed_part import Untouched, evaluating_layers
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
@@ -58,6 +62,7 @@ class Trainer(TorchTrainer):
         self.plan = cache(
             lambda samples, steps: Batches(self.local, samples, never_single, steps=self.phase.steps(steps))
         )
+        self._loss = self.loss
         self._contrast = Contrast(self.module, rule) if rule is not None and rule.contrasts else None
         self._is_scaled = self.half is torch.float16
         # In half precision normalising by groups becomes much slower with channels last.
@@ -67,7 +72,7 @@ class Trainer(TorchTrainer):
             and self._flat.has_convolutions
             and not _normalises_channels(self.module)
         )
-        self._in_usual_order: set[torch.Size] = set()  # shapes of clients' inputs with which channels last has failed
+        self._in_usual_order: set[Hashable] = set()  # shapes of clients' inputs with which channels last has failed
 
     def steps(self, samples: int, steps: int | None) -> int:
         """Number of optimizer steps of a task.
@@ -98,7 +103,7 @@ class Trainer(TorchTrainer):
         self,
         vector_V: Tensor,
         integers_I: Tensor,
-        samples: Pair,
+        samples: Held,
         *,
         order: np.random.Generator,
         seed: int,
@@ -111,13 +116,13 @@ class Trainer(TorchTrainer):
             integers_I: the integer buffers to start with.
             samples: the client's (inputs, targets).
             order: the stream that shuffles them.
-            seed: seed of the module's own draws, such as those of dropout.
+            seed: seed of the module's own draws, such as those of dropout, and of those that make batches.
             context: contents of the task beside the model.
 
         Returns:
             The trained state, on the CPU.
         """
-        shape = samples[0].shape  # with the number of samples: whether a view fails depends on it
+        shape = _shape(samples)  # with the number of samples: whether a view fails depends on it
         if self._tries_channels_last and shape not in self._in_usual_order:
             began = order.bit_generator.state  # a second attempt must shuffle as the first did
             try:
@@ -139,7 +144,7 @@ class Trainer(TorchTrainer):
         for layer in self._evaluating:
             layer.eval()
 
-    def _train(self, samples: Pair, order: np.random.Generator, seed: int, context: LocalContext) -> LocalResult:
+    def _train(self, samples: Held, order: np.random.Generator, seed: int, context: LocalContext) -> LocalResult:
         """Train from the state that is loaded."""
         self._begin()
         x_Q = self._flat.x_Q
@@ -153,11 +158,12 @@ class Trainer(TorchTrainer):
         optimizer = optimizer_for(self.local, lr)
         scaler = _LossScale()
         losses = _MeanLoss()
-        batches = self.plan(len(samples[0]), context.steps[0] if context.steps else None)
+        self._choose_loss(samples)
+        batches = self.plan(size_of(samples), context.steps[0] if context.steps else None)
         with seeded_torch(seed, self.device):
-            for step in self._steps(samples, batches, order):
+            for step in self._steps(samples, batches, order, seed):
                 if self.is_plain and not self._is_scaled and len(step) == 1:
-                    self._flat.descend(self._loss_of(*step[0], losses), lr)
+                    self._flat.descend(self._loss_of(step[0], losses), lr)
                     continue
                 gradient_Q = self._gradient(step, losses, scaler)
                 self._flat.bind_again()
@@ -170,7 +176,7 @@ class Trainer(TorchTrainer):
         return LocalResult(params_V.cpu(), integers_I.cpu(), losses.mean())
 
     def measure(
-        self, vector_V: Tensor, integers_I: Tensor, samples: Pair, seed: int, *, gradient: bool
+        self, vector_V: Tensor, integers_I: Tensor, samples: Held, seed: int, *, gradient: bool
     ) -> tuple[float, Tensor]:
         """Mean loss over a client's samples in a state, and if wanted its gradient [P], both on the CPU.
 
@@ -185,57 +191,67 @@ class Trainer(TorchTrainer):
         self._begin()
         gradient_Q = torch.zeros_like(self._flat.x_Q)
         losses = _MeanLoss()
-        chunks = max(len(samples[1]) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
-        parts = (part.to(self.device).tensor_split(chunks) for part in samples)
-        # Copies, for a model may change its inputs in place.
-        step = [(inputs_B.clone(), targets_B.clone()) for inputs_B, targets_B in zip(*parts, strict=True)]
+        self._choose_loss(samples)
+        size = size_of(samples)
+        chunks = max(size // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
+        its = reading(samples, self.collate, self.device, seed)
+        parts = its.places(np.arange(size)).tensor_split(chunks)
+        step = [its.batch(places_B, number) for number, places_B in enumerate(parts)]
         with seeded_torch(seed, self.device), torch.set_grad_enabled(gradient):
             if gradient:
                 gradient_Q = self._gradient(step, losses, _LossScale())
             else:
                 for batch in step:
-                    self._loss_of(*batch, losses)
+                    self._loss_of(batch, losses)
         self._flat.bind_again()
         return losses.mean(), self._flat.gathered(gradient_Q).cpu()
 
-    def _steps(self, samples: Pair, batches: Batches, order: np.random.Generator) -> Iterator[list[Pair]]:
+    def _choose_loss(self, samples: Held) -> None:
+        """Choose the form of cross-entropy that is 0 where no label of a batch counts, if there may be such a batch."""
+        self._loss = self.loss
+        if self.loss is cross_entropy and may_ignore(samples, is_collated=self.collate is not None):
+            self._loss = counted_cross_entropy
+
+    def _steps(self, samples: Held, batches: Batches, order: np.random.Generator, seed: int) -> Iterator[list[Batch]]:
         """The batches of each optimizer step."""
-        inputs_E, targets_E = (part.to(self.device, non_blocking=True) for part in samples)
+        its = reading(samples, self.collate, self.device, seed)
+        most = self.local.accumulate
+        number = 0
         within = [batches.within(size) for size in batches.sizes]
         sizes = list(chain.from_iterable(within))
         left = batches.steps
         for order_E in batches.orders(order):
-            if batches.keeps_order:  # copies, for a model may change its inputs in place
-                yield [(inputs_E.clone(), targets_E.clone())]
+            if batches.keeps_order:
+                yield [its.all(number)]
+                number += most
                 continue
             # Batch by batch: a slice of all samples would begin anywhere, and MKL's results depend on the alignment.
-            parts = iter(torch.from_numpy(order_E).to(self.device).split_with_sizes(sizes))
+            parts = iter(its.places(order_E).split_with_sizes(sizes))
             for step in islice(within, left):
-                yield [(_take(inputs_E, of_B), _take(targets_E, of_B)) for of_B in islice(parts, len(step))]
+                yield [its.batch(of_B, number + place) for place, of_B in enumerate(islice(parts, len(step)))]
+                number += most
             left -= len(within)
 
-    def _gradient(self, step: list[Pair], losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
+    def _gradient(self, step: list[Batch], losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
         """The gradient [Q] of the mean loss over a step's samples, batch by batch."""
         if len(step) == 1:
-            return self._gradient_of_batch(*step[0], losses, scaler)
+            return self._gradient_of_batch(step[0], losses, scaler)
         gradient_Q = torch.zeros_like(self._flat.x_Q)
-        samples = sum(len(inputs_B) for inputs_B, _ in step)
-        for inputs_B, targets_B in step:
-            part_Q = self._gradient_of_batch(inputs_B, targets_B, losses, scaler)
-            gradient_Q.add_(part_Q, alpha=len(inputs_B) / samples)
+        samples = sum(batch.samples for batch in step)
+        for batch in step:
+            part_Q = self._gradient_of_batch(batch, losses, scaler)
+            gradient_Q.add_(part_Q, alpha=batch.samples / samples)
         return gradient_Q
 
-    def _gradient_of_batch(
-        self, inputs_B: Tensor, targets_B: Tensor, losses: "_MeanLoss", scaler: "_LossScale"
-    ) -> Tensor:
-        loss = self._loss_of(inputs_B, targets_B, losses)
+    def _gradient_of_batch(self, batch: Batch, losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
+        loss = self._loss_of(batch, losses)
         return scaler.gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
 
-    def _loss_of(self, inputs_B: Tensor, targets_B: Tensor, losses: "_MeanLoss") -> Tensor:
+    def _loss_of(self, batch: Batch, losses: "_MeanLoss") -> Tensor:
         with self.precision:
-            loss = self.loss(self.module(inputs_B), targets_B)
-            losses.add(loss.detach(), len(inputs_B))  # else the graph of every batch stays in memory
-            return loss if self._contrast is None else loss + self._contrast.penalty(inputs_B)
+            loss = self._loss(called(self.module, batch.inputs), batch.targets)
+            losses.add(loss.detach(), batch.samples)  # else the graph of every batch stays in memory
+            return loss if self._contrast is None else loss + self._contrast.penalty(batch.inputs)
 
 
 def _normalises_channels(module: "nn.Module") -> bool:
@@ -246,9 +262,11 @@ def _normalises_channels(module: "nn.Module") -> bool:
     )
 
 
-def _take(part_E: Tensor, of_B: Tensor) -> Tensor:
-    """Samples of a batch; ``index_select`` is faster, but does not take single numbers of every type."""
-    return part_E[of_B] if part_E.ndim == 1 else part_E.index_select(0, of_B)
+def _shape(samples: Held) -> Hashable:
+    """Shapes of the inputs, with the number of samples; of those on demand the number alone."""
+    if isinstance(samples, SamplesOnDemand):
+        return len(samples)
+    return trees.shapes(samples[0])
 
 
 class _MeanLoss:

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from fed.aggregators.base import Aggregator, Phase
-from fed.clients.data import ClientId, Pair
-from fed.clients.scoring.measures import Loss, Metrics, is_mean_over_samples
+from fed.clients.data import ClientId, Held, SamplesOnDemand
+from fed.clients.data.collate import Collating
+from fed.clients.data.held import may_ignore, size_of
+from fed.clients.scoring.measures import Loss, Metrics, is_mean_over_samples, is_over_counted
 from fed.clients.training.evaluation import Score
 from fed.clients.training.local_trainer import MakeTrainer
 from fed.compression.codec import CodecState
 from fed.config.experiment import Local
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, nn
+from fed.vectors.trees import Tree
 from fed.wire.messages import Task
 
 __all__ = [
@@ -32,7 +35,7 @@ __all__ = [
     "label_of",
 ]
 
-_Reader: TypeAlias = Callable[[ClientId], Pair]
+_Reader: TypeAlias = Callable[[ClientId], Held]
 
 Wants: TypeAlias = Literal["models", "reported", "updates", "mean", "payload"]
 """Kinds of results of a group's training, as :class:`Train` describes them."""
@@ -251,7 +254,7 @@ class Recipe:
         phases: phases of local training, one after another.
         private: names of the tensors that the model does not share.
         read: client → its samples.
-        test: (inputs, targets) of the test set, or None.
+        test: (inputs, targets) of the test set, or samples on demand, or None.
         streams: the run's random streams; a client's are named by client and round.
         secret_streams: streams of the clients' own draws, where nobody else may follow them; None: the run's.
         held_out: client → samples on which it scores models, where clients do.
@@ -260,6 +263,7 @@ class Recipe:
         moved: names of the tensors that the coordinator alone moves.
         make_trainer: function that makes the trainer of single clients, where that is not PyTorch's own; clients then
             train one by one.
+        collate: function that makes batches of samples; None: they are stacked.
     """
 
     module: "nn.Module"
@@ -270,7 +274,7 @@ class Recipe:
     phases: tuple[Phase, ...]
     private: frozenset[str]
     read: _Reader
-    test: Iterable[Tensor] | None
+    test: Iterable[Tree] | SamplesOnDemand | None
     streams: Streams
     secret_streams: Streams | None = None
     held_out: _Reader | None = None
@@ -278,6 +282,17 @@ class Recipe:
     is_batched: bool = False
     moved: frozenset[str] = frozenset()
     make_trainer: MakeTrainer | None = None
+    collate: Collating | None = None
+
+    @property
+    def test_samples(self) -> Held:
+        """The test set, (inputs, targets) or samples on demand."""
+        return self.test if isinstance(self.test, SamplesOnDemand) else tuple(self.test or ())
+
+    @property
+    def test_size(self) -> int:
+        """Number of test samples; 0 without a test set."""
+        return 0 if self.test is None else size_of(self.test_samples)
 
     @property
     def own_streams(self) -> Streams:
@@ -287,7 +302,14 @@ class Recipe:
     @property
     def scores_in_parts(self) -> bool:
         """True where loss and metrics are means over samples, so that the test set may be cut into several items."""
-        return all(map(is_mean_over_samples, (self.loss, *self.metrics.values())))
+        measures = (self.loss, *self.metrics.values())
+        # Parts are weighted by their samples, and labels that do not count would give them other weights.
+        if any(map(is_over_counted, measures)) and self.test is not None and self._test_may_ignore():
+            return False
+        return all(map(is_mean_over_samples, measures))
+
+    def _test_may_ignore(self) -> bool:
+        return may_ignore(self.test_samples, is_collated=self.collate is not None)
 
 
 def label_of(task: Train) -> str:

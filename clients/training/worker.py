@@ -8,8 +8,8 @@ import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
-from fed.clients.data import Pair
-from fed.clients.data.samples import dense
+from fed.clients.data import Held
+from fed.clients.data.held import dense, size_of, taken
 from fed.clients.training.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.work_items import CountClasses, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
@@ -55,6 +55,7 @@ class Work:
                 device=device,
                 private=recipe.private,
                 moved=recipe.moved,
+                collate=recipe.collate,
             )
 
     def __call__(
@@ -70,26 +71,24 @@ class Work:
         return self._evaluate_by_clients(task, *tensors), ()
 
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
-        inputs, targets = self._test_samples([*task.places] or slice(task.first, task.last))
+        samples = self._test_samples(torch.tensor(task.places) if task.places else slice(task.first, task.last))
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             if self._evaluator is not None and len(vectors_KV) > 1:
-                scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
+                scores = self._evaluator.scores(vectors_KV, integers_KI, samples)
             else:
-                scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]
-        return Evaluated(tuple(scores), (len(targets),) * len(scores))
+                scores = [self._score(*state, samples) for state in zip(vectors_KV, integers_KI, strict=True)]
+        return Evaluated(tuple(scores), (size_of(samples),) * len(scores))
 
     def _confusion_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
         samples = self._test_samples(slice(task.first, task.last))
         # The draws of the evaluation, so that a model that draws gives the scored outputs.
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             module = self._trainer.load(vector_V, integers_I)
-            counts_CC = confusion_counts(module, samples, self._device)
+            counts_CC = confusion_counts(module, samples, self._device, self._recipe.collate)
         return () if counts_CC is None else (counts_CC,)
 
-    def _test_samples(self, places: slice | list[int]) -> Pair:
-        assert self._recipe.test is not None
-        inputs, targets = (part[places].contiguous() for part in self._recipe.test)
-        return inputs, targets
+    def _test_samples(self, places: slice | Tensor) -> Held:
+        return dense(taken(self._recipe.test_samples, places))
 
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
         assert self._recipe.held_out is not None
@@ -99,13 +98,13 @@ class Work:
         clients = []
         for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
             pair = dense(self._recipe.held_out(client))
-            if count := len(pair[1]):
+            if count := size_of(pair):
                 with seeded_torch(self._recipe.streams.torch_seed("evaluation", client), self._device):
                     scores.append(self._score(vector_V, integers_I, pair))
                 samples.append(count)
                 clients.append(client)
         return Evaluated(tuple(scores), tuple(samples), tuple(clients))
 
-    def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
+    def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Held) -> Score:
         module = self._trainer.load(vector_V, integers_I)
-        return evaluate(module, self._loss, self._metrics, samples, self._device)
+        return evaluate(module, self._loss, self._metrics, samples, self._device, self._recipe.collate)

@@ -95,9 +95,10 @@ class Family(Generic[_Section]):
         builtin: short name → ``module:Name``.
         given: names of the parameters that the framework supplies.
         default: kind of a section that names none.
-        of_functions: True if a section makes a function of (output, target). A kind is then such a function, whose
-            further parameters are keys, or a class whose objects are called so; a function or such an object may be
-            given in Python.
+        of_functions: True if a section makes a function, such as one of (output, target). A kind is then such a
+            function, whose further parameters are keys, or a class whose objects are called so; a function or such an
+            object may be given in Python.
+        arguments: number of arguments of such a function that are no keys: its first ones.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Family(Generic[_Section]):
     given: tuple[str, ...] = ()
     default: str | None = None
     of_functions: bool = False
+    arguments: int = 2
 
     @cache  # noqa: B019  # families last as long as the program
     def section(self, kind: str) -> type[_Section]:
@@ -138,8 +140,8 @@ class Family(Generic[_Section]):
         """The parameters that are no keys; of a function of (output, target) the first two, whatever their names."""
         if not self.of_functions:
             return self.given
-        # A user chooses the names of a function's first two arguments, so that they are told by their place.
-        return () if inspect.isclass(target) else tuple(_named(target))[:2]
+        # A user chooses the names of a function's first arguments, so that they are told by their place.
+        return () if inspect.isclass(target) else (*tuple(_named(target))[: self.arguments], *self.given)
 
     def validate(self, value: object) -> _Section:
         """Section that these keys, ``kind`` among them, make."""

@@ -228,6 +228,9 @@ class Experiment(Document):
     )
     """Metrics that evaluation computes beside the loss; reports compare runs by the first one. The default suits a
     built-in loss; null where metrics are given in Python."""
+    collate: Annotated[Component, registry.COLLATES] | None = None
+    """Function that makes a batch of a list of samples, such as pad; null where samples of one shape are stacked, or
+    where data given in Python bring one."""
     local: Local = Local()
     """Local training: a client's work in a round."""
     algorithm: Annotated[Component, registry.ALGORITHMS] = Field(default_factory=registry.ALGORITHMS.make)

@@ -14,6 +14,7 @@ __all__ = [
     "ALGORITHMS",
     "AVAILABILITIES",
     "CODECS",
+    "COLLATES",
     "DATA",
     "DEVICES",
     "ERROR_FEEDBACKS",
@@ -157,6 +158,17 @@ DATA = Family(
 )
 
 
+COLLATES = Family(
+    "collate",
+    Component,
+    _in("clients.data.collate", "Pad"),
+    given=("generator", "training"),
+    of_functions=True,
+    arguments=1,
+)
+"""Kinds that make a batch of a list of samples."""
+
+
 class ModelSection(Component):
     """Model that is trained, or parts of it."""
 
@@ -184,7 +196,7 @@ class FixedSection(Section):
 LOSSES = Family(
     "loss",
     Component,
-    _in("clients.scoring.losses", "cross_entropy", "mse", "huber", "bce", "cox"),
+    _in("clients.scoring.losses", "cross_entropy", "mse", "huber", "bce", "cox", model="model_loss"),
     default="cross_entropy",
     of_functions=True,
 )

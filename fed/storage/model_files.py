@@ -22,18 +22,19 @@ class ModelInputs(NamedTuple):
     """Facts of the data that the experiment's model is made with.
 
     Args:
-        input_shape: shape of one sample.
+        input_shape: shape of one sample; a tree of shapes where inputs are a tree.
         classes: number of classes of the labels, ≥ 1.
         dtype: type of the inputs, such as ``float32``.
     """
 
-    input_shape: Sequence[int]
+    input_shape: Sequence[int] | Mapping[str, Any]
     classes: int
     dtype: str
 
     def make(self, section: ModelSection) -> "nn.Module":
         """The model of a section ``model``, in its first state."""
-        module: nn.Module = section.make(input_shape=tuple(self.input_shape), classes=self.classes)
+        shape = self.input_shape if isinstance(self.input_shape, Mapping) else tuple(self.input_shape)
+        module: nn.Module = section.make(input_shape=shape, classes=self.classes)
         if section.train is not None:
             train_alone(module, section.train)
         is_users_own = section.kind.startswith("python:")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from fed.clients.data import ClientId, Pair
+from fed.clients.data import ClientId, Held
 from fed.clients.setup import Preparation
 from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
@@ -311,7 +311,7 @@ class RealPeer(ABC, Generic[_Service]):
         prepared = self.prepared
         held_out = prepared.held_out
 
-        def by_clients(held_out: Mapping[ClientId, Pair]) -> Scoring:
+        def by_clients(held_out: Mapping[ClientId, Held]) -> Scoring:
             return ScoringByClients(held_out, prepared.metrics, self.federation, self.executor).scores
 
         def begin_scoring(is_last: bool) -> Scoring:

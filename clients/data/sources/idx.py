@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fed.clients.data import held_out
-from fed.clients.data.samples import Pair, Samples
+from fed.clients.data.held import Pair
+from fed.clients.data.samples import Samples
 from fed.errors import InvalidData
 from fed.vectors.tensors import torch
 

@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from fed.clients.data import held_out
 from fed.clients.data.federated import FederatedData
+from fed.clients.data.held import Pair
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.samples import Pair
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import torch
 

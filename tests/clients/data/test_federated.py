@@ -24,8 +24,8 @@ NOT_A_NUMBER = torch.tensor([[0, 0], [0, torch.nan], [0, 0]])
         ((torch.zeros(3, 2), torch.zeros(3)), "targets of client 'b' must be like those of client 'a'"),
         ((NOT_A_NUMBER, LABELS), r"inputs of client 'b' must be finite, got nan at index \(1, 1\)"),
         (
-            (torch.zeros(3, 2), [0, 1, 1]),
-            "client 'b' must hold a pair of tensors .*, got Tensor and list: .* torch.tensor",
+            (torch.zeros(3, 2), {0, 1}),
+            "client 'b' must hold a pair of tensors .*, got Tensor and set: .* torch.tensor",
         ),
         ((PAIR[0].numpy(), LABELS.numpy()), "got ndarray and ndarray: make tensors of them with torch.from_numpy"),
         ((*PAIR, LABELS), "client 'b' must hold a pair of tensors .*, got 3 parts"),

@@ -73,7 +73,8 @@ def test_test_set_depends_on_seed_and_not_on_partition(loaded: Load) -> None:
     def test_set(seed: int, **keys: Any) -> Tensor:
         data = loaded(seed=seed, kind="digits", **keys)
         assert data.test is not None
-        return data.test[0]
+        inputs: Tensor = data.test[0]
+        return inputs
 
     expected = test_set(0, clients=20)
     for partition in NUMBERED:

@@ -190,10 +190,10 @@ def test_classes_may_be_given_later_without_reading_all() -> None:
 
 
 def test_labels_are_never_negative_and_other_targets_may_be() -> None:
-    pair = (torch.zeros(3, 2), torch.tensor([0, -100, 1]))
+    pair = (torch.zeros(3, 2), torch.tensor([0, -1, 1]))
     data = of_two(pair, classes=3)
     assert data.read("b") is pair
-    with pytest.raises(InvalidData, match=r"targets of client 'b' must be in 0 … 2, .* got -100"):
+    with pytest.raises(InvalidData, match=r"targets of client 'b' must be in 0 … 2, .* got -1"):
         data.labelled(5).read("b")  # 3: what the data say counts
     assert replace(data, classes=None).labelled(5).number_of_classes() == 5
 

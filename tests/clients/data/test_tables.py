@@ -135,7 +135,10 @@ def test_a_bad_table_names_the_file_and_the_place(tmp_path: Path, content: str, 
         ("age,label\n1,0\n-inf,1\n", "row 2, column age must be finite in float32, got '-inf'"),
         ("age,label\n1,0\n1\x00,1\n", "row 2, column age must be a number, got '1\\x00'"),
         ("age,label\n1,no\n2,yes\n", "row 1, column label must be an integer, got 'no': list the classes in the"),
-        ('age,label\n1,"0\n2,1\n', "row 1, column label must be an integer, got '0\\n2,1\\n'"),  # a quote that is never closed
+        (
+            'age,label\n1,"0\n2,1\n',
+            "row 1, column label must be an integer, got '0\\n2,1\\n'",
+        ),  # a quote that is never closed
         ("age,label\n1,0\n" + "x" * 500 + ",1\n", "x…': correct the cell"),
     ],
 )

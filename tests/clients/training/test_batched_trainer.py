@@ -611,7 +611,7 @@ UNFIT: dict[str, Callable[[], nn.Module]] = {
     "data of weights": lambda: changing(lambda m, _: m.read.weight.data.mul_(0.9)),
     "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3))),
     "shape in place": lambda: Made(lambda m, x: m.read((x * 1).unsqueeze_(1)).squeeze(1)),
-    "a pair of outputs": lambda: Made(lambda m, x: (m.read(x), x)),  # type: ignore[arg-type,return-value]
+    "outputs without scores": lambda: Made(lambda m, x: {"read": m.read(x)}),  # type: ignore[arg-type,return-value]
     "samples second": lambda: Made(lambda m, x: m.read(x).T),
 }
 

@@ -1,0 +1,156 @@
+"""Reading: batches of a client's samples on the device that computes, from memory or as they are needed.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.func import functional_call
+
+from fed.clients.data.collate import Collating, batch_of
+from fed.clients.data.held import Held, SamplesOnDemand, size_of
+from fed.vectors import trees
+from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.trees import Tree
+
+__all__ = ["AsNeeded", "Batch", "InMemory", "Reading", "called", "reading", "seed_of_batch", "with_parameters"]
+
+
+class Batch(NamedTuple):
+    """Inputs and targets of a batch, which nobody else holds, and the number of its samples."""
+
+    inputs: Tree
+    targets: Tree
+    samples: int
+
+
+class InMemory:
+    """Batches of a pair in memory, which is moved to the device once.
+
+    Args:
+        pair: (inputs, targets), without ragged leaves.
+        device: device of the batches.
+    """
+
+    def __init__(self, pair: Held, device: "torch.device") -> None:
+        self._device = device
+        self._samples = size_of(pair)
+        self._inputs_E, self._targets_E = (trees.mapped(self._to_device, part) for part in pair)
+
+    def _to_device(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self._device, non_blocking=True)
+
+    def places(self, order_E: NDArray[np.int64]) -> Tensor:
+        """Places of samples, as :meth:`batch` takes parts of them."""
+        return torch.from_numpy(order_E).to(self._device)
+
+    def all(self, number: int) -> Batch:
+        """All samples in their order, as the batch of a number."""
+        return Batch(
+            trees.mapped(torch.clone, self._inputs_E), trees.mapped(torch.clone, self._targets_E), self._samples
+        )
+
+    def batch(self, places_B: Tensor, number: int) -> Batch:
+        """Batch of samples at these places.
+
+        Args:
+            places_B: part of :meth:`places`.
+            number: number of the batch among those of a task.
+        """
+        return Batch(trees.take(self._inputs_E, places_B), trees.take(self._targets_E, places_B), len(places_B))
+
+
+class AsNeeded:
+    """Batches that a collate makes, or of samples that are read when it is their turn.
+
+    Args:
+        held: pair in memory, or samples on demand.
+        collate: the run's collate; None: samples are stacked.
+        device: device of the batches.
+        seed: seed of what the collate draws; each batch has its own, by its number, whatever was drawn before.
+        training: False where a model is scored.
+    """
+
+    def __init__(
+        self, held: Held, collate: Collating | None, device: "torch.device", seed: int, *, training: bool = True
+    ) -> None:
+        self._held = held
+        self._collate = collate
+        self._device = device
+        self._seed = seed
+        self._training = training
+
+    def places(self, order_E: NDArray[np.int64]) -> Tensor:
+        """Places of samples, as :meth:`batch` takes parts of them."""
+        return torch.from_numpy(order_E)
+
+    def all(self, number: int) -> Batch:
+        """All samples in their order, as the batch of a number."""
+        return self.batch(torch.arange(size_of(self._held)), number)
+
+    def batch(self, places_B: Tensor, number: int) -> Batch:
+        """Batch of samples at these places.
+
+        Args:
+            places_B: part of :meth:`places`.
+            number: number of the batch among those of a task.
+        """
+        seed = seed_of_batch(self._seed, number)
+        inputs, targets = batch_of(self._held, places_B, self._collate, seed, training=self._training)
+        inputs, targets = (trees.mapped(self._to_device, part) for part in (inputs, targets))
+        return Batch(inputs, targets, len(places_B))
+
+    def _to_device(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self._device, non_blocking=True)
+
+
+def seed_of_batch(seed: int, number: int) -> int:
+    """Seed of what a collate draws for a batch: apart from the model's own draws, which have ``seed`` itself."""
+    return (seed + 1 + number) % 2**63
+
+
+Reading: TypeAlias = InMemory | AsNeeded
+"""Batches of samples, from memory or as they are needed."""
+
+
+def reading(
+    held: Held, collate: Collating | None, device: "torch.device", seed: int = 0, *, training: bool = True
+) -> Reading:
+    """Reading of a client's samples, or of a test set.
+
+    Args:
+        held: pair in memory, or samples on demand.
+        collate: the run's collate, or None.
+        device: device of the batches.
+        seed: seed of what the collate draws.
+        training: False where a model is scored.
+    """
+    if collate is None and not isinstance(held, SamplesOnDemand):
+        return InMemory(held, device)
+    return AsNeeded(held, collate, device, seed, training=training)
+
+
+def called(module: "nn.Module", inputs: Tree) -> Any:
+    """Output of a model: of a tensor, of a dictionary by the names of its parameters, of a tuple in their order."""
+    if isinstance(inputs, Tensor):
+        return module(inputs)
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs)
+
+
+def with_parameters(module: "nn.Module", state: dict[str, Tensor], inputs: Tree) -> Any:
+    """Output of a model that has other parameters and buffers.
+
+    Args:
+        module: the model.
+        state: name → tensor; whatever the model sets is written into it.
+        inputs: inputs as :func:`called` takes them.
+    """
+    if isinstance(inputs, Tensor):
+        return functional_call(module, state, (inputs,))
+    if isinstance(inputs, dict):
+        return functional_call(module, state, (), inputs)
+    return functional_call(module, state, tuple(inputs))
