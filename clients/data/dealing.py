@@ -10,8 +10,9 @@ from pydantic import NonNegativeInt
 from fed.clients.data.arrays import tensor_of
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.frames import categories_of, is_frame, names_of, parted_by_name
+from fed.clients.data.held import Pair
 from fed.clients.data.load import deal
-from fed.clients.data.samples import Names, Pair, Samples
+from fed.clients.data.samples import Names, Samples
 from fed.config.document import Document
 from fed.config.registry import DataSection
 from fed.errors import InvalidData, InvalidExperiment

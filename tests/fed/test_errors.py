@@ -41,4 +41,4 @@ def test_the_place_of_an_error_is_the_users_own_line() -> None:
         pytest.raises(InvalidData, match=r"my source raised \w+: .*, at .*test_errors\.py:\d+: correct it"),
         users_errors_as(InvalidData, "my source"),
     ):
-        torch.nn.functional.mse_loss(torch.zeros(2), torch.zeros(2).tolist())
+        torch.nn.functional.mse_loss(torch.zeros(2), torch.zeros(2).tolist())  # type: ignore[arg-type]  # the mistake

@@ -10,7 +10,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from fed.clients.data.samples import Names, Pair, Samples
+from fed.clients.data.held import Pair
+from fed.clients.data.samples import Names, Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
 from fed.vectors.tensors import Tensor, torch
