@@ -4,6 +4,8 @@ Code is the source of a function or a class, or its bytecode where there is no s
 defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name, with the arguments
 that differ from its defaults, so that a later version may have more of them; of this package's without the module, so
 that its code may move from one module to another between a run's begin and its resumption.
+
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import hashlib
@@ -130,7 +132,7 @@ def _add_held(update: Callable[[Any], None], held: Held) -> None:
             continue
         for path, leaf in trees.named_leaves(part, "tree"):
             update(path.encode())
-            _add_tensors(update, [leaf.values_N, leaf.begins_E] if isinstance(leaf, Ragged) else [leaf])
+            _add_tensors(update, [leaf.values_T, leaf.begins_E] if isinstance(leaf, Ragged) else [leaf])
 
 
 def _add_tensors(update: Callable[[Any], None], tensors: Iterable[Tensor]) -> None:

@@ -306,7 +306,7 @@ class Preparation:
 
 def _shape_of_sample(leaf: trees.Leaf) -> list[int | None]:
     """Shape of one sample; None for a number of rows that differs from sample to sample."""
-    return [None, *leaf.values_N.shape[1:]] if isinstance(leaf, trees.Ragged) else list(leaf.shape[1:])
+    return [None, *leaf.values_T.shape[1:]] if isinstance(leaf, trees.Ragged) else list(leaf.shape[1:])
 
 
 def _collate_in_force(experiment: Experiment, data: FederatedData) -> Collating | None:

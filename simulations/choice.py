@@ -257,7 +257,7 @@ class _Arena:
 class _SharedRagged:
     """Samples of several lengths in memory that several processes see."""
 
-    values_N: SharedTensor
+    values_T: SharedTensor
     begins_E: SharedTensor
 
 
@@ -272,10 +272,10 @@ def _shared_leaf(parts: Sequence[Any]) -> SharedTensor | _SharedRagged:
         return SharedTensor(*parts)
     begins_E = torch.cat([part.lengths() for part in parts]).cumsum(0)
     begins_E = torch.cat([begins_E.new_zeros(1), begins_E])
-    return _SharedRagged(SharedTensor(*(part.values_N for part in parts)), SharedTensor(begins_E))
+    return _SharedRagged(SharedTensor(*(part.values_T for part in parts)), SharedTensor(begins_E))
 
 
 def _in_this_process(leaf: Any) -> trees.Leaf:
     if isinstance(leaf, SharedTensor):
         return leaf.tensor
-    return Ragged(leaf.values_N.tensor, leaf.begins_E.tensor)
+    return Ragged(leaf.values_T.tensor, leaf.begins_E.tensor)

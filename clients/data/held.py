@@ -1,4 +1,4 @@
-"""What a client holds: a pair (inputs, targets) of trees in memory, or samples that are read as they are needed.
+"""Samples of one client: a pair (inputs, targets) of trees in memory, or samples that are read as they are needed.
 
 Samples of any other kind, such as a map-style data set, derive from :class:`SamplesOnDemand`: training and evaluation
 then read the samples of a batch when it is their turn. Shapes: see :mod:`fed.vectors.layout`.
@@ -218,7 +218,7 @@ def is_real(leaf: Any) -> bool:
 
 def labels_of(targets: Tree) -> Tensor | None:
     """Values of targets that may be labels: of one tensor of integers, ragged or not; None for all others."""
-    leaf = targets.values_N if isinstance(targets, Ragged) else targets
+    leaf = targets.values_T if isinstance(targets, Ragged) else targets
     return leaf if isinstance(leaf, Tensor) and not is_real(leaf) else None
 
 

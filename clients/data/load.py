@@ -214,7 +214,8 @@ def _samples(source: object, kind: str) -> Samples:
         inputs, targets = as_pair(source)
         arrays = (np.ndarray, list)
         if isinstance(inputs, arrays) or isinstance(targets, arrays):
-            inputs, targets = torch.as_tensor(inputs), torch.as_tensor(targets)
+            inputs = torch.as_tensor(inputs)
+            targets = torch.as_tensor(targets)
         return Samples(inputs, targets)
     raise InvalidData(
         f"{kind} must return fed.clients.data.Samples, fed.FederatedData or a pair (inputs, targets), "

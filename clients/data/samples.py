@@ -175,7 +175,7 @@ def _check_lengths(pair: Any, owner: str) -> None:
 
 
 def _check_finite(leaf: Any, name: str, owner: str) -> None:
-    tensor: Tensor = leaf.values_N if isinstance(leaf, Ragged) else leaf
+    tensor: Tensor = leaf.values_T if isinstance(leaf, Ragged) else leaf
     if not is_real(tensor) or _all_finite(tensor):
         return
     # Looked for only now: to find it takes several passes.
@@ -235,7 +235,7 @@ def _is_alike_but_for_lengths(leaf: Any, expected: Any) -> bool:
 
 def _of_a_sample(leaf: Any) -> tuple[Any, ...]:
     """Shape of one sample; of a ragged leaf without the number of rows."""
-    return (..., *leaf.values_N.shape[1:]) if isinstance(leaf, Ragged) else tuple(leaf.shape[1:])
+    return (..., *leaf.values_T.shape[1:]) if isinstance(leaf, Ragged) else tuple(leaf.shape[1:])
 
 
 def pattern_of(held: Held) -> Pair:
@@ -253,7 +253,7 @@ def _emptied_sample(leaf: Tensor) -> Tensor:
 
 def _emptied(leaf: Any) -> Any:
     if isinstance(leaf, Ragged):
-        return Ragged(leaf.values_N[:0].clone(), leaf.begins_E[:1].clone())
+        return Ragged(leaf.values_T[:0].clone(), leaf.begins_E[:1].clone())
     return leaf[:0].clone()
 
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.func import functional_call
 
 from fed.clients.data.collate import Collating, batch_of
 from fed.clients.data.held import Held, SamplesOnDemand, size_of
@@ -150,7 +149,7 @@ def with_parameters(module: "nn.Module", state: dict[str, Tensor], inputs: Tree)
         inputs: inputs as :func:`called` takes them.
     """
     if isinstance(inputs, Tensor):
-        return functional_call(module, state, (inputs,))
+        return torch.func.functional_call(module, state, (inputs,))
     if isinstance(inputs, dict):
-        return functional_call(module, state, (), inputs)
-    return functional_call(module, state, tuple(inputs))
+        return torch.func.functional_call(module, state, (), inputs)
+    return torch.func.functional_call(module, state, tuple(inputs))

@@ -2,7 +2,7 @@
 
 A tree of samples has tensors [E, ...] and :class:`Ragged` as leaves, E samples in each; a tree of one sample or of a
 batch has tensors alone. None is the tree without leaves. Leaves have an order: that of a tuple, and the sorted keys of
-a dictionary. Shapes: see :mod:`fed.vectors.layout`; N, the rows of all samples of a ragged leaf.
+a dictionary. Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,17 +37,17 @@ class Ragged:
     """Samples of several lengths, [n_e, ...] each, in one tensor with the places where each begins.
 
     Args:
-        values_N: [N, ...], the rows of all samples, one sample after another.
-        begins_E: [E + 1], int64, the row at which each sample begins, from 0, and behind the last one N.
+        values_T: [T, ...], the rows of all samples, one sample after another.
+        begins_E: [E + 1], int64, the row at which each sample begins, from 0, and behind the last one T.
 
     Example:
         >>> words = Ragged.of([torch.tensor([3, 1]), torch.tensor([2]), torch.tensor([5, 5, 7])])
-        >>> len(words), words[2].tolist(), words.take(torch.tensor([2, 0])).values_N.tolist()
+        >>> len(words), words[2].tolist(), words.take(torch.tensor([2, 0])).values_T.tolist()
         (3, [5, 5, 7], [5, 5, 7, 3, 1])
     """
 
-    def __init__(self, values_N: Tensor, begins_E: Tensor) -> None:
-        self.values_N = values_N
+    def __init__(self, values_T: Tensor, begins_E: Tensor) -> None:
+        self.values_T = values_T
         self.begins_E = begins_E
 
     @classmethod
@@ -59,22 +59,22 @@ class Ragged:
     @property
     def dtype(self) -> "torch.dtype":
         """Type of the numbers."""
-        return self.values_N.dtype
+        return self.values_T.dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of the values."""
-        return self.values_N.nbytes
+        return self.values_T.nbytes
 
     def __len__(self) -> int:
         return len(self.begins_E) - 1
 
     def __getitem__(self, place: int) -> Tensor:
         begin, end = self.begins_E[place : place + 2].tolist()
-        return self.values_N[begin:end]
+        return self.values_T[begin:end]
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.values_N.split_with_sizes(self.lengths().tolist()))
+        return iter(self.values_T.split_with_sizes(self.lengths().tolist()))
 
     def lengths(self) -> Tensor:
         """Number of rows of each sample, [E]."""
@@ -85,20 +85,20 @@ class Ragged:
         lengths_E = self.lengths()[places_E]
         ends_E = lengths_E.cumsum(0)
         # Row r of the result stands as far behind its sample's first row as in the values.
-        shifts_N = (self.begins_E[places_E] - ends_E + lengths_E).repeat_interleave(lengths_E)
-        rows_N = torch.arange(len(shifts_N)) + shifts_N
-        return Ragged(self.values_N.index_select(0, rows_N), torch.cat([ends_E.new_zeros(1), ends_E]))
+        shifts_T = (self.begins_E[places_E] - ends_E + lengths_E).repeat_interleave(lengths_E)
+        rows_T = torch.arange(len(shifts_T)) + shifts_T
+        return Ragged(self.values_T.index_select(0, rows_T), torch.cat([ends_E.new_zeros(1), ends_E]))
 
     def slice(self, begin: int, end: int) -> "Ragged":
         """Samples ``begin`` … ``end`` − 1, as views."""
         begins_E = self.begins_E[begin : end + 1]
         if len(begins_E) == 0:
-            return Ragged(self.values_N[:0], begins_E.new_zeros(1))
-        return Ragged(self.values_N[int(begins_E[0]) : int(begins_E[-1])], begins_E - begins_E[0])
+            return Ragged(self.values_T[:0], begins_E.new_zeros(1))
+        return Ragged(self.values_T[int(begins_E[0]) : int(begins_E[-1])], begins_E - begins_E[0])
 
     def contiguous(self) -> "Ragged":
         """The same samples in contiguous memory."""
-        return Ragged(self.values_N.contiguous(), self.begins_E.contiguous())
+        return Ragged(self.values_T.contiguous(), self.begins_E.contiguous())
 
 
 Leaf: TypeAlias = Tensor | Ragged
@@ -258,7 +258,7 @@ def _concatenated(parts: Sequence[Leaf]) -> Leaf:
     ragged: list[Any] = [*parts]
     lengths_E = torch.cat([part.lengths() for part in ragged])
     begins_E = torch.cat([lengths_E.new_zeros(1), lengths_E.cumsum(0)])
-    return Ragged(torch.cat([part.values_N for part in ragged]), begins_E)
+    return Ragged(torch.cat([part.values_T for part in ragged]), begins_E)
 
 
 def contiguous(tree: Tree) -> Any:
