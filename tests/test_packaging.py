@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fed
+from fed.cli.doctor import EXTRAS
 from fed.wire.engines import FLOWER
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,6 +136,11 @@ def test_it_installs_into_an_empty_environment(source: Path, tmp_path: Path, bes
     # The variable reaches the isolated build, where the option does not.
     run(environment / "bin" / "python", *install, cwd=source, PIP_CONSTRAINT=str(source / "constraints.txt"))
     check(environment, beside_their_own)
+
+
+def test_doctor_has_a_purpose_for_each_extra() -> None:
+    for_developers = {"dev", "all-tests"}
+    assert EXTRAS.keys() == PROJECT["project"]["optional-dependencies"].keys() - for_developers
 
 
 def test_every_folder_of_modules_is_a_listed_package() -> None:

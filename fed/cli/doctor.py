@@ -14,9 +14,15 @@ import fed
 from fed.cli.tables import console
 from fed.processes.machine import usable_cores
 from fed.quantities import bytes_text
-from fed.wire.engines import FLOWER
 
-__all__ = ["examine"]
+__all__ = ["EXTRAS", "examine"]
+
+EXTRAS = {
+    "flower": "apps that fed flower-app writes",
+    "metrics": "metrics that are scikit-learn's, such as auroc",
+    "parquet": "tables as Parquet files",
+}
+"""What a user needs each extra of this package for; those for its own developers are left out."""
 
 
 def examine() -> int:
@@ -27,7 +33,7 @@ def examine() -> int:
     """
     shown = console()
     machine = Table(show_header=False, box=None)
-    packages = Table("package", "version", "needed")
+    packages = Table("package", "version", "needed", "for")
     devices, notes = _devices()
     for row in (
         ("fed", f"{fed.__version__} in {Path(fed.__file__).parent}"),
@@ -39,14 +45,17 @@ def examine() -> int:
     ):
         machine.add_row(*row)
     required = _required()
-    flower = Requirement(FLOWER)
-    for package in (*required, flower):
-        packages.add_row(package.name, _version(package.name) or "none", f"{package.specifier or 'any'}")
+    optional = {extra: _required(extra) for extra in EXTRAS}
+    for extra, needed in {"": required, **optional}.items():
+        for package in needed:
+            version = _version(package.name) or "none"
+            packages.add_row(package.name, version, f"{package.specifier or 'any'}", extra and f"extra {extra}")
     shown.print(machine)
     shown.print(packages)
-    missing = [*filter(None, map(_problem, required))]
-    if problem := _problem(flower):
-        notes.append(f"only apps that fed flower-app writes need Flower: {problem}")
+    missing = [f'{problem}: pip install "{_pinned(package)}"' for package in required if (problem := _problem(package))]
+    for extra, purpose in EXTRAS.items():
+        if problems := ", ".join(filter(None, map(_problem, optional[extra]))):
+            notes.append(f'only for {purpose}: {problems}: pip install "fed[{extra}]"')
     if shutil.which("git") is None:
         notes.append("git is missing: runs do not record the commit that they ran from")
     for line in (*missing, *notes):
@@ -56,23 +65,28 @@ def examine() -> int:
     return 1 if missing else 0
 
 
-def _required() -> list[Requirement]:
-    """The packages that fed requires, without its extras; none where it is not installed."""
+def _required(extra: str = "") -> list[Requirement]:
+    """Packages that fed requires, or that one of its extras adds; none where fed is not installed."""
     try:
-        needed = metadata.requires("fed") or []
+        needed = [Requirement(text) for text in metadata.requires("fed") or []]
     except metadata.PackageNotFoundError:
-        needed = []
-    return [package for package in map(Requirement, needed) if package.marker is None]
+        return []
+    if not extra:
+        return [package for package in needed if package.marker is None]
+    return [package for package in needed if package.marker is not None and package.marker.evaluate({"extra": extra})]
 
 
 def _problem(package: Requirement) -> str:
-    """A sentence with the remedy where a package is missing or of another version; else empty."""
+    """Words on a package that is missing or of another version; else empty."""
     found = _version(package.name)
     # A pre-release that is installed was the user's choice.
     if found is not None and package.specifier.contains(found, prereleases=True):
         return ""
-    what = "is missing" if found is None else f"is {found}, not {package.specifier}"
-    return f'{package.name} {what}: pip install "{package.name}{package.specifier}"'
+    return f"{package.name} {'is missing' if found is None else f'is {found}, not {package.specifier}'}"
+
+
+def _pinned(package: Requirement) -> str:
+    return f"{package.name}{package.specifier}"
 
 
 def _version(package: str) -> str | None:

@@ -335,8 +335,8 @@ def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (None, '• only apps that fed flower-app writes need Flower: flwr is missing: pip install "flwr==1.41.*"'),
-        ("1.4.1", ': flwr is 1.4.1, not ==1.41.*: pip install "flwr==1.41.*"'),
+        (None, '• only for apps that fed flower-app writes: flwr is missing: pip install "fed[flower]"'),
+        ("1.4.1", ': flwr is 1.4.1, not ==1.41.*: pip install "fed[flower]"'),
         ("1.41.7", "│ flwr "),
     ],
 )
@@ -350,7 +350,22 @@ def test_doctor_says_whether_flower_is_there(
     code, out, _ = run("doctor")
     assert code == 0
     assert said in out
-    assert ("pip install" in out) == (version != "1.41.7")
+    assert ('"fed[flower]"' in out) == (version != "1.41.7")
+
+
+def test_doctor_names_extras_that_are_missing_and_their_purpose(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fed.cli import doctor as cli_doctor
+
+    optional = {package.name: extra for extra in cli_doctor.EXTRAS for package in cli_doctor._required(extra)}
+    assert {"flower", "metrics", "parquet"} <= {*optional.values()}
+    known = cli_doctor._version
+    monkeypatch.setattr(cli_doctor, "_version", lambda package: None if package in optional else known(package))
+    code, out, _ = run("doctor")
+    assert code == 0
+    for package, extra in optional.items():
+        line = next(line for line in out.splitlines() if line.endswith(f': pip install "fed[{extra}]"'))
+        assert line.startswith(f"• only for {cli_doctor.EXTRAS[extra]}: ")
+        assert f"{package} is missing" in line
 
 
 def test_doctor_names_what_a_gpu_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
