@@ -10,6 +10,7 @@ Example:
     2
 """
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,10 @@ from fed.version import __version__ as __version__
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "pyproject.toml").is_file() and (_checkout / "aggregators" / "__init__.py").is_file():
     __path__.insert(0, str(_checkout))
+
+# Before gRPC is loaded, which reads it once: it would write a line of its own beside each of our sentences on a port or
+# a certificate, and thousands of lines a second on what strangers do to a port.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 if TYPE_CHECKING:
     from fed import aggregators as aggregators

@@ -93,8 +93,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(_NEW_OBJECTS)
     _append_working_folder()
     _prepare_streams()
-    # Before gRPC is loaded: it would write what strangers do to its ports, thousands of lines a second.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
         sys.stdout.flush()  # while a closed pipe can still be told from a failure

@@ -32,6 +32,16 @@ WRONG_NAME = ("Hostname Verification Check failed", "not match")
 WRONG_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
 """Word of gRPC about a certificate of another authority."""
 
+_PLAINLY = {
+    "Connection refused": "nothing listens there",
+    "WRONG_VERSION_NUMBER": "it answers without TLS: does another program listen there, or a server with --insecure?",
+    "No route to host": "no route leads to that machine",
+    "Network is unreachable": "this machine has no network",
+    "Domain name not found": "no machine is known by that name",
+    "DNS resolution failed": "no machine is known by that name",
+}
+"""Word of gRPC about a call that failed → what it means to a user."""
+
 Outbox: TypeAlias = queue.Queue[FromNode | None]
 
 
@@ -194,18 +204,20 @@ class Dialler(ABC):
         elif any(part in words for part in WRONG_NAME):
             host = self.server.rpartition(":")[0].strip("[]")
             self.problem = RunFailed(
-                f"{self.server} shows a certificate that does not name {host}: {words}; dial the server by a name "
-                f"that its certificate has, or give it one that names this one too (fed keys server DIR --host {host})"
+                f"{self.server} shows a certificate that does not name {host}: dial the server by a name that its "
+                f"certificate has, or give it one that names this one too (fed keys server DIR --host {host})"
             )
         elif WRONG_AUTHORITY in words:
             self.problem = RunFailed(
-                f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
-                "address, and are the credentials of the same authority?"
+                f"{self.server} is not the server that this node's authority certifies: is it the right address, and "
+                "are the credentials of the same authority?"
             )
 
 
 def words_of(error: Exception) -> str:
     """Reason for which a call broke off, for a log."""
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name.lower().replace('_', ' ')}: {one_line(error.details() or '')}"
-    return str(error)
+    if not isinstance(error, grpc.RpcError):
+        return str(error)
+    details = one_line(error.details() or "")
+    meaning = next((plain for word, plain in _PLAINLY.items() if word in details), None)
+    return meaning or f"{error.code().name.lower().replace('_', ' ')}: {details}"

@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _MOST_NODES = 100_000
 _MOST_OWED = 16  # answers in sessions that a node may send at once without using its allowance
+_REPLACED = (3, 30, 300)
+"""Numbers of a node's connections that another one has replaced before it ended, at which the log says so."""
+_TWICE = "another connection came in your name; if that goes on, a second node uses it: give each node a name of its own"
 _UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
 
 
@@ -66,6 +69,7 @@ class Node:
         unasked: allowance of messages that it was not asked for.
         outbox: queue of messages to it; None while it does not attend.
         owed: number of answers in sessions that it was asked for, and has not sent.
+        replaced: number of its connections that another one has replaced before they ended.
     """
 
     client: int | str
@@ -73,6 +77,7 @@ class Node:
     unasked: Allowance
     outbox: "asyncio.Queue[pb.ToNode] | None" = None
     owed: int = 0
+    replaced: int = 0
 
 
 class SessionMessage(NamedTuple):
@@ -349,7 +354,15 @@ class NodeService:
             raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it has joined too often in a short time")
         if node.outbox is not None:
             # A dead connection may not have been noticed yet.
-            node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason="another connection came in your name")))
+            node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason=_TWICE)))
+            node.replaced += 1
+            if node.replaced in _REPLACED:
+                _log.warning(
+                    "client %r has dialled in %d times while it was connected: does a second node use its name? "
+                    "give each a name of its own",
+                    client,
+                    node.replaced,
+                )
             self._drop_examination(client)
         # It may have been started again with other data.
         node.samples = joining.samples

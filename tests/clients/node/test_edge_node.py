@@ -466,22 +466,77 @@ def test_a_training_process_may_die_of_a_task_once(tmp_path: Path, deaths: int, 
     assert len(server.delivered) == (0 if reason else 1)
 
 
-def test_a_server_whose_certificate_has_another_name_ends_the_node(tmp_path: Path) -> None:
+@pytest.fixture
+def server_credentials(tmp_path: Path) -> ServerCredentials:
+    """Those of a server that no machine's name fits."""
     authority = Authority.create(tmp_path / "keys", hosts=["fed.example.org"])
     authority.issue("0")
+    return ServerCredentials.load(tmp_path / "keys")
+
+
+def said_of(folder: Path, authority: Path, credentials: ServerCredentials | None, until: threading.Event) -> str:
+    """Sentence with which a node of an authority ends that dials a server with or without certificates."""
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    port = server.add_secure_port("127.0.0.1:0", ServerCredentials.load(tmp_path / "keys").for_listening())
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials.for_listening())
     server.start()
-    credentials = NodeCredentials.load(tmp_path / "keys" / "nodes" / "0").for_dialling()
+    own = NodeCredentials.load(authority / "nodes" / "0").for_dialling()
     training: Any = Training()
-    node = EdgeNode(f"127.0.0.1:{port}", credentials, "0", 0, training, tmp_path / "files")
-    stopped = threading.Event()
-    limit = threading.Timer(BOUND_S, stopped.set)
+    node = EdgeNode(f"127.0.0.1:{port}", own, "0", 0, training, folder / "files")
+    limit = threading.Timer(BOUND_S, until.set)
     limit.start()
-    with pytest.raises(RunFailed, match=r"does not name 127.0.0.1: .*; .*fed keys server DIR --host 127.0.0.1"):
-        node.run(stopped=stopped)
-    limit.cancel()
-    server.stop(0).wait()
+    try:
+        return node.run(stopped=until)
+    except RunFailed as error:
+        return str(error).replace(str(port), "PORT")
+    finally:
+        limit.cancel()
+        server.stop(0).wait()
+
+
+def test_a_server_whose_certificate_has_another_name_ends_the_node(
+    tmp_path: Path, server_credentials: ServerCredentials
+) -> None:
+    assert said_of(tmp_path, tmp_path / "keys", server_credentials, threading.Event()) == (
+        "127.0.0.1:PORT shows a certificate that does not name 127.0.0.1: dial the server by a name that its "
+        "certificate has, or give it one that names this one too (fed keys server DIR --host 127.0.0.1)"
+    )
+
+
+def test_a_foreign_authority_is_told_in_our_words_alone(
+    tmp_path: Path, server_credentials: ServerCredentials, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Authority.create(tmp_path / "others").issue("0")
+    assert said_of(tmp_path, tmp_path / "others", server_credentials, threading.Event()) == (
+        "127.0.0.1:PORT is not the server that this node's authority certifies: is it the right address, and are the "
+        "credentials of the same authority?"
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_server_without_tls_is_told_in_our_words(
+    tmp_path: Path, server_credentials: ServerCredentials, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stopped = threading.Event()
+
+    class Stopping(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "cannot be reached" in record.getMessage():
+                stopped.set()
+
+    handler = Stopping()
+    logging.getLogger("fed").addHandler(handler)
+    try:
+        said_of(tmp_path, tmp_path / "keys", None, stopped)
+    finally:
+        logging.getLogger("fed").removeHandler(handler)
+    assert (
+        "cannot be reached (it answers without TLS: does another program listen there, or a server with --insecure?); "
+        "trying again"
+    ) in caplog.text
 
 
 def test_a_node_begins_with_an_empty_folder(tmp_path: Path) -> None:

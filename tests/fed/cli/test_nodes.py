@@ -1,6 +1,9 @@
 """``fed server`` and ``fed client``: what they refuse, and what they say would leave a node."""
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -190,3 +193,25 @@ def test_a_node_goes_by_the_name_in_its_certificate(folder: Path, capsys: pytest
 def test_an_algorithm_that_needs_no_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "experiment.yaml", "--insecure", "--set", "algorithm=dpsgd", "--output", "run"]) == 2
     assert "a deployment needs clients that report to a coordinator, got algorithm dpsgd" in capsys.readouterr().err
+
+
+def test_grpc_writes_nothing_of_its_own_beside_our_sentences(folder: Path) -> None:
+    program = """
+import asyncio, socket
+import fed
+from fed.errors import InvalidInput
+from fed.processes.clock import SYSTEM_CLOCK
+from fed.wire.listening import Listening
+
+other = socket.create_server(("127.0.0.1", 0))
+address = f"127.0.0.1:{other.getsockname()[1]}"
+handler = fed.wire.listening.grpc.method_handlers_generic_handler("of a test", {})
+try:
+    asyncio.run(Listening(SYSTEM_CLOCK).begin(address, handler, None, "the server"))
+except InvalidInput as error:
+    print(str(error)[:24])
+"""
+    unset = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=unset, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("the server cannot listen\n", "")

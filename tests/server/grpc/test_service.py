@@ -358,6 +358,22 @@ async def test_a_node_that_is_revoked_loses_its_task_at_once(tmp_path: Path) -> 
 
 
 @during
+async def test_server_says_that_two_nodes_share_a_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(tmp_path)
+    streams = []
+    for _ in range(5):  # as two processes do, each of which dials again when the other has taken its connection
+        call = Call()
+        streams.append(asyncio.create_task(server.service.Attend(None, call)))
+        await call.say(FromNode(joining=Wire(1, "ann").joining()))
+    warned = [record.getMessage() for record in caplog.records if "second node" in record.getMessage()]
+    assert warned == [
+        "client 'ann' has dialled in 3 times while it was connected: does a second node use its name? give each a "
+        "name of its own"
+    ]
+    streams[-1].cancel()
+
+
+@during
 async def test_returning_node_learns_missing_and_withdrawn_tasks(tmp_path: Path) -> None:
     server = Server(tmp_path)
     over, earlier = TaskId(start=1, number=1), TaskId(start=9, number=2)
@@ -367,11 +383,13 @@ async def test_returning_node_learns_missing_and_withdrawn_tasks(tmp_path: Path)
         streams.append(asyncio.create_task(server.service.Attend(None, call)))
         await call.say(FromNode(joining=Wire(1, "ann").joining(held=held)))
         await call.say(FromNode(heartbeat={}))
+    told_to_both = calls[0].told[-1].farewell.reason
+    assert told_to_both.endswith("a second node uses it: give each node a name of its own")
     assigned = [[message.assignment.task for message in call.told if message.HasField("assignment")] for call in calls]
     withdrawn = [[message.withdrawal.task for message in call.told if message.HasField("withdrawal")] for call in calls]
     assert assigned == [[TASK], [], [TASK]]
     assert withdrawn == [[], [], [over, earlier]]
-    assert [call.told[-1].farewell.reason for call in calls[:2]] == ["another connection came in your name"] * 2
+    assert [call.told[-1].farewell.reason for call in calls[:2]] == [told_to_both] * 2
     assert not any(call.told[-1].farewell.is_final for call in calls[:2])
     assert [stream.done() for stream in streams] == [True, True, False]
     streams[-1].cancel()
