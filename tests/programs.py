@@ -98,7 +98,8 @@ def started(
     Args:
         arguments: arguments that follow ``fed``.
         log: file of all that it says.
-        settings: seconds of its patience by their names; under ``dies_at``, the phase of a session that kills it.
+        settings: seconds of its patience by their names; under ``dies_at``, the phase of a session that kills it;
+            ``is_in_background``, to begin it with SIGINT ignored, as a shell's script does with a job.
         prefix: command that starts it.
     """
     if _forks_commands and not prefix:
@@ -130,6 +131,8 @@ def run_command(arguments: Sequence[str], settings: Mapping[str, Any]) -> None:
         from tests.server.dying import die_at
 
         die_at(settings["dies_at"])
+    if settings.get("is_in_background"):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.argv = ["fed", *arguments]
     sys.exit(main())
 

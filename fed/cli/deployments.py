@@ -86,7 +86,9 @@ def running(command: str, name: str, options: RunOptions) -> Iterator[tuple[Line
     shown = display()
     # A server or a peer runs for days without anyone at the terminal: its log is all there is to read.
     say_all(shown)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
+    # A service manager's stop ends it as Ctrl-C does. And a shell starts background jobs with SIGINT ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     with folder(name, options.resume or options.output, options.overwrite) as directory, shown.running():
         try:
             yield shown, directory

@@ -53,6 +53,8 @@ def topology(
     if picture is not None and picture.suffix.lower() not in _PICTURES:
         raise InvalidInput(f"--picture {picture} must end in .svg, .png or .pdf: give another name")
     section, made = _made(kind, peers, settings or [])
+    if picture is not None:
+        _draw(made, picture)  # first: the reader of what is printed may leave before its end, as head does
     out = console()
     out.print(f"{kind}: {cited(summary(section.target))[0]}", markup=False)
     if peers <= _DRAWN:
@@ -61,12 +63,14 @@ def topology(
             out.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
     out.print()
     show_facts(_told(_facts_of(made), made))
-    if picture is not None:
-        from fed.reports.graphs import write
-
-        with os_errors_as(InvalidInput, f"--picture {picture} cannot be written", "give another file"):
-            write(made.graph(1), picture)
     return None
+
+
+def _draw(made: "Topology", picture: Path) -> None:
+    from fed.reports.graphs import write
+
+    with os_errors_as(InvalidInput, f"--picture {picture} cannot be written", "give another file"):
+        write(made.graph(1), picture)
 
 
 def _list() -> None:

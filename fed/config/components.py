@@ -109,6 +109,11 @@ class Family(Generic[_Section]):
     of_functions: bool = False
     arguments: int = 2
 
+    @property
+    def has_none(self) -> bool:
+        """True if a kind of the family is ``none``, for which a file may write null."""
+        return "none" in self.builtin
+
     @cache  # noqa: B019  # families last as long as the program
     def section(self, kind: str) -> type[_Section]:
         """Section that a kind's keys are checked against.
@@ -152,6 +157,8 @@ class Family(Generic[_Section]):
             return self._section_of(value)
         if self.of_functions and callable(value):
             return self._section_of_callable(value)
+        if value is None and self.has_none:
+            value = "none"
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, dict):
@@ -214,8 +221,9 @@ class Family(Generic[_Section]):
         pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
         users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
         names = {"enum": list(self.builtin), "type": "string", "description": "A kind, with its defaults."}
+        nothing = [{"type": "null", "description": "The kind none."}] if self.has_none else []
         # Not oneOf: a section without a kind fits more than one.
-        return {"anyOf": [names, *choices, users] if choices else [pattern, users]}
+        return {"anyOf": [names, *choices, users, *nothing] if choices else [pattern, users]}
 
     def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         section = self.section(kind)

@@ -35,6 +35,7 @@ WRONG_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
 _PLAINLY = {
     "Connection refused": "nothing listens there",
     "WRONG_VERSION_NUMBER": "it answers without TLS: does another program listen there, or a server with --insecure?",
+    "Socket closed": "it has closed the connection, as a server does that asks for a certificate of its authority",
     "No route to host": "no route leads to that machine",
     "Network is unreachable": "this machine has no network",
     "Domain name not found": "no machine is known by that name",

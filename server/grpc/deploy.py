@@ -31,7 +31,7 @@ def serve(
     experiment: Experiment,
     *,
     listen: str,
-    output: Path,
+    output: str | Path,
     credentials: "ServerCredentials | None" = None,
     min_nodes: int = 1,
     overwrite: bool = False,
@@ -65,6 +65,7 @@ def serve(
         InvalidInput: if the experiment cannot be deployed, or nothing can listen there.
         RunFailed: if the run cannot go on.
     """
+    output = Path(output)
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     deployment = Deployment(experiment, credentials.identities if credentials else None)
     with folder.held():

@@ -36,7 +36,9 @@ _MOST_NODES = 100_000
 _MOST_OWED = 16  # answers in sessions that a node may send at once without using its allowance
 _REPLACED = (3, 30, 300)
 """Numbers of a node's connections that another one has replaced before it ended, at which the log says so."""
-_TWICE = "another connection came in your name; if that goes on, a second node uses it: give each node a name of its own"
+_TWICE = (
+    "another connection came in your name; if that goes on, a second node uses it: give each node a name of its own"
+)
 _UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
 
 

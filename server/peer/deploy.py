@@ -37,7 +37,7 @@ def take_part(
     own: NodeData,
     setup: PeerSetup,
     *,
-    output: Path,
+    output: str | Path,
     overwrite: bool = False,
     resume: bool = False,
     on_listen: Callable[[int | None], None] | None = None,
@@ -63,6 +63,7 @@ def take_part(
         InvalidInput: if the experiment cannot run among peers, or nothing can listen there.
         RunFailed: if the run cannot go on.
     """
+    output = Path(output)
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     prepared = _prepared(experiment, own, client_id_of(setup.name))
     check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)

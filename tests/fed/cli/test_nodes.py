@@ -1,6 +1,7 @@
 """``fed server`` and ``fed client``: what they refuse, and what they say would leave a node."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from fed.errors import InvalidInput
 from fed.identity.credentials import hold_to_loopback
 from fed.protocol import protocol_pb2
 from fed.server.grpc.deploy import serve
+from tests.programs import started
+from tests.server.deployed import wait_for
 
 EXPERIMENT = "{data: {kind: digits, clients: 2}, model: {kind: logistic}}"
 ELSEWHERE = ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "example.org:1", "127.0.0.1.example.org:1", "unix:/tmp/x:1", "*:1"]
@@ -47,7 +50,7 @@ def test_without_certificates_nothing_leaves_this_machine(
         assert main(command) == 2
         assert "loopback addresses alone" in capsys.readouterr().err
     with pytest.raises(InvalidInput, match="loopback addresses alone"):
-        serve(Experiment(model={"kind": "logistic"}), listen=address, output=folder / "run")
+        serve(Experiment(model={"kind": "logistic"}), listen=address, output=str(folder / "run"))
     with pytest.raises(InvalidInput, match="loopback addresses alone"):
         EdgeNode(address, None, "ann", "ann", None, folder)._channel()  # type: ignore[arg-type]
 
@@ -215,3 +218,16 @@ except InvalidInput as error:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=unset, capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("the server cannot listen\n", "")
+
+
+def test_a_server_in_the_background_obeys_an_interrupt(folder: Path) -> None:
+    log = folder / "log"
+    command = ["server", str(folder / "experiment.yaml"), "--listen", "127.0.0.1:0", "--insecure"]
+    server = started([*command, "--output", str(folder / "run")], log, {"is_in_background": True})
+    try:
+        wait_for(lambda: "listening" in log.read_text(), "the server")
+        os.kill(server.pid, signal.SIGINT)
+        assert server.wait(30) == 130
+    finally:
+        server.kill()
+    assert log.read_text().splitlines()[-1].startswith("stopped; fed server --resume")

@@ -1,6 +1,8 @@
 """``fed topology``: the list, and one graph with its facts, its sketch and its picture."""
 
+import contextlib
 import math
+import os
 import re
 from pathlib import Path
 
@@ -83,6 +85,15 @@ def broken(peers):
     assert main(["topology", "python:wheels:broken", "6"]) == 2
     problem = "ZeroDivisionError: division by zero: correct it"
     assert capsys.readouterr().err == f"error: python:wheels:broken must make a graph of 6 peers, got {problem}\n"
+
+
+def test_picture_is_whole_when_the_reader_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiving, sending = os.pipe()
+    os.close(receiving)
+    with os.fdopen(sending, "w") as pipe, contextlib.suppress(BrokenPipeError):
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert main(["topology", "ring", "8", "--picture", str(tmp_path / "ring.svg")]) == 1
+    assert (tmp_path / "ring.svg").read_text().endswith("</svg>\n")
 
 
 @pytest.mark.parametrize(("name", "head"), [("a.svg", b"<?xml"), ("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF")])

@@ -55,12 +55,18 @@ def test_example_points_to_the_schema_that_accepts_it(path: Path) -> None:
     assert best_match(Draft202012Validator(schema).iter_errors(yaml.load(path))) is None
 
 
+def test_no_two_examples_share_a_name() -> None:
+    names = [yaml.load(path).get("name") for path in sorted(EXAMPLES.rglob("*.yaml"))]
+    assert len({*names}) == len(names)
+
+
 ACCEPTED: dict[str, dict[str, Any]] = {
     "nothing given": {},
     "kind left to its default": {"rounds": {"count": 3}},
     "a whole number for a number": {"local": {"lr": 1}},
     "data given in Python": {"data": None, "model": None},
     "a kind in a kind": {"data": {"kind": "digits", "partition": {"kind": "dirichlet", "alpha": 0.1}}},
+    "null for a kind that is none": {"error_feedback": None},
     "peers": {"algorithm": {"kind": "dpsgd"}, "topology": {"kind": "exponential"}},
 }
 REFUSED: dict[str, dict[str, Any]] = {
@@ -87,6 +93,10 @@ def test_schema_refuses_what_the_framework_refuses(keys: dict[str, Any]) -> None
     with pytest.raises(InvalidExperiment):
         fed.Experiment(**keys)
     assert not experiment_schema().is_valid(keys)
+
+
+def test_null_is_the_kind_none() -> None:
+    assert fed.Experiment(error_feedback=None) == fed.Experiment(error_feedback="none") == fed.Experiment()
 
 
 def test_schema_accepts_every_value_in_force() -> None:
