@@ -20,9 +20,8 @@ __all__ = ["EXTRAS", "examine"]
 EXTRAS = {
     "flower": "apps that fed flower-app writes",
     "metrics": "metrics that are scikit-learn's, such as auroc",
-    "parquet": "tables as Parquet files",
 }
-"""What a user needs each extra of this package for; those for its own developers are left out."""
+"""Purpose of each extra of this package; those for its own developers are left out."""
 
 
 def examine() -> int:

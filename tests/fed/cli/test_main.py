@@ -357,7 +357,7 @@ def test_doctor_names_extras_that_are_missing_and_their_purpose(run: Run, monkey
     from fed.cli import doctor as cli_doctor
 
     optional = {package.name: extra for extra in cli_doctor.EXTRAS for package in cli_doctor._required(extra)}
-    assert {"flower", "metrics", "parquet"} <= {*optional.values()}
+    assert {"flower", "metrics"} <= {*optional.values()}
     known = cli_doctor._version
     monkeypatch.setattr(cli_doctor, "_version", lambda package: None if package in optional else known(package))
     code, out, _ = run("doctor")
