@@ -366,10 +366,8 @@ async def test_server_says_that_two_nodes_share_a_name(tmp_path: Path, caplog: p
         streams.append(asyncio.create_task(server.service.Attend(None, call)))
         await call.say(FromNode(joining=Wire(1, "ann").joining()))
     warned = [record.getMessage() for record in caplog.records if "second node" in record.getMessage()]
-    assert warned == [
-        "client 'ann' has dialled in 3 times while it was connected: does a second node use its name? give each a "
-        "name of its own"
-    ]
+    assert len(warned) == 1
+    assert warned[0].startswith("client 'ann' has dialled in 3 times while it was connected: does a second node use")
     streams[-1].cancel()
 
 
