@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fed.aggregators.base import Aggregator, Phase
 from fed.aggregators.client_side import first_client_state, format_of
 from fed.aggregators.peer_rule import PeerRule
+from fed.clients.casting import fitted, what_was_cast, with_labels
 from fed.clients.checks import (
     check_batch_norm,
     check_labels,
@@ -65,6 +66,7 @@ class Preparation:
         collate: function that makes batches of samples; None: they are stacked.
         inputs: arguments of the experiment's model; None where another model was given.
         module: the first model.
+        casting: sentence on the types to which samples were cast, for the log; empty where none were.
         algorithm: algorithm of the experiment.
         phases: phases of local training, one after another.
         layout: layout of the model, private parts last.
@@ -239,18 +241,25 @@ class Preparation:
         """Module initialised from its own stream, and checked against the data."""
         # Before the model is made: targets decide how many outputs it has.
         check_targets(self.data, self.loss)
+        before = pattern_of(self.data.read(self.data.clients[0]))
+        # Now, since a built-in model is made for the number of classes.
+        self.data = with_labels(self.data) if self.loss is cross_entropy else self.data
         # On the CPU, so that the first model has the same bits whatever device trains it.
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
-            if isinstance(model, nn.Module):
+            if model is None:
+                made = self._built_in(experiment)
+            elif isinstance(model, nn.Module):
                 made = model
             else:
                 with users_errors_as(InvalidModel, "the model's factory"):
-                    made = self._built_in(experiment) if model is None else model()
+                    made = model()
             module = own_copy(made)
             if experiment.fixed is not None:
                 read_fixed_part(Path(experiment.fixed.path).expanduser(), module)
             self._fix(module)  # only now: the file need not hold what the algorithm fixes
             tried = copy.deepcopy(module)  # forward passes may leave tensors in it that cannot be copied
+            self.data = fitted(self.data, tried, self.loss, self.collate)
+            self.casting = what_was_cast(before, pattern_of(self.data.read(self.data.clients[0])))
             classes = check_model(tried, self.data, self.loss, self.metrics, self.collate)
         check_trained_part(module, tried)
         if self.loss is cross_entropy:
@@ -279,8 +288,11 @@ class Preparation:
         # Kept for Run.load, which builds the model again without the data.
         shape = trees.mapped(_shape_of_sample, inputs)
         dtype = str(trees.leaves(inputs)[0].dtype).removeprefix("torch.")
+        if self.data.is_from_arrays and dtype == "float64":
+            dtype = "float32"  # float64 is merely what arrays and frames have
         self.inputs = ModelInputs(shape, outputs, dtype)
-        return self.inputs.make(section)
+        with users_errors_as(InvalidModel, f"the model's factory {section.kind}"):
+            return self.inputs.make(section)
 
     def _stages(self, experiment: Experiment) -> tuple[Stage, ...]:
         stages = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())

@@ -111,6 +111,8 @@ def simulate(
         # Before the folder is touched, so that bad input costs no earlier run.
         simulation = Simulation(experiment, data, model, loss, metric)
         _log.info("training: %s", simulation.batching)
+        if simulation.prepared.casting:
+            _log.info("%s", simulation.prepared.casting)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
         parts = None
         kept = None

@@ -7,17 +7,20 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed.clients.data.frames import FrameColumn, columns_of, is_column, is_frame
+from fed.clients.data.held import as_tree
 from fed.errors import InvalidData, first_line
+from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
+from fed.vectors.trees import Ragged, Tree
 
-__all__ = ["tensor_of"]
+__all__ = ["brings_tensors", "tensor_of", "tree_of"]
 
 _FILL = "drop the row with dropna(), or fill it with fillna()"
 _ENCODE = "make columns of numbers with pandas.get_dummies, or leave the column out"
@@ -65,6 +68,38 @@ def tensor_of(brought: object, owner: str, *, are_targets: bool = False) -> Tens
     if is_list and array.dtype == np.float64:
         array = array.astype(str(torch.get_default_dtype()).removeprefix("torch."))
     return _shared(_checked(array, place), place)
+
+
+def tree_of(given: Any, owner: str, *, are_targets: bool = False) -> Tree:
+    """A tree of tensors, of a tree whose leaves are what people have.
+
+    Args:
+        given: tree of tensors, arrays, frames, columns or lists.
+        owner: name of the values in errors, such as "inputs of client 3".
+        are_targets: True if the codes of a column of categories may stand for it.
+
+    Raises:
+        InvalidData: if a leaf is no numbers.
+    """
+    return trees.mapped(lambda leaf: _leaf(leaf, owner, are_targets=are_targets), as_tree(given))
+
+
+def _leaf(leaf: Any, owner: str, *, are_targets: bool) -> Any:
+    return leaf if isinstance(leaf, Tensor | Ragged) else tensor_of(leaf, owner, are_targets=are_targets)
+
+
+def brings_tensors(given: Any) -> bool:
+    """True if a tree holds floating numbers that are PyTorch's own, and so of a type that was meant.
+
+    Example:
+        >>> brings_tensors({"a": torch.zeros(3)}), brings_tensors(np.zeros(3)), brings_tensors([torch.zeros(3)])
+        (True, False, True)
+    """
+    if isinstance(given, Mapping):
+        return any(map(brings_tensors, given.values()))
+    if isinstance(given, tuple | list):
+        return any(map(brings_tensors, given[:1] if isinstance(given, list) else given))
+    return isinstance(given, Tensor | Ragged) and given.dtype.is_floating_point
 
 
 class _Place(NamedTuple):

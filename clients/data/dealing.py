@@ -7,12 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import NonNegativeInt
 
-from fed.clients.data.arrays import tensor_of
 from fed.clients.data.federated import FederatedData
-from fed.clients.data.frames import categories_of, is_frame, names_of, parted_by_name
-from fed.clients.data.held import Pair
-from fed.clients.data.load import deal
-from fed.clients.data.samples import Names, Samples
+from fed.clients.data.load import deal, samples_of
 from fed.config.document import Document
 from fed.config.registry import DataSection
 from fed.errors import InvalidData, InvalidExperiment
@@ -29,7 +25,7 @@ def partition(
     clients: int | None = None,
     seed: int = 0,
     test_fraction: float = 0.2,
-    test: Pair | None = None,
+    test: Any = None,
     columns: Mapping[str, ArrayLike] | None = None,
     classes: int | None = None,
     **keys: Any,
@@ -37,14 +33,16 @@ def partition(
     """Deal samples to clients, and hold some out as a test set: the same bits as from an experiment's ``data`` section.
 
     Args:
-        inputs: tensor or NumPy array [E, ...], a list of numbers, or a pandas, polars or Arrow frame of E rows.
+        inputs: tensor or NumPy array [E, ...], a list of numbers, a pandas, polars or Arrow frame of E rows, a tree of
+            them; or a map-style data set of PyTorch or Hugging Face, whose samples are read when they are needed.
         targets: the same, one value a sample; or, of a frame, the name of its column of targets, or a list of several:
             all other columns are inputs. A column of categories gives the codes as labels, and names to the classes.
+            None for a data set whose samples are pairs; where they are dictionaries, the name of the target there.
         kind: kind of partition, such as ``iid``, ``dirichlet``, ``shards`` or ``natural``; all are in the reference.
         clients: number of clients, 100 unless given; for ``natural`` those with the most samples, all unless given.
         seed: seed of all draws, as an experiment's ``seed``.
         test_fraction: share of samples that is held out to test on, in [0, 1), unless ``test`` is given.
-        test: (inputs, targets) to test on.
+        test: samples to test on, a pair (inputs, targets) or a data set.
         columns: further values of each sample, [E] each, by name: ``client`` names its holder for ``natural``, any
             other serves ``hash``, ``range`` and ``rank`` as their ``by``.
         classes: number of classes; one more than the largest label unless given.
@@ -67,7 +65,8 @@ def partition(
     sections: dict[str, Any] = {"data": section, "seed": seed}
     try:
         asked = _Asked(**sections)
-        samples = _samples(inputs, targets, test=test, columns=columns or {}, classes=classes)
+        further = {name: np.asarray(column) for name, column in (columns or {}).items()}
+        samples = samples_of(inputs, targets, test=test, columns=further, classes=classes)
         return deal(samples, asked.data, Streams(asked.seed))
     except (InvalidData, InvalidExperiment) as error:
         # Names of an experiment's keys become those of the arguments here.
@@ -86,19 +85,3 @@ class _Asked(Document):
 
     data: _Given
     seed: NonNegativeInt
-
-
-def _samples(
-    inputs: Any, targets: Any, *, test: Pair | None, columns: Mapping[str, ArrayLike], classes: int | None
-) -> Samples:
-    if is_frame(inputs) and isinstance(targets, str | list):
-        inputs, targets = parted_by_name(inputs, targets, "the data")
-    labels = categories_of(targets)
-    return Samples(
-        tensor_of(inputs, "inputs"),
-        tensor_of(targets, "targets", are_targets=True),
-        test=test,
-        columns={name: np.asarray(column) for name, column in columns.items()},
-        classes=len(labels) or None if classes is None else classes,
-        names=Names((*names_of(inputs), *names_of(targets)), labels) if is_frame(inputs) else Names(),
-    )

@@ -7,10 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from fed.clients.data.held import Held, Pair, SamplesOnDemand, as_pair, joined, labels_of, size_of
+from fed.clients.data.brought import (
+    TargetNames,
+    are_from_arrays,
+    common_types,
+    held_of,
+    in_types,
+    names_of_samples,
+)
+from fed.clients.data.held import Held, Pair, SamplesOnDemand, joined, labels_of, size_of
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Names, check_alike, check_classes, check_pair, pattern_of
 from fed.errors import InvalidData
+from fed.vectors import trees
 
 __all__ = ["FederatedData"]
 
@@ -37,6 +46,8 @@ class FederatedData:
             Beside data on demand it may be on demand too. None: clients hold out a share of what they train on.
         collate: function that makes a batch of a list of samples, as :mod:`fed.clients.data.collate` says; None: that
             of the experiment, or samples of one shape are stacked.
+        targets: name of the targets, or a list of several names, where clients hold frames with a column of targets, or
+            data sets whose samples are dictionaries. All else there is inputs.
 
     Raises:
         InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
@@ -60,8 +71,12 @@ class FederatedData:
     names: Names = field(default_factory=Names)
     client_tests: Mapping[Any, Any] | None = None
     collate: Callable[..., Any] | None = None
+    targets: TargetNames = None
     clients: Sequence[ClientId] = field(init=False, repr=False, compare=False)
     """The ids of all clients, in order."""
+    is_from_arrays: bool | None = field(default=None, repr=False, kw_only=True)
+    """True where inputs came as arrays, frames or lists, whose float64 nobody has chosen; None: found from them."""
+    _of_frames: Names | None = field(default=None, repr=False, kw_only=True)  # of the first client's frame
     _are_labels: bool = field(default=False, repr=False, kw_only=True)
     _like: Pair | None = field(default=None, init=False, repr=False, compare=False)  # the first client's, emptied
 
@@ -75,13 +90,22 @@ class FederatedData:
             raise InvalidData("data must have at least one client, got none")
         clients = self.train.clients if isinstance(self.train, ClientsOnDemand) else tuple(self.train)
         object.__setattr__(self, "clients", clients)
-        if isinstance(self.train, dict):
-            object.__setattr__(self, "train", _as_pairs(self.train))
         # The first client on demand is the pattern for all others, which are read when they are needed.
+        first = self.train[clients[0]]
+        if self.is_from_arrays is None:
+            object.__setattr__(self, "is_from_arrays", are_from_arrays(first))
+        found = names_of_samples(first, self.targets)
+        if any(found):
+            object.__setattr__(self, "_of_frames", found)
+            object.__setattr__(self, "names", self.names if any(self.names) else found)
+            object.__setattr__(self, "classes", len(found.labels) or None if self.classes is None else self.classes)
+        if isinstance(self.train, dict):
+            object.__setattr__(self, "train", self._taken_in(self.train, _client))
         for client in clients[:1] if self.is_on_demand else clients:
-            self._check(client, as_pair(self.train[client]))
+            held = self._held(first, _client(client)) if self.is_on_demand else self.train[client]
+            self._check(client, held)
         if self.test is not None:
-            object.__setattr__(self, "test", as_pair(self.test))
+            object.__setattr__(self, "test", self._held(self.test, "the test set"))
             self._check_test(self.test, "the test set")
         if self.client_tests is not None:
             self._check_client_tests(self.client_tests)
@@ -107,7 +131,7 @@ class FederatedData:
         """
         held = self.train[client]
         if self.is_on_demand:
-            held = as_pair(held)
+            held = self._held(held, _client(client))
             self._check(client, held)
         return held
 
@@ -123,7 +147,7 @@ class FederatedData:
         assert self.client_tests is not None
         held = self.client_tests[client]
         if not isinstance(self.client_tests, dict):
-            held = as_pair(held)
+            held = self._held(held, _test_set_of(client))
             self._check_test(held, _test_set_of(client))
         return held
 
@@ -211,7 +235,29 @@ class FederatedData:
         tests = self.client_tests
         if tests is not None:
             tests = {name: self.read_test(client)} if client in tests else {}
-        return FederatedData({name: self.read(client)}, names=self.names, client_tests=tests, collate=self.collate)
+        return FederatedData(
+            {name: self.read(client)},
+            names=self.names,
+            client_tests=tests,
+            collate=self.collate,
+            is_from_arrays=self.is_from_arrays,
+        )
+
+    def _taken_in(self, given: dict[Any, Any], owner: Callable[[ClientId], str]) -> dict[Any, Any]:
+        """Clients' samples as they are held; the same dictionary where all of them are."""
+        taken = {client: self._held(held, owner(client)) for client, held in given.items()}
+        if all(taken[client] is held for client, held in given.items()):
+            return given
+        # A column of one client's frame may be of whole numbers by chance.
+        brought = [client for client, held in given.items() if _may_be_cast(held, taken[client])]
+        types = common_types(taken[client] for client in brought) if self._like is None else None
+        return taken if types is None else taken | {client: in_types(taken[client], types) for client in brought}
+
+    def _held(self, given: Any, owner: str) -> Held:
+        held = held_of(given, owner, self.targets, self._of_frames)
+        if self._like is None or not _may_be_cast(given, held):
+            return held
+        return in_types(held, [leaf.dtype for tree in self._like for leaf in trees.leaves(tree)])
 
     def _said_size_of(self, client: ClientId) -> int | None:
         return self.train.size_of(client) if isinstance(self.train, ClientsOnDemand) else None
@@ -227,7 +273,7 @@ class FederatedData:
                 f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
                 "number the clients, or name them"
             )
-        owner = f"client {client!r}"
+        owner = _client(client)
         check_pair(held, owner)
         if self._like is None:
             object.__setattr__(self, "_like", pattern_of(held))
@@ -249,7 +295,7 @@ class FederatedData:
         if not self.is_on_demand and not isinstance(tests, dict):
             tests = dict(tests)  # a dict, as the data themselves are, so that labels can be counted
         if isinstance(tests, dict):
-            tests = _as_pairs(tests)
+            tests = self._taken_in(tests, _test_set_of)
         object.__setattr__(self, "client_tests", tests)
         # One of those on demand, for to read all of them could take hours.
         ids = list(tests) if isinstance(tests, dict) else list(islice(tests, 1))
@@ -259,7 +305,7 @@ class FederatedData:
                     f"client_tests must be of clients that train, got one of client {client!r}, which is none of "
                     f"{len(self.clients)}: correct its id, or put these samples into test"
                 )
-            self._check_test(as_pair(tests[client]), _test_set_of(client))
+            self._check_test(self._held(tests[client], _test_set_of(client)), _test_set_of(client))
 
     def _check_test(self, held: Held, owner: str) -> None:
         check_pair(held, owner)
@@ -267,15 +313,18 @@ class FederatedData:
 
     def _check_like_the_first(self, held: Held, owner: str) -> None:
         assert self._like is not None
-        check_alike(held, owner, model=self._like, others=f"client {self.clients[0]!r}")
+        check_alike(held, owner, model=self._like, others=_client(self.clients[0]))
         if not isinstance(held, SamplesOnDemand):
             check_classes(held[1], owner, self.classes, are_labels=self._are_labels)
 
 
-def _as_pairs(given: dict[Any, Any]) -> dict[Any, Any]:
-    """Clients' samples as trees; the same dictionary where all of them are."""
-    pairs = {client: as_pair(held) for client, held in given.items()}
-    return given if all(pairs[client] is held for client, held in given.items()) else pairs
+def _client(client: ClientId) -> str:
+    return f"client {client!r}"
+
+
+def _may_be_cast(given: Any, held: Held) -> bool:
+    """True for samples in memory that came as arrays, frames or lists, whose types nobody has chosen."""
+    return isinstance(held, tuple) and len(held) == 2 and held is not given and are_from_arrays(given)
 
 
 def _test_set_of(client: ClientId) -> str:

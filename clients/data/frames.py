@@ -5,7 +5,7 @@ No library is imported for it: an object of a library is known by its class's mo
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from fed.config.validation import nearest
 from fed.errors import InvalidData
 
-__all__ = ["FrameColumn", "categories_of", "columns_of", "is_column", "is_frame", "names_of", "parted_by_name"]
+__all__ = [
+    "FrameColumn",
+    "aligned",
+    "categories_of",
+    "columns_of",
+    "is_column",
+    "is_frame",
+    "names_of",
+    "parted_by_name",
+]
 
 _FRAMES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table")}
 _COLUMNS = {
@@ -151,8 +160,32 @@ def parted_by_name(frame: Any, targets: str | Sequence[str], owner: str) -> tupl
     left = [name for name in names if name not in aims]
     if not left:
         raise InvalidData(f"{owner} must have a column beside its targets to be an input, got {aims} alone: add one")
-    take: Callable[[list[Any]], Any] = frame.select if _library(frame) == "pyarrow" else frame.__getitem__
-    return take(left), frame[targets] if isinstance(targets, str) else take(aims)
+    return _chosen(frame, left), frame[targets] if isinstance(targets, str) else _chosen(frame, aims)
+
+
+def aligned(frame: Any, names: Sequence[str], owner: str) -> Any:
+    """The frame with its columns in the order of these names.
+
+    Args:
+        frame: a pandas or polars frame, or a table of Arrow's.
+        names: names of the columns, in their order.
+        owner: name of the values in errors, such as "inputs of client 3".
+
+    Raises:
+        InvalidData: if a column is missing, or there is another one.
+    """
+    held = {str(name): name for name in columns_of(frame)}
+    for name in names:
+        if name not in held:
+            raise InvalidData(f"{owner} must have the column {name!r}, as the first client has{nearest(name, [*held])}")
+    others = [name for name in held if name not in names]
+    if others:
+        raise InvalidData(f"{owner} must have the columns of the first client, got {others[0]!r} beside them: drop it")
+    return frame if [*held] == [*names] else _chosen(frame, [held[name] for name in names])
+
+
+def _chosen(frame: Any, names: list[Any]) -> Any:
+    return frame.select(names) if _library(frame) == "pyarrow" else frame[names]
 
 
 def _plain_values(column: Any) -> NDArray[Any]:

@@ -5,24 +5,25 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import inspect
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed.clients.data import held_out
+from fed.clients.data.datasets import DatasetSamples, is_dataset, samples_of_dataset, targets_of_dataset
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.folds import holding_out
-from fed.clients.data.held import Pair, SamplesOnDemand, as_pair, joined, size_of, whole
+from fed.clients.data.frames import is_frame, parted_by_name
+from fed.clients.data.held import Held, SamplesOnDemand, joined, size_of, whole
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
 from fed.errors import InvalidData, users_errors_as
-from fed.vectors import trees
 from fed.vectors.randomness import Streams, seeded_torch
 from fed.vectors.tensors import torch
 
-__all__ = ["deal", "load"]
+__all__ = ["deal", "load", "samples_of"]
 
 _CLIENTS = 100
 
@@ -87,9 +88,9 @@ def deal(samples: Samples, section: DataSection, streams: Streams) -> FederatedD
     holdings = dealt.holdings
     if partition.overlap:
         holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
-    test = samples.test or (_pair(samples, dealt.test) if len(dealt.test) else None)
-    train = {client: _pair(samples, held) for client, held in holdings.items()}
-    tests = {client: _pair(samples, held) for client, held in dealt.tests.items()}
+    test = samples.test or (samples.held_at(dealt.test) if len(dealt.test) else None)
+    train = {client: samples.held_at(held) for client, held in holdings.items()}
+    tests = {client: samples.held_at(held) for client, held in dealt.tests.items()}
     return FederatedData(
         train,
         test,
@@ -97,7 +98,49 @@ def deal(samples: Samples, section: DataSection, streams: Streams) -> FederatedD
         names=samples.names,
         client_tests=tests or None,
         collate=samples.collate,
+        is_from_arrays=samples.is_from_arrays,
     )
+
+
+def samples_of(
+    inputs: Any,
+    targets: Any,
+    *,
+    test: Held | None = None,
+    columns: Mapping[str, NDArray[np.generic]] | None = None,
+    classes: int | None = None,
+) -> Samples:
+    """Samples of what people have, not yet dealt: in memory, or of a data set that is read as it is needed.
+
+    Args:
+        inputs: tree of tensors, arrays, frames or lists; or a frame or a data set with its targets in it.
+        targets: the same; or the name of the targets in the frame or in a sample of the data set, or a list of several;
+            None where a sample of the data set is a pair, or the model finds its loss from inputs alone.
+        test: (inputs, targets) to test on.
+        columns: further values of each sample, [E] each, by name.
+        classes: number of classes, where the labels at hand may not show it.
+
+    Raises:
+        InvalidData: if values are no numbers.
+    """
+    are_names = isinstance(targets, str) or (
+        isinstance(targets, list) and bool(targets) and all(isinstance(name, str) for name in targets)
+    )
+    if is_dataset(inputs):
+        inputs, targets = _of_dataset(samples_of_dataset(inputs, "the data", targets))
+    elif is_frame(inputs):
+        if targets is None:
+            raise InvalidData(
+                "a frame needs its targets, got none: give the name of their column beside it, (frame, name), or a "
+                "frame of inputs and a column of targets"
+            )
+        inputs, targets = parted_by_name(inputs, targets, "the data") if are_names else (inputs, targets)
+    return Samples(inputs, targets, test=test, columns=columns or {}, classes=classes)
+
+
+def _of_dataset(held: Held) -> tuple[Any, Any]:
+    """Inputs and targets; of samples that are read as they are needed, these and all their targets."""
+    return (held, targets_of_dataset(held)) if isinstance(held, DatasetSamples) else held
 
 
 class _Dealt(NamedTuple):
@@ -176,12 +219,6 @@ def _check_that_all_have_data(holdings: Holdings, clients: int, partition: Parti
         )
 
 
-def _pair(samples: Samples, indices: NDArray[np.int64]) -> Pair:
-    # Copies, not views: a view drags all samples along when it is sent to another process.
-    at = torch.from_numpy(indices)
-    return trees.take(samples.inputs, at), trees.take(samples.targets, at)
-
-
 def _keeps_its_clients(data: FederatedData, section: DataSection) -> bool:
     """True where there is nothing to deal, so that no client need be read."""
     partition = section.partition
@@ -209,14 +246,14 @@ def _samples(source: object, kind: str) -> Samples:
             names=source.names,
             is_test=is_test,
             collate=source.collate,
+            is_from_arrays=source.is_from_arrays,
         )
-    if isinstance(source, Mapping) or (isinstance(source, tuple | list) and len(source) == 2):
-        inputs, targets = as_pair(source)
-        arrays = (np.ndarray, list)
-        if isinstance(inputs, arrays) or isinstance(targets, arrays):
-            inputs = torch.as_tensor(inputs)
-            targets = torch.as_tensor(targets)
-        return Samples(inputs, targets)
+    if isinstance(source, Mapping):
+        return Samples(source, None)
+    if isinstance(source, tuple | list) and len(source) == 2:
+        return samples_of(*source)
+    if is_frame(source) or is_dataset(source):
+        return samples_of(source, None)
     raise InvalidData(
         f"{kind} must return fed.clients.data.Samples, fed.FederatedData or a pair (inputs, targets), "
         f"got {type(source).__name__}"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fed.clients.data.held import is_real
+from fed.clients.data.held import SamplesOnDemand, is_real
 from fed.clients.data.samples import Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
@@ -68,6 +68,7 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     """
     if by == "content" and by not in samples.columns:
         # Content and label together, for one image may stand under two labels.
+        _check_in_memory(samples, by)
         columns = [_rows(leaf) for leaf in (*trees.leaves(samples.inputs), *trees.leaves(samples.targets))]
         texts = list(map(b"".join, zip(*columns, strict=True)))
     else:
@@ -338,6 +339,7 @@ def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
     if by == "label":
         return _labels(samples, partition)
     if by == "mean":
+        _check_in_memory(samples, by)
         if not isinstance(samples.inputs, torch.Tensor):
             raise InvalidData(
                 f"data.partition.by: mean needs inputs of one tensor, got {trees.outline(samples.inputs)}: name a "
@@ -347,6 +349,14 @@ def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
         return np.asarray(samples.inputs.reshape(len(samples), -1).to(torch.float64).mean(dim=1).numpy())
     known = [*_OF_ALL, *(name for name in samples.columns if name not in _OF_ALL)]
     raise InvalidData(f"data.partition.by must name a column of the source, got {by!r}{nearest(by, known)}")
+
+
+def _check_in_memory(samples: Samples, by: str) -> None:
+    if isinstance(samples.inputs, SamplesOnDemand):
+        raise InvalidData(
+            f"data.partition.by must not be {by} where samples are read as they are needed, for it reads all of them: "
+            "write by: index or label, or name a column"
+        )
 
 
 def _rows(tensor: "trees.Leaf") -> list[bytes]:

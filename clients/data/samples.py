@@ -10,14 +10,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fed.clients.data.held import Held, Pair, SamplesOnDemand, as_tree, is_real, labels_of, samples_at, size_of
+from fed.clients.data.arrays import brings_tensors, tree_of
+from fed.clients.data.frames import categories_of, is_frame, names_of
+from fed.clients.data.held import Held, Pair, SamplesOnDemand, is_real, labels_of, samples_at, size_of, taken
 from fed.clients.scoring.measures import IGNORED
 from fed.errors import InvalidData
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
 from fed.vectors.trees import Ragged, Tree
 
-__all__ = ["ClientId", "Names", "Samples", "check_alike", "check_classes", "check_pair", "pattern_of"]
+__all__ = ["ClientId", "Names", "Samples", "check_alike", "check_classes", "check_pair", "names_of_pair", "pattern_of"]
 
 ClientId: TypeAlias = int | str
 
@@ -39,7 +41,9 @@ class Samples:
     """Samples of a source, E of them, not yet dealt to clients; a user's own source may return this.
 
     Args:
-        inputs: [E, ...], of any floating type, or integers such as characters; or a tree of such tensors.
+        inputs: [E, ...], of any floating type, or integers such as characters; or a tree of such tensors. NumPy arrays,
+            frames and lists of numbers become tensors, here and in ``targets``. Or samples on demand: they are dealt by
+            ``targets``, and read when they are needed.
         targets: [E, ...], integers, or of any floating type where they are no labels; or a tree of such tensors, or
             None where the model finds its loss from the inputs alone.
         test: a test set of the source's own; without one a share of the samples is held out.
@@ -61,19 +65,32 @@ class Samples:
         ['b', 'b']
     """
 
-    inputs: Tree
+    inputs: Tree  # or SamplesOnDemand
     targets: Tree
-    test: Pair | None = None
+    test: Held | None = None
     columns: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     classes: int | None = None
     names: Names = field(default_factory=Names)
     is_test: NDArray[np.bool_] | None = None
     collate: Callable[..., Any] | None = None
+    is_from_arrays: bool | None = field(default=None, repr=False, kw_only=True)
+    """True where inputs came as arrays, frames or lists, whose float64 nobody has chosen; None: found from them."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "inputs", as_tree(self.inputs))
-        object.__setattr__(self, "targets", as_tree(self.targets))
-        first, *others = [*trees.named_leaves(self.inputs, "inputs"), *trees.named_leaves(self.targets, "targets")]
+        if self.is_from_arrays is None:
+            given = self.inputs.read(0) if isinstance(self.inputs, SamplesOnDemand) and len(self) else self.inputs
+            object.__setattr__(self, "is_from_arrays", not brings_tensors(given))
+        found = names_of_pair(self.inputs, self.targets)
+        object.__setattr__(self, "names", self.names if any(self.names) else found)
+        object.__setattr__(self, "classes", len(found.labels) or None if self.classes is None else self.classes)
+        object.__setattr__(self, "targets", tree_of(self.targets, "targets", are_targets=True))
+        held: list[tuple[str, Any]] = [("inputs", self.inputs)]
+        if isinstance(self.inputs, SamplesOnDemand):
+            self._count_classes()
+        else:
+            object.__setattr__(self, "inputs", tree_of(self.inputs, "inputs"))
+            held = trees.named_leaves(self.inputs, "inputs")
+        first, *others = [*held, *trees.named_leaves(self.targets, "targets")]
         shapes = {name: _samples_shape(leaf) for name, leaf in others}
         shapes |= {f"column {name}": tuple(np.shape(column)) for name, column in self.columns.items()}
         shapes |= {} if self.is_test is None else {"is_test": tuple(np.shape(self.is_test))}
@@ -85,15 +102,37 @@ class Samples:
                 )
 
     def __len__(self) -> int:
-        return trees.length(self.inputs)
+        return len(self.inputs) if isinstance(self.inputs, SamplesOnDemand) else trees.length(self.inputs)
+
+    def _count_classes(self) -> None:
+        """Classes of samples on demand, of which clients hold no labels in memory."""
+        labels = labels_of(self.targets)
+        if self.classes is None and labels is not None and labels.numel():
+            object.__setattr__(self, "classes", 1 + int(labels.long().max()))
+
+    def held_at(self, indices_E: NDArray[np.int64]) -> Held:
+        """What a client holds that has the samples at these indices, in that order."""
+        # Copies, not views: a view drags all samples along when it is sent to another process.
+        at = torch.from_numpy(indices_E)
+        if isinstance(self.inputs, SamplesOnDemand):
+            return taken(self.inputs, at)
+        return trees.take(self.inputs, at), trees.take(self.targets, at)
 
     def take(self, indices_E: NDArray[np.int64]) -> "Samples":
         """Samples at these indices, in that order; the test set stays."""
         at = torch.from_numpy(indices_E)
         columns = {name: column[indices_E] for name, column in self.columns.items()}
         is_test = None if self.is_test is None else self.is_test[indices_E]
-        inputs, targets = (trees.take(tree, at) for tree in (self.inputs, self.targets))
+        inputs = taken(self.inputs, at) if isinstance(self.inputs, SamplesOnDemand) else trees.take(self.inputs, at)
+        targets = trees.take(self.targets, at)
         return replace(self, inputs=inputs, targets=targets, columns=columns, is_test=is_test)
+
+
+def names_of_pair(inputs: Any, targets: Any) -> Names:
+    """Names of columns and classes that a frame of inputs and its targets bring; empty for all else."""
+    if not is_frame(inputs):
+        return Names()
+    return Names((*names_of(inputs), *names_of(targets)), categories_of(targets))
 
 
 def check_pair(held: object, owner: str) -> None:
@@ -189,11 +228,11 @@ def _check_finite(leaf: Any, name: str, owner: str) -> None:
 
 def _samples_shape(leaf: Any) -> tuple[int, ...]:
     """(number of samples,); empty for a tensor of a single number."""
-    return (len(leaf),) if isinstance(leaf, Ragged) else tuple(leaf.shape[:1])
+    return (len(leaf),) if isinstance(leaf, Ragged | SamplesOnDemand) else tuple(leaf.shape[:1])
 
 
 def _shape(leaf: Any) -> object:
-    return f"[{len(leaf)} lengths]" if isinstance(leaf, Ragged) else tuple(leaf.shape)
+    return f"[{len(leaf)} lengths]" if isinstance(leaf, Ragged | SamplesOnDemand) else tuple(leaf.shape)
 
 
 def check_alike(held: Held, owner: str, model: Pair, others: str) -> None:

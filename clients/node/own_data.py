@@ -39,7 +39,8 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
         data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
         data = data.with_test_set()  # a fold is held out of each client, here of the only one
         tests = None if data.test is None else {client: data.test}
-        return FederatedData({client: data.read(data.clients[0])}, names=data.names, client_tests=tests)
+        held = data.read(data.clients[0])
+        return FederatedData({client: held}, names=data.names, client_tests=tests, is_from_arrays=data.is_from_arrays)
     data = load(description.data, streams)
     if description.client not in data.clients:
         some = ", ".join(map(repr, list(data.clients)[:3]))

@@ -3,14 +3,16 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from fed.clients.data.held import Pair
+from fed.clients.data.datasets import DatasetSamples
+from fed.clients.data.held import Held, Pair
 from fed.clients.data.samples import Names, Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
@@ -25,7 +27,11 @@ _Size = PositiveInt | Annotated[tuple[PositiveInt, PositiveInt], Field(strict=Fa
 
 
 def image_folder(
-    path: str, size: _Size | None = None, grayscale: bool = False, classes: list[str] | None = None
+    path: str,
+    size: _Size | None = None,
+    grayscale: bool = False,
+    classes: list[str] | None = None,
+    as_needed: bool = False,
 ) -> Samples:
     """A folder of images: ``path/cat/1.png``, ``path/dog/1.png``, a folder a class; files of other kinds are left out.
 
@@ -40,6 +46,8 @@ def image_folder(
         grayscale: True to read images in shades of gray.
         classes: names of the classes' folders, in the order of their numbers; sorted unless given. A folder may be
             missing, as at a node that has no image of a class; one that is not named is refused.
+        as_needed: True to read an image whenever a batch needs it, for more images than memory holds; False to read all
+            of them once. Results have the same bits.
 
     Raises:
         InvalidData: if a file is damaged, of another size or of another class; the message names it.
@@ -52,10 +60,18 @@ def image_folder(
     found = {part: _files(root / part, classes) for part in parts}
     names = classes or sorted({name for files in found.values() for name, _ in files})
     how = _How(size, grayscale=grayscale)
-    pairs = {part: _pair(files, names, how) for part, files in found.items()}
-    inputs, targets = pairs.get("train") or pairs[parts[0]]
-    test = pairs["test"] if len(pairs) == 2 else None
-    return Samples(inputs, targets, test=test, classes=len(names), names=Names(labels=tuple(names)))
+    images = {part: _Images(files, names, how) for part, files in found.items()}
+    train = images.get("train") or images[parts[0]]
+    test = images["test"] if len(images) == 2 else None
+    take: Callable[[_Images], Held] = partial(DatasetSamples, owner=path) if as_needed else _Images.all
+    held = take(train)
+    return Samples(
+        held if isinstance(held, DatasetSamples) else held[0],
+        torch.tensor(train.targets),
+        test=None if test is None else take(test),
+        classes=len(names),
+        names=Names(labels=tuple(names)),
+    )
 
 
 class _How(NamedTuple):
@@ -96,20 +112,42 @@ def _images(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _pair(files: list[tuple[str, Path]], names: list[str], how: _How) -> Pair:
-    first = _pixels(files[0][1], how)
-    # One image at a time into its place: no more than one is held twice.
-    inputs = torch.empty((len(files), *first.shape))
-    for place, (_, file) in enumerate(files):
-        image = first if place == 0 else _pixels(file, how)
-        if image.shape != first.shape:
+class _Images:
+    """Images and the numbers of their classes, each read when it is asked for.
+
+    Args:
+        files: name of the class and path of every image.
+        names: names of the classes in the order of their numbers.
+        how: form in which images are read.
+    """
+
+    def __init__(self, files: list[tuple[str, Path]], names: list[str], how: _How) -> None:
+        numbers = {name: number for number, name in enumerate(names)}
+        self.targets = [numbers[name] for name, _ in files]
+        self._files = [file for _, file in files]
+        self._how = how
+        self._shape = _pixels(self._files[0], how).shape
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, place: int) -> Pair:
+        file = self._files[place]
+        image = _pixels(file, self._how)
+        if image.shape != self._shape:
             raise InvalidData(
-                f"{file}: images must have one size, got {_said(image)} beside {_said(first)} of {files[0][1]}: give "
-                "data.size, to which all are resized"
+                f"{file}: images must have one size, got {_said(image.shape)} beside {_said(self._shape)} of "
+                f"{self._files[0]}: give data.size, to which all are resized"
             )
-        inputs[place] = image
-    numbers = {name: number for number, name in enumerate(names)}
-    return inputs, torch.tensor([numbers[name] for name, _ in files])
+        return image, torch.tensor(self.targets[place])
+
+    def all(self) -> Pair:
+        """All images in memory."""
+        # One image at a time into its place: no more than one is held twice.
+        inputs = torch.empty((len(self), *self._shape))
+        for place in range(len(self)):
+            inputs[place] = self[place][0]
+        return inputs, torch.tensor(self.targets)
 
 
 def _pixels(file: Path, how: _How) -> Tensor:
@@ -135,5 +173,5 @@ def _pixels(file: Path, how: _How) -> Tensor:
     return channels_last.movedim(2, 0)
 
 
-def _said(image: Tensor) -> str:
-    return f"{image.shape[1]}×{image.shape[2]} pixels"
+def _said(shape: Sequence[int]) -> str:
+    return f"{shape[1]}×{shape[2]} pixels"

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from fed.clients.data import FederatedData
+from fed.clients.data.held import SamplesOnDemand, whole
 from fed.clients.data.sources.image_folder import image_folder
 from fed.errors import InvalidData
 
@@ -97,3 +98,19 @@ def test_a_section_names_the_folder_and_deals_it(tmp_path: Path, loaded: Callabl
     assert data.clients == (0, 1)
     assert data.read(0)[0].shape == (3, 3, 4, 4)
     assert data.names.labels == ("a", "b")
+
+
+def test_images_read_as_needed_have_the_same_bits(tmp_path: Path, loaded: Callable[..., FederatedData]) -> None:
+    for number in range(12):
+        save(tmp_path / "ab"[number % 2] / f"{number}.png")
+    keys: dict[str, Any] = {"kind": "image_folder", "path": str(tmp_path), "partition": "shards", "clients": 2}
+    expected = loaded(**keys)
+    data = loaded(**keys, as_needed=True)
+    assert (data.clients, data.number_of_classes()) == (expected.clients, 2)
+    for held, pair in [(data.read(0), expected.read(0)), (data.read(1), expected.read(1)), (data.test, expected.test)]:
+        assert isinstance(held, SamplesOnDemand)
+        assert pair is not None
+        assert all(map(torch.equal, whole(held), pair))
+    (tmp_path / "a" / "2.png").write_bytes(b"damaged")
+    with pytest.raises(InvalidData, match=r"2\.png: cannot be read as an image"):
+        [whole(data.read(client)) for client in data.clients] + [whole(data.test)]
