@@ -25,6 +25,8 @@ from fed.vectors.trees import Ragged, Tree
 
 __all__ = ["Casting", "fitted", "what_was_cast", "with_labels"]
 
+_MOST_CLASSES = 1000
+
 _Types: TypeAlias = tuple["torch.dtype", ...]
 
 
@@ -58,6 +60,8 @@ class Casting:
 def with_labels(data: FederatedData) -> FederatedData:
     """The same data for a loss of class labels: floating targets become int64 where the first client's are whole.
 
+    They must be of 0 … 999 there: of others it is likelier that a loss of real targets was forgotten.
+
     Raises:
         InvalidData: if they are whole there, but not elsewhere in memory.
     """
@@ -65,9 +69,15 @@ def with_labels(data: FederatedData) -> FederatedData:
     if isinstance(held, SamplesOnDemand):
         held = samples_at(held, [0])[0]
     _, targets = held
-    if not isinstance(targets, Tensor) or not targets.is_floating_point() or _as_integers(targets) is None:
-        return data
-    return _cast_all(data, Casting(targets=(torch.int64,)))
+    return _cast_all(data, Casting(targets=(torch.int64,))) if _are_labels(targets) else data
+
+
+def _are_labels(targets: Tree) -> bool:
+    """True for floating numbers that are labels; a whole number of 250,000 is rather a real target."""
+    if not isinstance(targets, Tensor) or not targets.is_floating_point() or not targets.numel():
+        return False
+    labels = _as_integers(targets)
+    return labels is not None and int(labels.min()) >= 0 and int(labels.max()) < _MOST_CLASSES
 
 
 def fitted(data: FederatedData, module: "nn.Module", loss: Loss, collate: Collating | None) -> FederatedData:
