@@ -16,6 +16,7 @@ from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held, Pai
 from fed.clients.data.collate import Collating, batch_of
 from fed.clients.data.held import samples_at, size_of
 from fed.clients.data.on_demand import ByClient
+from fed.clients.data.samples import pattern_of
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.reading import called
 from fed.errors import InvalidData
@@ -23,7 +24,7 @@ from fed.vectors import trees
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.vectors.trees import Ragged, Tree
 
-__all__ = ["Casting", "fitted", "what_was_cast", "with_labels"]
+__all__ = ["Casting", "fitted", "in_type", "what_was_cast", "with_labels"]
 
 _MOST_CLASSES = 1000
 
@@ -78,6 +79,23 @@ def _are_labels(targets: Tree) -> bool:
         return False
     labels = _as_integers(targets)
     return labels is not None and int(labels.min()) >= 0 and int(labels.max()) < _MOST_CLASSES
+
+
+def in_type(data: FederatedData, dtype: str) -> FederatedData:
+    """The same data with inputs of a floating type, where they are one tensor; of another type they stay as they are.
+
+    Args:
+        data: a client's data.
+        dtype: name of the type, such as ``float32``.
+
+    Raises:
+        InvalidData: if a number is too large for it.
+    """
+    inputs, _ = pattern_of(data.read(data.clients[0]))
+    type_of_inputs: torch.dtype | None = getattr(torch, dtype, None) if "float" in dtype else None
+    if type_of_inputs is None or not isinstance(inputs, Tensor):
+        return data
+    return _cast_all(data, Casting(inputs=(type_of_inputs,)))
 
 
 def fitted(data: FederatedData, module: "nn.Module", loss: Loss, collate: Collating | None) -> FederatedData:

@@ -6,6 +6,7 @@ from itertools import zip_longest
 
 from fed.protocol.limits import MOST_CLASSES, MOST_HELD, PROTOCOL
 from fed.protocol.protocol_pb2 import Failed, Joining, Scores, Signature
+from fed.protocol.signatures import types_fit
 from fed.wire.messages import LARGEST, MOST_SAMPLES, one_line
 
 __all__ = ["reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
@@ -63,7 +64,7 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
     """
     shape = tuple(asked.input_shape)
     dtype = asked.input_dtype
-    if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
+    if tuple(said.input_shape) != shape or not types_fit(said, asked):
         return (
             f"the model is made for {dtype} inputs of shape {shape}, got {said.input_dtype[:20]} of shape "
             f"{tuple(said.input_shape)[:8]}: check the node's data file"
@@ -76,7 +77,9 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
         return f"columns or classes after the first {len(asked.columns)} differ from the model's: compare the headers"
     expected = _targets(asked)
     got = _targets(said)
-    if expected != got:
+    # Whole numbers are real ones too, and real ones may be labels such as 1.0: the node, which casts them, finds out.
+    may_be_cast = "float" in asked.target_dtype or asked.classes > 0
+    if tuple(said.target_shape) != tuple(asked.target_shape) or (expected != got and not may_be_cast):
         return f"the run is for targets that are {expected}, got {got}: check the node's data file"
     if asked.classes and said.classes > asked.classes:
         return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"

@@ -23,6 +23,7 @@ from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_CLASSES, name_of
 from fed.protocol.protocol_pb2_grpc import CoordinationStub
+from fed.protocol.signatures import types_fit
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.reasons import ClientRefusal, Reason, reason_of
 from fed.vectors.tensors import torch
@@ -235,9 +236,8 @@ class EdgeNode(Dialler):
         said = plan.signature
         own = self._described.signature
         # Before a training process is asked: a model for other samples would fail there with a long traceback.
-        if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
-            own.classes <= said.classes <= MOST_CLASSES
-        ):
+        is_for_these = said.input_shape == own.input_shape and types_fit(own, said)
+        if not is_for_these or not own.classes <= said.classes <= MOST_CLASSES:
             raise ClientRefusal(
                 "the server's plan is for other samples than this node's: is it the right server?", Reason.CANNOT_FOLLOW
             )

@@ -3,7 +3,8 @@
 import hashlib
 from itertools import accumulate
 
-from fed.clients.data import ClientId, FederatedData, Names, Pair, load
+from fed.clients.data import ClientId, FederatedData, Names, Pair, SamplesOnDemand, load
+from fed.clients.data.samples import pattern_of
 from fed.config.node_data import NodeData
 from fed.errors import InvalidData
 from fed.protocol import protocol_pb2 as pb
@@ -12,7 +13,7 @@ from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
 from fed.version import __version__
 
-__all__ = ["described", "samples_of", "signature_of"]
+__all__ = ["described", "samples_of", "signature_of", "signature_of_data"]
 
 _MOST_BYTES = 1 << 15  # for the names in a signature, so that a joining fits into a message
 
@@ -40,7 +41,14 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
         data = data.with_test_set()  # a fold is held out of each client, here of the only one
         tests = None if data.test is None else {client: data.test}
         held = data.read(data.clients[0])
-        return FederatedData({client: held}, names=data.names, client_tests=tests, is_from_arrays=data.is_from_arrays)
+        return FederatedData(
+            {client: held},
+            # Of samples that are read as they are needed nobody counts the classes.
+            classes=data.classes if isinstance(held, SamplesOnDemand) else None,
+            names=data.names,
+            client_tests=tests,
+            is_from_arrays=data.is_from_arrays,
+        )
     data = load(description.data, streams)
     if description.client not in data.clients:
         some = ", ".join(map(repr, list(data.clients)[:3]))
@@ -50,9 +58,23 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
 
 def described(data: FederatedData) -> pb.Joining:
     """Make the message with which a node joins, without its name."""
-    pair = data.read(data.clients[0])
-    signature = signature_of(pair, data.number_of_classes() or 0, data.names)
-    return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(pair[1]), signature=signature)
+    client = data.clients[0]
+    signature = signature_of_data(data, data.number_of_classes() or 0)
+    samples = data.size_of(client)
+    return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=samples, signature=signature)
+
+
+def signature_of_data(data: FederatedData, classes: int) -> pb.Signature:
+    """Describe one sample of the first client, as a model is made for it.
+
+    Args:
+        data: data of a node, or of the server's experiment.
+        classes: number of classes; 0 where targets are no labels.
+    """
+    signature = signature_of(pattern_of(data.read(data.clients[0])), classes, data.names)
+    if data.is_from_arrays and signature.input_dtype == "float64":
+        signature.input_dtype = "float32"  # float64 is merely what arrays and frames have
+    return signature
 
 
 def signature_of(pair: Pair, classes: int, names: Names) -> pb.Signature:

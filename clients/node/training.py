@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fed.clients.casting import in_type, what_was_cast
 from fed.clients.data import FederatedData
+from fed.clients.data.samples import pattern_of
 from fed.clients.node.fixed_part import FIXED_PART, hold_to_plan
 from fed.clients.node.kept_states import KeptStates
 from fed.clients.node.pace import Pace
@@ -96,7 +98,10 @@ class NodeTraining:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # A folder that is there already keeps its mode, whatever mkdir is told.
             folder.chmod(0o700)
-        self._prepared = Preparation(experiment, replace(data, classes=plan.signature.classes or None))
+        asked = replace(in_type(data, plan.signature.input_dtype), classes=plan.signature.classes or None)
+        # A built-in model has the plan's type, whatever the node's own samples are made of.
+        self._prepared = Preparation(experiment, replace(asked, is_from_arrays=False))
+        self.casting = what_was_cast(*(pattern_of(held.read(self._client)) for held in (data, self._prepared.data)))
         if plan.HasField("format"):
             hold_to_plan(self._prepared.module, plan, folder, fixed_part)
         own = self._prepared.message_format(1)

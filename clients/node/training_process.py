@@ -1,6 +1,7 @@
 """The process in which a node trains: it stays warm between tasks, and tensors go in and out as files."""
 
 import contextlib
+import logging
 import os
 from functools import cache
 from multiprocessing.connection import Connection
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import FixedPoint
 
 __all__ = ["TrainingProcess", "TrainingProcessDied"]
+
+
+_log = logging.getLogger(__name__)
 
 
 class TrainingProcessDied(RunFailed):
@@ -78,7 +82,9 @@ class TrainingProcess:
             own_plan.ClearField(name)
         if self._prepared != (experiment, own_plan):
             self._prepared = None  # if this fails, nothing is prepared
-            self.spec, self.fixed, self.keeps_states = self._ask("prepare", experiment, own_plan, fixed_part)
+            self.spec, self.fixed, self.keeps_states, casting = self._ask("prepare", experiment, own_plan, fixed_part)
+            if casting:
+                _log.info("%s", casting)
             self._prepared = (experiment, own_plan)
 
     def train(
@@ -165,7 +171,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 experiment, plan, fixed_part = arguments
                 experiment = experiment.model_copy(update={"fixed": description.fixed})
                 training = NodeTraining(own(), experiment, plan, folder, SYSTEM_CLOCK, fixed_part)
-                answer = training.spec(), training.fixed, training.keeps_states
+                answer = training.spec(), training.fixed, training.keeps_states, training.casting
             else:
                 answer = getattr(training, what)(*arguments)
                 if isinstance(answer, Hidden):  # as an array: a tensor would travel through a file of shared memory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.fingerprint import pair_sha256
-from fed.clients.node.own_data import signature_of
+from fed.clients.node.own_data import signature_of_data
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.scoring.measures import Metrics, loss_in_force
 from fed.clients.setup import Preparation
@@ -98,7 +98,7 @@ class Deployment:
         self._has_classes = not hasattr(loss_in_force(experiment, None), "outputs")
         if self._data is not None:
             classes = self._data.number_of_classes() if self._has_classes else None
-            self._signature = signature_of(self._data.read(self._data.clients[0]), classes or 0, self._data.names)
+            self._signature = signature_of_data(self._data, classes or 0)
 
     def accepts(self, joining: Joining) -> str | None:
         """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
@@ -151,6 +151,8 @@ class Deployment:
             fleet.await_nodes(1)
         assert self._signature is not None
         prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
+        if self._data is not None and prepared.casting:
+            _log.info("%s", prepared.casting)
         fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
         kept = self._checkpoint(prepared, fingerprint, folder, resume=resume)
         if kept is not None:
