@@ -255,7 +255,7 @@ def _as_type(leaf: Any, dtype: "torch.dtype", owner: str) -> Any:
     if leaf.dtype == dtype:
         return leaf
     if isinstance(leaf, Ragged):
-        return Ragged(_as_type(leaf.values_N, dtype, owner), leaf.begins_E)
+        return Ragged(_as_type(leaf.values_T, dtype, owner), leaf.begins_E)
     if not dtype.is_floating_point and leaf.is_floating_point():
         if (integers := _as_integers(leaf)) is None:
             place = tuple(int(index) for index in torch.nonzero(leaf != leaf.round())[0])

@@ -100,7 +100,7 @@ def in_types(pair: Pair, types: "Sequence[torch.dtype]") -> Pair:
 
 def _as_type(leaf: Any, dtype: "torch.dtype") -> Any:
     if isinstance(leaf, Ragged):
-        return Ragged(_as_type(leaf.values_N, dtype), leaf.begins_E)
+        return Ragged(_as_type(leaf.values_T, dtype), leaf.begins_E)
     return leaf if leaf.dtype.is_floating_point and not dtype.is_floating_point else leaf.to(dtype)
 
 
