@@ -2,6 +2,8 @@
 
 Tensors are taken as they are. Arrays, frames, columns and lists become tensors (:mod:`fed.clients.data.arrays`), and
 data sets become samples that are read as they are needed (:mod:`fed.clients.data.datasets`).
+
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Iterable, Sequence

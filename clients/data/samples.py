@@ -111,7 +111,7 @@ class Samples:
             object.__setattr__(self, "classes", 1 + int(labels.long().max()))
 
     def held_at(self, indices_E: NDArray[np.int64]) -> Held:
-        """What a client holds that has the samples at these indices, in that order."""
+        """Samples at these indices, in that order, as a client holds them."""
         # Copies, not views: a view drags all samples along when it is sent to another process.
         at = torch.from_numpy(indices_E)
         if isinstance(self.inputs, SamplesOnDemand):

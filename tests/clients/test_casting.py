@@ -87,7 +87,7 @@ def test_a_model_of_float64_keeps_every_digit() -> None:
     assert widened.read("a")[0].dtype == torch.float64
 
 
-def test_whole_numbers_are_cast_only_where_the_model_looks_nothing_up() -> None:
+def test_whole_numbers_stay_where_the_model_looks_them_up() -> None:
     def embedding() -> nn.Module:
         return nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(8, 2))
 

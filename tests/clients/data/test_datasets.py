@@ -139,7 +139,7 @@ def test_a_data_set_larger_than_memory_is_never_held() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400_000  # kilobytes, of 10 GB
 
 
-def test_clients_of_one_data_set_send_it_once_to_a_worker() -> None:
+def test_clients_of_one_data_set_send_it_once() -> None:
     dataset = Pairs()
     alone = len(pickle.dumps(DatasetSamples(dataset, "client 0")))
     data = fed.FederatedData({client: Subset(dataset, [client]) for client in range(20)}, classes=2)
