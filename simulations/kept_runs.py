@@ -71,7 +71,8 @@ def _state_of(run: PlannedRun, given: Mapping[str, Any]) -> RunState | None:
     if kept.state is RunState.UNREADABLE:
         _log.warning("%s begins again: %s", path, kept.reason)
         return None
-    replaced = {"metrics" if name == "metric" else name for name in given}
+    # A loss replaces the metrics too, unless the experiment names some.
+    replaced = {*given, *(["metrics"] if {"loss", "metric"} & given.keys() else [])}
     check_alike(
         Experiment(**run.experiment).dump(),
         begun.dump(),
