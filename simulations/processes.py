@@ -43,7 +43,7 @@ class ComparisonObserver(Protocol):
         """Take note of all the runs that there will be; an error of it ends the comparison before any run.
 
         Args:
-            runs: runs to do; those that an earlier comparison in the folder has finished are not among them.
+            runs: names of the runs to do, without those that the folder holds whole.
         """
 
     def start(self, name: str, repetition: Repetition) -> None:

@@ -281,7 +281,7 @@ class ComparisonProgress:
         """Estimate the time of the runs, and announce a long comparison.
 
         Args:
-            runs: runs to do, by variant and seed, or (seed, fold).
+            runs: names of the runs to do, by variant and seed, or (seed, fold).
 
         Raises:
             InvalidInput: if a variant cannot run.

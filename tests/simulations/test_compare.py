@@ -342,7 +342,7 @@ def test_folds_of_data_given_in_python_are_refused() -> None:
         fed.compare(comparison(folds=2), data=fed.FederatedData({0: pair}))
 
 
-def test_objects_that_cannot_be_pickled_do_not_go_to_other_processes() -> None:
+def test_objects_that_no_pickle_holds_stay_in_this_process() -> None:
     with pytest.raises(InvalidInput, match=r"the model given .* cannot be pickled \(.*\), so jobs must be 1, got 2"):
         fed.compare(comparison(), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2)
 

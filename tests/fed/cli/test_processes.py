@@ -146,7 +146,7 @@ def runs_begun(place: Path) -> int:
 
 
 @pytest.mark.long
-def test_comparison_killed_three_times_has_the_table_of_an_undisturbed_one(start: Start, folder: Path) -> None:
+def test_comparison_killed_three_times_has_the_undisturbed_table(start: Start, folder: Path) -> None:
     (folder / "twelve.yaml").write_text(
         "base: {data: {clients: 10}, model: {kind: logistic}, rounds: {cohort: 3, count: 40}}\n"
         "compare:\n- name: FedAvg\n- {name: Prox, algorithm: {kind: fedprox, mu: 0.1}}\n- {name: a/b, local.lr: 0.3}\n"
@@ -177,7 +177,7 @@ def test_comparison_killed_three_times_has_the_table_of_an_undisturbed_one(start
 
 
 @pytest.mark.long
-def test_bar_of_a_comparison_says_what_it_does_before_the_first_round(start: Start) -> None:
+def test_bar_of_a_comparison_says_at_once_what_it_does(start: Start) -> None:
     shown, its = pty.openpty()
     process = start("compare", "two.yaml", "--set", "base.rounds.count=1", stderr=its, TERM="xterm", COLUMNS="100")
     os.close(its)
