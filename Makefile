@@ -57,7 +57,7 @@ results: $(LINKED)  ## run the comparisons behind all tables of results and writ
 test: lint  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-test-all: lint  ## the same, with the tests that take longer
+test-all: lint .venv/all-installed  ## the same, with the tests that take longer
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m ""
 
 lint: $(LINKED)  ## ruff and mypy
@@ -85,6 +85,10 @@ clean:  ## remove what was built and installed; runs stay
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+.venv/all-installed: $(LINKED)
+	$(PIP) --editable '.[all-tests]'
 	touch $@
 
 benchmarks/.venv/installed: benchmarks/peers.txt

@@ -19,6 +19,7 @@ __all__ = ["EXTRAS", "examine"]
 
 EXTRAS = {
     "flower": "apps that fed flower-app writes",
+    "lora": "examples/lora.py, adapters of peft in a model of transformers",
     "metrics": "metrics that are scikit-learn's, such as auroc",
 }
 """Purpose of each extra of this package; those for its own developers are left out."""

@@ -146,10 +146,10 @@ def test_a_resumed_run_ends_with_the_same_bits(algorithm: str, tmp_path: Path) -
     assert_same_state(state(fed.simulate(given, output=tmp_path / "run", resume=True)), state(fed.simulate(given)))
 
 
-def over_grpc(given: fed.Experiment, folder: Path) -> fed.Run:
+def over_grpc(given: fed.Experiment, folder: Path, kind: str = KIND) -> fed.Run:
     nodes: list[ThreadedNode] = []
     data = fed.clients.data.load(given.data, given.data_streams)
-    begin = lambda port: nodes.extend(nodes_of(data, port, folder, (KIND,)))  # noqa: E731
+    begin = lambda port: nodes.extend(nodes_of(data, port, folder, (kind,)))  # noqa: E731
     run = serve(given, listen="127.0.0.1:0", output=folder / "run", min_nodes=CLIENTS, on_listen=begin)
     for node in nodes:
         node.end()
