@@ -15,10 +15,18 @@ from fed.storage.run_reader import summary_of
 from fed.vectors.layout import Layout
 from fed.wire.payloads import described
 
-__all__ = ["Parts", "check_given_parts", "newest_checkpoint", "run_fingerprint"]
+__all__ = [
+    "MAY_DIFFER",
+    "Parts",
+    "check_alike",
+    "check_given_parts",
+    "check_parts",
+    "newest_checkpoint",
+    "run_fingerprint",
+]
 
-# Keys that change no bit of the results.
-_MAY_DIFFER = {"name", "checkpoints", "fixed", "simulation.workers", "simulation.executor"}
+MAY_DIFFER = frozenset({"name", "checkpoints", "fixed", "simulation.workers", "simulation.executor"})
+"""Keys that change no bit of the results."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,7 +108,7 @@ def newest_checkpoint(
     begun = folder.experiment(objects)
     file = str(folder.path / "experiment.yaml")
     # Batching, where it is not given, follows from the model, which comes first.
-    _check_alike(experiment, begun.dump(), where=file, may_differ={*_MAY_DIFFER, "simulation"})
+    check_alike(experiment, begun.dump(), where=file, may_differ={*MAY_DIFFER, "simulation"})
     rounds = folder.recorded_rounds()
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
     if kept is None:
@@ -112,11 +120,11 @@ def newest_checkpoint(
         _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
         with located(where):
             written = _completed(written_by["experiment"], objects)
-        _check_alike(experiment, written, where=where, may_differ={*_MAY_DIFFER, "simulation"})
-        _check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
-    _check_parts(parts, folder)
+        check_alike(experiment, written, where=where, may_differ={*MAY_DIFFER, "simulation"})
+        check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
+    check_parts(parts, folder)
     # Compared once more, now with the batching: without a checkpoint nothing else has compared it.
-    _check_alike(experiment, begun.dump(), where=file)
+    check_alike(experiment, begun.dump(), where=file)
     return kept
 
 
@@ -172,10 +180,20 @@ def _completed(written: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[s
     return {**Experiment.of(written, objects).dump(), **texts}
 
 
-def _check_alike(
-    now: Mapping[str, Any], begun: Mapping[str, Any], *, where: str, may_differ: Collection[str] = _MAY_DIFFER
+def check_alike(
+    now: Mapping[str, Any], begun: Mapping[str, Any], *, where: str, may_differ: Collection[str] = MAY_DIFFER
 ) -> None:
-    """Refuse a run that does not go on as it began, but for keys that may differ."""
+    """Refuse a run that does not go on as it began, but for keys that may differ.
+
+    Args:
+        now: experiment as it is given now, as :meth:`Experiment.dump` returns it.
+        begun: experiment that the run began with.
+        where: file or checkpoint that has it, for the error.
+        may_differ: keys, and sections, that need not be alike.
+
+    Raises:
+        InvalidExperiment: if another key differs.
+    """
     flat_now = _flat(now)
     flat_begun = _flat(begun)
     for key in {**flat_begun, **flat_now}:
@@ -187,8 +205,16 @@ def _check_alike(
             )
 
 
-def _check_parts(parts: Parts, folder: RunFolder) -> None:
-    """Refuse to go on with other data or code than the run began with."""
+def check_parts(parts: Parts, folder: RunFolder) -> None:
+    """Refuse to go on with other data or code than the run began with.
+
+    Args:
+        parts: data and code as they are now.
+        folder: folder of the run.
+
+    Raises:
+        InvalidInput: if they are others.
+    """
     begun = folder.parts("sha256")
     # Runs of earlier versions have no hashes, and must be resumed all the same.
     if not begun:

@@ -2,8 +2,7 @@
 
 import contextlib
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -16,6 +15,7 @@ from fed.server.recording import RunFiles, RunLog, Tally
 from fed.server.round_stats import RoundStats
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Checkpoints, Tree
+from fed.storage.measured import as_measured
 from fed.storage.run import Run, RunOnDisk
 from fed.storage.run_folder import RunFolder
 
@@ -129,21 +129,12 @@ class TrainingLoop:
     def _is_in_memory(self) -> bool:
         return self.is_simulated or self.folder is None
 
-    def _measured_lines(self) -> Iterator[dict[str, Any]]:
-        """The metrics in the folder."""
+    def _measured_lines(self) -> Iterable[dict[str, Any]]:
+        """The metrics in the folder, with the scores that were not finite, for which JSON has no number."""
         assert self.folder is not None
-        return map(self._as_measured, self.folder.lines())
-
-    def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A line of the metrics with the scores that were not finite, for which JSON has no number."""
-        if not self.has_scores or not self._policy.evaluates(line["round"]) or "test_loss" not in line:
-            return line
-        scored = {"test_loss", *(f"test_{name}" for name in self.metrics)}
-        starts = tuple(f"client_{name}_" for name in self.metrics)
-        return {
-            key: math.nan if value is None and (key in scored or key.startswith(starts)) else value
-            for key, value in line.items()
-        }
+        if not self.has_scores:
+            return self.folder.lines()
+        return as_measured(self.folder.lines(), self.metrics, self._policy.evaluates)
 
     def run(self) -> Run:
         """Run all remaining rounds.

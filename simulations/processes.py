@@ -1,7 +1,9 @@
 """Processes of a comparison: its runs one after the other or side by side, with the same bits either way."""
 
 import contextlib
+import logging
 import multiprocessing
+import pickle
 import signal
 import traceback
 from collections import deque
@@ -10,17 +12,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from fed.config.comparison import Repetition
 from fed.config.experiment import Experiment
-from fed.errors import FedError, RunFailed
-from fed.processes.child_processes import spawned, stop
+from fed.errors import FedError, InvalidCheckpoint, InvalidInput, RunFailed, first_line
+from fed.processes.child_processes import end_with_parent, spawned, stop
+from fed.processes.machine import usable_cores
 from fed.reports.summary import Record
 from fed.server.observer import Essential, Event, Kinds, RoundEnded
 from fed.simulations.simulate import simulate
+from fed.storage.run import Run
+from fed.storage.run_reader import metrics_lines
 
-__all__ = ["ComparisonObserver", "Ended", "PlannedRun", "one_by_one", "side_by_side"]
+__all__ = ["ComparisonObserver", "Ended", "PlannedRun", "jobs_of", "one_by_one", "side_by_side"]
+
+_log = logging.getLogger(__name__)
 
 _STOP_WITHIN_S = 10.0
 """Seconds that an interrupted run has to leave its folder in order."""
@@ -33,7 +40,19 @@ class ComparisonObserver(Protocol):
     """Observer of a comparison. Runs are named by variant and seed, or (seed, fold), and may overlap."""
 
     def begin(self, runs: Sequence[tuple[str, Repetition]]) -> None:
-        """Take note of all the runs that there will be."""
+        """Take note of all the runs that there will be; an error of it ends the comparison before any run.
+
+        Args:
+            runs: names of the runs to do, without those that the folder holds whole.
+        """
+
+    def start(self, name: str, repetition: Repetition) -> None:
+        """Take note that a run begins.
+
+        Args:
+            name: name of the variant.
+            repetition: seed of the run, with folds (seed, fold).
+        """
 
     def round(self, name: str, repetition: Repetition, line: Mapping[str, Any]) -> None:
         """Take note that a run has finished a round.
@@ -56,12 +75,23 @@ class ComparisonObserver(Protocol):
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Planned run: a variant with one of the seeds, or (seed, fold), and its folder."""
+    """Planned run: a variant with one of the seeds, or (seed, fold), and its folder.
+
+    Args:
+        name: name of the variant.
+        repetition: seed, or (seed, fold).
+        experiment: keys of its experiment.
+        directory: folder of the run; None: nothing is written.
+        overwrites: True if it replaces what its folder holds of an earlier run.
+        resumes: True if it goes on from its newest checkpoint, where there is one.
+    """
 
     name: str
     repetition: Repetition
     experiment: dict[str, Any]
     directory: Path | None = None
+    overwrites: bool = False
+    resumes: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,17 +110,62 @@ class _Reporter:
 
 def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: Any) -> Record:
     reporter = _Reporter(tell)
-    experiment = Experiment(**run.experiment)
     try:
-        done = simulate(experiment, output=run.directory, observers=[Essential(reporter)], **given)
+        done = _simulated(run, reporter, **given)
     except RunFailed as error:
-        return {"metrics": reporter.lines, "summary": {"status": "failed", "reason": str(error)}}
+        lines = reporter.lines
+        if run.resumes and run.directory is not None:
+            lines = [line for line, _ in metrics_lines(run.directory)]  # with those from before it was resumed
+        return {"metrics": lines, "summary": {"status": "failed", "reason": str(error)}}
     return {"metrics": done.metrics, "summary": done.summary}
+
+
+def _simulated(run: PlannedRun, reporter: _Reporter, **given: Any) -> Run:
+    """The run, resumed where its folder has what that takes, or else from its beginning."""
+    experiment = Experiment(**run.experiment)
+    told = {"output": run.directory, "observers": [Essential(reporter)], **given}
+    if run.resumes:
+        try:
+            return simulate(experiment, resume=True, **told)
+        except InvalidCheckpoint as error:
+            _log.warning("%s begins again: %s", run.directory, error)
+    return simulate(experiment, overwrite=run.overwrites, **told)
 
 
 def _tell(observer: ComparisonObserver | None, run: PlannedRun, line: Mapping[str, Any]) -> None:
     if observer is not None:
         observer.round(run.name, run.repetition, line)
+
+
+def jobs_of(jobs: int | Literal["auto"], given: Mapping[str, Any]) -> int:
+    """Number of processes for runs side by side; 1: this process alone.
+
+    Args:
+        jobs: number that is asked for, or "auto".
+        given: parts given in Python, by the names of :func:`fed.simulate`'s parameters.
+
+    Raises:
+        InvalidInput: if it is less than 1, or a part cannot go to another process.
+    """
+    if jobs != "auto" and not isinstance(jobs, int):
+        raise InvalidInput(f"jobs must be a number or 'auto', got {jobs!r}")
+    count = usable_cores() if jobs == "auto" else jobs
+    if count < 1:
+        raise InvalidInput(f"jobs must be at least 1, got {count}")
+    if count == 1:
+        return 1
+    for name, part in given.items():
+        try:
+            pickle.dumps(part)  # tried here, where the part can be named
+        except Exception as error:
+            if jobs == "auto":
+                _log.info("one run after the other: the %s cannot be pickled (%s)", name, first_line(error))
+                return 1
+            raise InvalidInput(
+                f"the {name} given in Python cannot be pickled ({first_line(error)}), so jobs must be 1, got {jobs}: "
+                "leave jobs out, or define it at the top of a module"
+            ) from None
+    return count
 
 
 def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | None = None, **given: Any) -> Ended:
@@ -102,6 +177,8 @@ def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | Non
         given: Python objects for :func:`fed.simulate`, by the names of its parameters.
     """
     for run in planned:
+        if observer is not None:
+            observer.start(run.name, run.repetition)
         yield run, _record(run, partial(_tell, observer, run), **given)
 
 
@@ -142,7 +219,9 @@ _NO_START = (
 )
 
 
-def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonObserver | None = None) -> Ended:
+def side_by_side(
+    planned: Sequence[PlannedRun], jobs: int, observer: ComparisonObserver | None = None, **given: Any
+) -> Ended:
     """Record of each run as it ends, up to ``jobs`` at a time, in processes that are gone when the iterator is closed.
 
     A process that dies fails its own run alone; another process takes its place.
@@ -151,13 +230,15 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
         planned: plans of the runs, which begin in this order.
         jobs: number of processes, at least 1.
         observer: observer of the comparison; None for none.
+        given: Python objects for :func:`fed.simulate`, by the names of its parameters; each process has a copy.
 
     Raises:
         FedError: what a run raised, other than :class:`fed.errors.RunFailed`.
         RuntimeError: if a run raised anything else; it holds that traceback.
     """
     waiting = deque(planned)
-    workers = [_begun() for _ in range(min(jobs, len(planned)))]
+    parts = pickle.dumps(given)
+    workers = [_begun(parts) for _ in range(min(jobs, len(planned)))]
     try:
         while workers:
             worker_of = {worker.connection: worker for worker in workers}
@@ -171,12 +252,15 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
                     continue
                 # A process serves many runs: to start one, and to load PyTorch, takes seconds.
                 if waiting and kind != "died":
-                    worker.give(waiting.popleft())
+                    begun = waiting.popleft()
+                    worker.give(begun)
+                    if observer is not None:
+                        observer.start(begun.name, begun.repetition)
                 else:
                     workers.remove(worker)
                     worker.stop()
                     if waiting:
-                        workers.append(_begun())
+                        workers.append(_begun(parts))
                 if run is not None:
                     yield run, content
     finally:
@@ -186,21 +270,24 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
             worker.stop()
 
 
-def _begun() -> _Worker:
-    process, connection = spawned(_work)
+def _begun(parts: bytes) -> _Worker:
+    process, connection = spawned(_work, parts)
     return _Worker(process, connection)
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, parts: bytes) -> None:
     """Do run after run until the other end is closed, or stop when terminated, each folder left in order."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A comparison that is killed and resumed must not find its runs' folders still in use.
+    end_with_parent()
+    given = pickle.loads(parts)  # noqa: S301  # made by the parent
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         connection.send(("ready", None))
         while True:
             run = connection.recv()
             message: tuple[str, Any]
             try:
-                record = _record(run, lambda line: connection.send(("round", line)))
+                record = _record(run, lambda line: connection.send(("round", line)), **given)
                 message = ("end", record)
             except Exception as error:
                 message = ("error", _portable(error))

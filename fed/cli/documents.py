@@ -1,6 +1,6 @@
 """Documents of the command line: an experiment or a comparison, from a file and ``--set``, shown or written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ import fed
 from fed.cli.options import File, Settings
 from fed.errors import InvalidInput, located
 
-__all__ = ["changes", "flower_app", "in_force", "read", "read_comparison", "read_experiment", "schema", "show"]
+__all__ = ["changes", "flower_app", "read", "read_comparison", "read_experiment", "schema", "show"]
 
 # No experiment has these keys, so that one of them tells a comparison from an experiment.
 _OF_COMPARISONS = ("base", "compare", "grid", "random")
@@ -33,7 +33,7 @@ def show(
     from fed.config import yaml
 
     document = read(file, settings)
-    typer.echo(yaml.dump(in_force(document)), nl=False)
+    typer.echo(yaml.dump(document.dump() if isinstance(document, fed.Experiment) else document.in_force()), nl=False)
     for line in _batching(document) if batching else ():
         typer.echo(f"# {line}")
 
@@ -83,8 +83,22 @@ def read(path: Path, settings: Sequence[str] | None) -> "fed.Experiment | fed.Co
     keys = yaml.load(path)
     # Before it is checked, so that mistakes are told of the document that was meant.
     document = fed.Comparison if any(key in keys for key in _OF_COMPARISONS) else fed.Experiment
+    if document is fed.Comparison:
+        _refuse_keys_of_experiments(values, path)
     with located(f"{path} with --set" if settings else path):
         return document(**with_overrides(keys, values))
+
+
+def _refuse_keys_of_experiments(values: Mapping[str, Any], path: Path) -> None:
+    """Refuse ``--set`` of an experiment's key in a comparison, with the key that is meant."""
+    for key, value in values.items():
+        section = key.partition(".")[0]
+        if section in fed.Comparison.model_fields or section not in fed.Experiment.model_fields:
+            continue
+        meant = f"--set 'seeds=[{value}]'" if key == "seed" else f"--set base.{key}=…"
+        raise InvalidInput(
+            f"--set {key}: {path} holds a comparison, whose experiments have their keys in base: write {meant}"
+        )
 
 
 def read_experiment(path: Path, settings: Sequence[str] | None) -> "fed.Experiment":
@@ -126,27 +140,6 @@ def changes(settings: Sequence[str], option: str = "--set") -> dict[str, Any]:
         values.pop(path.strip(), None)  # the last one counts, and where it stands
         values[path.strip()] = value
     return values
-
-
-def in_force(document: "fed.Experiment | fed.Comparison") -> dict[str, Any]:
-    """Every value in force, as a document that means the same.
-
-    Of a comparison, ``base`` holds the sections that all variants share, and each variant the others, whole.
-    """
-    if isinstance(document, fed.Experiment):
-        return document.dump()
-    variants = [experiment.dump() for experiment in document.variants().values()]
-    for variant in variants:
-        del variant["data_seed" if document.vary == "data" else "seed"]  # the comparison's seeds decide
-    shared = {key: value for key, value in variants[0].items() if all(one[key] == value for one in variants)}
-    shared.pop("name", None)  # of a single variant
-    return {
-        "name": document.name,
-        "base": shared,
-        "compare": [{key: value for key, value in one.items() if key not in shared} for one in variants],
-        **{key: getattr(document, key) for key in ("seeds", "vary", "folds", "confidence", "target")},
-        "baseline": document.baseline_in_force(),
-    }
 
 
 def _batching(document: "fed.Experiment | fed.Comparison") -> Iterator[str]:

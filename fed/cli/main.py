@@ -20,6 +20,7 @@ import typer
 
 import fed
 from fed.cli import algorithms, codecs, documents, export, keys, nodes, peers, runs, tables, topology
+from fed.cli import compare as comparisons
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
 from fed.errors import FedError
@@ -59,7 +60,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "server": nodes.server,
     "client": nodes.client,
     "peer": peers.peer,
-    "compare": runs.compare,
+    "compare": comparisons.compare,
     "report": runs.report,
     "show": documents.show,
     "data": tables.data,

@@ -48,6 +48,9 @@ class Lines:
         with contextlib.suppress(BrokenPipeError):
             typer.echo(text, err=True)
 
+    def doing(self, text: str) -> None:
+        """Show what is done before there is progress to show; only where a line can be taken back."""
+
     def show(self, done: float, total: float, text: str) -> None:
         """Print a line if a tenth of the way has passed since the last one.
 
@@ -88,6 +91,10 @@ class Bar(Lines):
         """Print a line above the bar."""
         # A client's name may look like markup.
         self._progress.console.print(text, markup=False, highlight=False)
+
+    def doing(self, text: str) -> None:
+        """Change the line, with a bar that only moves."""
+        self._progress.update(self._task, total=None, description=text)
 
     def show(self, done: float, total: float, text: str) -> None:
         """Change the line."""
@@ -250,18 +257,20 @@ class ComparisonProgress:
 
     Args:
         display: place where progress is shown.
-        expected: expected time and bytes of one run of each variant.
-        repetitions: number of runs of each variant.
+        expect: function from the name of a variant to the expected time and bytes of one run of it; it is called when
+            the comparison begins, for the variants that have runs to do.
+        total: number of all runs, with those that an earlier comparison in the folder has finished.
         jobs: number of runs side by side.
     """
 
-    def __init__(self, display: Lines, expected: "Mapping[str, Expectation]", repetitions: int, jobs: int) -> None:
+    def __init__(self, display: Lines, expect: "Callable[[str], Expectation]", total: int, jobs: int) -> None:
         self._display = display
-        self._expected = expected
-        self._repetitions = repetitions
+        self._expect = expect
+        self._expected: dict[str, Expectation] = {}
+        self._total = total
         self._jobs = jobs
-        self._whole_s = repetitions * sum(run.wall_s for run in expected.values())
-        self._runs = self._runs_done = 0
+        self._whole_s = 0.0
+        self._runs_done = 0
         self._left_s = dict[tuple[str, "Repetition"], float]()
         self._size_bytes = 0
         self._last = ""
@@ -269,18 +278,44 @@ class ComparisonProgress:
         self.has_begun = False
 
     def begin(self, runs: "Sequence[tuple[str, Repetition]]") -> None:
-        """Announce a long comparison."""
+        """Estimate the time of the runs, and announce a long comparison.
+
+        Args:
+            runs: names of the runs to do, by variant and seed, or (seed, fold).
+
+        Raises:
+            InvalidInput: if a variant cannot run.
+        """
+        names = list(dict.fromkeys(name for name, _ in runs))
+        for number, name in enumerate(names, 1):
+            self._display.doing(f"estimating the time of {name}, {number} of {len(names)} variants")
+            self._expected[name] = self._expect(name)
+        self._runs_done = self._total - len(runs)
+        if self._runs_done:
+            self._display.say(f"{self._runs_done} of {self._total} runs are done")
         self._left_s = {(name, repetition): self._expected[name].wall_s for name, repetition in runs}
-        self._runs = len(runs)
+        self._whole_s = sum(self._left_s.values())
         self._clock = _Clock()
         self.has_begun = True
         # With fewer runs than jobs some cores have nothing to do.
-        whole_s = self._whole_s / min(self._jobs, self._runs)
+        whole_s = self._whole_s / max(1, min(self._jobs, len(runs)))
         if whole_s > _LONG_S:
-            size_bytes = self._repetitions * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
+            expected = [self._expected[name] for name, _ in runs]
+            size_bytes = sum(run.bytes_up + run.bytes_down for run in expected)
             provisos = "".join(dict.fromkeys(f", {run.proviso}" for run in self._expected.values() if run.proviso))
-            text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs{provisos}"
+            text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {len(runs)} runs{provisos}"
             self._display.say(text)
+
+    def start(self, name: str, repetition: "Repetition") -> None:
+        """Show a run that begins, until another one has something to show.
+
+        Args:
+            name: name of the variant.
+            repetition: seed of the run; with folds (seed, fold).
+        """
+        if not self._last:
+            self._last = f", {_run_text(name, repetition)} has begun"
+            self._show()
 
     def round(self, name: str, repetition: "Repetition", line: Mapping[str, Any]) -> None:
         """Show a finished round of one run.
@@ -304,22 +339,28 @@ class ComparisonProgress:
             repetition: seed of the run; with folds (seed, fold).
             summary: summary of the run.
         """
-        from fed.config.comparison import repetition_text
-
         self._runs_done += 1
         metric = metrics_of(summary)[0]
         score = summary.get(metric.final)
         what = summary["status"] if score is None else f"{metric.words} {mean_text(score, None)}"
-        self._last = f", {name} seed {repetition_text(repetition, ' ')}: {what}"
+        self._last = f", {_run_text(name, repetition)}: {what}"
         # A run that failed has no rounds left, whatever was expected.
         self._left_s[name, repetition] = 0.0
         self._show()
 
     def done(self) -> str:
         """Runs done so far, in words."""
-        return f"{self._runs_done} of {self._runs} run{'' if self._runs == 1 else 's'}"
+        return f"{self._runs_done} of {self._total} run{'' if self._total == 1 else 's'}"
 
     def _show(self) -> None:
         done_s = self._whole_s - sum(self._left_s.values())
-        text = f"{self._runs_done} of {self._runs} runs{self._last}, {bytes_text(self._size_bytes)}"
-        self._display.show(done_s, self._whole_s, f"{text}, {self._clock.left(done_s, self._whole_s)}")
+        text = f"{self._runs_done} of {self._total} runs{self._last}, {bytes_text(self._size_bytes)}"
+        # Before the first round nothing tells how fast the runs are.
+        left = f", {self._clock.left(done_s, self._whole_s)}" if done_s > 0 else ""
+        self._display.show(done_s, self._whole_s, f"{text}{left}")
+
+
+def _run_text(name: str, repetition: "Repetition") -> str:
+    from fed.config.comparison import repetition_text
+
+    return f"{name} seed {repetition_text(repetition, ' ')}"

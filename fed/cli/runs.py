@@ -1,31 +1,39 @@
-"""``fed simulate`` and ``fed compare``: run, show progress, print the outcome, and choose the folder."""
+"""``fed simulate`` and ``fed report``; and what it shares with other commands: the folder, the end, the outcome."""
 
 import contextlib
 import itertools
 import re
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
 import fed
-from fed.cli.documents import read_comparison, read_experiment
-from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
-from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
-from fed.cli.tables import console
-from fed.errors import InvalidInput, located, os_errors_as
-from fed.processes.machine import usable_cores
+from fed.cli.documents import read_experiment
+from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
+from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all
+from fed.errors import InvalidInput, os_errors_as
 from fed.quantities import bytes_text, duration_text, score_text
 from fed.storage.scores import LOSS, metrics_of
 
-if TYPE_CHECKING:
-    from fed.server.observer import Expectation
-
-__all__ = ["compare", "folder", "report", "simulate", "tell", "to_run"]
+__all__ = [
+    "all_to_standard_error",
+    "folder",
+    "note",
+    "print_file",
+    "report",
+    "simulate",
+    "stopped_in_order",
+    "tell",
+    "to_run",
+    "watched",
+]
 
 _RUNS = Path("runs")
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
@@ -64,9 +72,9 @@ def simulate(
     shown = display()
     if verbose:
         say_all(shown)
-    with folder(experiment.name, resume or output, overwrite) as directory:
+    with stopped_in_order(), folder(experiment.name, resume or output, overwrite) as directory:
         watch = SimulationProgress(shown, directory)
-        with _watched(watch, shown, directory, json):
+        with watched(watch, shown.running(), directory, json):
             run = fed.simulate(
                 experiment, output=directory, overwrite=overwrite, resume=resume is not None, observers=[watch]
             )
@@ -121,66 +129,10 @@ def tell(directory: Path, summary: Mapping[str, Any], options: RunOptions) -> No
 
         write_run_report(directory)
     if options.json:
-        _print_file(directory / "summary.json")
-        _note(f"kept in {directory}")
+        print_file(directory / "summary.json")
+        note(f"kept in {directory}")
     else:
         typer.echo(f"{_outcome(summary)}\n{directory}")
-
-
-def compare(
-    file: File,
-    settings: Settings = None,
-    output: Output = None,
-    overwrite: Overwrite = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Runs side by side; as many as cores unless given.")
-    ] = None,
-    json: Json = False,
-) -> int:
-    """Run the variants of an experiment with several seeds, and write a report.
-
-    Args:
-        file: file of the comparison.
-        settings: values in place of the file's.
-        output: folder of the comparison; None: a new one below ``runs``.
-        overwrite: True to replace a comparison that is there.
-        jobs: number of runs side by side; None: one for each core.
-        json: True to print the result as JSON.
-
-    Returns:
-        The exit code, 1 if a run failed.
-    """
-    from fed.processes.child_processes import load_for_children
-    from fed.reports.conclusions import failures, unlike
-    from fed.reports.difference_texts import difference_notes
-    from fed.reports.tables import columns, difference_columns, table
-
-    comparison = read_comparison(file, settings)
-    load_for_children("fed.simulations.processes")
-    # Of this process: in a container they are fewer than the machine's.
-    jobs = jobs or usable_cores()
-    shown = display()
-    with _all_to_standard_error(json):
-        expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
-    watch = ComparisonProgress(shown, expected=expected, repetitions=len(comparison.repetitions()), jobs=jobs)
-    with folder(comparison.name, output, overwrite) as directory, _watched(watch, shown, directory, json):
-        result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
-    if json:
-        _print_file(directory / "comparison.json")
-        _note(f"report in {directory / 'report.html'}")
-    else:
-        terminal = console()
-        terminal.print(table(columns(result), terminal.width))
-        if differences := difference_columns(result):
-            terminal.print(table(differences, terminal.width))
-            terminal.print("\n".join(difference_notes(result)), markup=False)
-        typer.echo(directory / "report.html")
-    # Notes go to standard error: standard output holds the table or the JSON alone.
-    if difference := unlike(result):
-        _note(f"note: {difference}")
-    for line in (failed := failures(result)):
-        _note(f"error: {line}")
-    return 1 if failed else 0
 
 
 @contextlib.contextmanager
@@ -223,10 +175,19 @@ def _as_file_name(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _watched(watch: _Progress, shown: Lines, directory: Path, as_json: bool) -> Iterator[None]:
-    """Show progress; when a run is broken off, print what is kept of it."""
+def watched(
+    watch: _Progress, running: contextlib.AbstractContextManager[object], directory: Path, as_json: bool
+) -> Iterator[None]:
+    """Block within which progress is shown; when a run is broken off, what is kept of it is printed.
+
+    Args:
+        watch: progress of the run.
+        running: block within which its display is there.
+        directory: folder of the run.
+        as_json: True if standard output is for JSON alone.
+    """
     try:
-        with _all_to_standard_error(as_json), shown.running():
+        with all_to_standard_error(as_json), running:
             yield
     except (KeyboardInterrupt, Exception) as error:
         # An error before the first round says all: nothing is kept of such a run.
@@ -235,21 +196,24 @@ def _watched(watch: _Progress, shown: Lines, directory: Path, as_json: bool) -> 
         raise
 
 
-def _all_to_standard_error(as_json: bool) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def stopped_in_order() -> Iterator[None]:
+    """Block that a service manager's stop ends as Ctrl-C does, also where a shell has a command ignore Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say what a signal does
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def all_to_standard_error(as_json: bool) -> contextlib.AbstractContextManager[object]:
     """Redirect a user's own prints to standard error with ``--json``."""
     return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-
-
-def _expect(name: str, experiment: "fed.Experiment") -> "Expectation":
-    """Expected time and bytes of one run of a variant; a variant that cannot run is refused here."""
-    import torch
-
-    from fed.simulations.estimate import expect
-    from fed.simulations.simulation import Simulation
-
-    torch.set_num_threads(1)  # as each run will have
-    with located(name):
-        return expect(Simulation(experiment))
 
 
 def _outcome(summary: Mapping[str, Any]) -> str:
@@ -263,25 +227,32 @@ def _outcome(summary: Mapping[str, Any]) -> str:
 
 
 def _say_what_is_kept(directory: Path, watch: _Progress, as_json: bool) -> None:
-    has_checkpoints = any((directory / "checkpoints").glob("*"))
-    if not watch.has_begun:
+    is_simulation = isinstance(watch, SimulationProgress)
+    can_go_on = (
+        any((directory / "checkpoints").glob("*")) if is_simulation else (directory / "comparison.yaml").is_file()
+    )
+    if watch.has_begun:
+        note(f"stopped after {watch.done()}; what was done is kept in {directory}")
+    else:
         as_it_was = f"stopped before another round; {directory} is as it was"
-        _note(as_it_was if has_checkpoints else "stopped before the first round")
+        note(as_it_was if can_go_on else "stopped before the first round")
         return
-    _note(f"stopped after {watch.done()}; what was done is kept in {directory}")
-    if has_checkpoints:
-        _note(f"go on with: fed simulate --resume {shlex.quote(str(directory))}")
+    if can_go_on:
+        command = "simulate" if is_simulation else "compare"
+        note(f"go on with: fed {command} --resume {shlex.quote(str(directory))}")
     # With --json a program reads standard output, and gets what there is.
     for name in ("summary.json", "comparison.json"):
         if as_json and (directory / name).is_file():
-            _print_file(directory / name)
+            print_file(directory / name)
 
 
-def _print_file(path: Path) -> None:
+def print_file(path: Path) -> None:
+    """Print a file as it is."""
     sys.stdout.write(path.read_text(encoding="utf-8"))
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
+    """Print a line on standard error: standard output is for the results."""
     # A run that is done does not fail because its last line has no reader.
     with contextlib.suppress(BrokenPipeError):
         typer.echo(text, err=True)

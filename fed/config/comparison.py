@@ -203,6 +203,24 @@ class Comparison(Document):
         """
         return variant.override(self._keys_of(repetition))
 
+    def in_force(self) -> dict[str, Any]:
+        """Every value in force, as a document that means the same.
+
+        ``base`` holds the sections that all variants share, and each variant the others, whole.
+        """
+        variants = [experiment.dump() for experiment in self._variants.values()]
+        for variant in variants:
+            del variant["data_seed" if self.vary == "data" else "seed"]  # the comparison's seeds decide
+        shared = {key: value for key, value in variants[0].items() if all(one[key] == value for one in variants)}
+        shared.pop("name", None)  # of a single variant
+        return {
+            "name": self.name,
+            "base": shared,
+            "compare": [{key: value for key, value in one.items() if key not in shared} for one in variants],
+            **{key: getattr(self, key) for key in ("seeds", "vary", "folds", "confidence", "target")},
+            "baseline": self.baseline_in_force(),
+        }
+
     def baseline_in_force(self) -> str:
         """Name of the variant that differences are taken to."""
         if self.baseline is not None:

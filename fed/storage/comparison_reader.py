@@ -37,9 +37,11 @@ def run_folders(folder: Path, contents: Mapping[str, Any]) -> Iterator[tuple[str
         contents: content of its ``comparison.json``.
     """
     slug_of = slugs(contents["runs"])
+    elsewhere = contents.get("folders", {})  # of runs that existed before they were compared
     for name, by_repetition in contents["runs"].items():
         for repetition in by_repetition:
-            yield name, repetition, folder / "runs" / slug_of[name] / f"seed-{repetition}"
+            own = folder / "runs" / slug_of[name] / f"seed-{repetition}"
+            yield name, repetition, Path(elsewhere.get(name, {}).get(repetition, own))
 
 
 def slugs(names: Iterable[str]) -> dict[str, str]:

@@ -61,6 +61,9 @@ class Watching:
     def begin(self, runs: Sequence[tuple[str, Repetition]]) -> None:
         self.events.append(("begin", list(runs)))
 
+    def start(self, name: str, repetition: Repetition) -> None:
+        self.events.append(("start", name, repetition))
+
     def round(self, name: str, repetition: Repetition, line: Mapping[str, Any]) -> None:
         self.events.append(("round", name, repetition, line["round"]))
         if name == self._at and line["round"] == 1:
@@ -220,6 +223,7 @@ def test_folder_holds_tables_picture_report_and_runs(both: Both) -> None:
     assert summary == result.runs["D-PSGD"][1]["summary"]
     assert {path.name for path in result.directory.iterdir()} == {
         "comparison.json", "comparison.csv", "comparison.md", "comparison.tex", "comparison.svg", "report.html", "runs",
+        "comparison.yaml",
     }  # fmt: skip
 
 
@@ -338,8 +342,8 @@ def test_folds_of_data_given_in_python_are_refused() -> None:
         fed.compare(comparison(folds=2), data=fed.FederatedData({0: pair}))
 
 
-def test_objects_of_python_do_not_go_to_other_processes() -> None:
-    with pytest.raises(InvalidInput, match="jobs must be 1 with model and loss given in Python, got jobs=2"):
+def test_objects_that_no_pickle_holds_stay_in_this_process() -> None:
+    with pytest.raises(InvalidInput, match=r"the model given .* cannot be pickled \(.*\), so jobs must be 1, got 2"):
         fed.compare(comparison(), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2)
 
 
@@ -358,7 +362,7 @@ def test_observer_sees_every_run_from_its_beginning_to_its_end(both: Both) -> No
         assert watching.events[0] == ("begin", runs)
         for run in runs[:-2]:
             assert [event for event in watching.events if event[1:3] == run] == [
-                *(("round", *run, number) for number in (1, 2, 3)), ("end", *run, "finished"),
+                ("start", *run), *(("round", *run, number) for number in (1, 2, 3)), ("end", *run, "finished"),
             ]  # fmt: skip
         assert all(("end", *run, "failed") in watching.events for run in runs[-2:])
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import typer
 
-from fed.cli.documents import changes, in_force, read, read_comparison, read_experiment
+from fed.cli.documents import changes, read, read_comparison, read_experiment
 from fed.config import yaml
 from fed.errors import InvalidInput
 
@@ -101,12 +101,12 @@ def test_comparison_and_experiment_are_told_apart(write: Any) -> None:
 
 def test_experiment_in_force_reads_back_as_itself(write: Any) -> None:
     experiment = read_experiment(write("algorithm: {kind: dpsgd}"), ["local.steps=3"])
-    assert read_experiment(write(yaml.dump(in_force(experiment))), []) == experiment
+    assert read_experiment(write(yaml.dump(experiment.dump())), []) == experiment
 
 
 def test_comparison_in_force_has_the_same_variants(write: Any) -> None:
     comparison = read_comparison(write(COMPARISON), ["base.local.lr=0.25"])
-    shown = in_force(comparison)
+    shown = comparison.in_force()
     again = read_comparison(write(yaml.dump(shown)), [])
     assert again.variants() == comparison.variants()
     assert (again.seeds, again.target, again.name) == ([1, 2], 0.9, "three")

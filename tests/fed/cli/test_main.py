@@ -56,7 +56,18 @@ def test_help_and_version_are_results(run: Run) -> None:
         (["simulate"], "fed simulate needs an experiment, got none: give a file, or --resume DIR"),
         (["simulate", "tiny.yaml", "--frob"], "No such option: --frob"),
         (["simulate", "tiny.yaml", "--set", "seed"], "Invalid value for --set: must have the form key=value"),
-        (["compare", "two.yaml", "--jobs", "0"], "Invalid value for '--jobs'"),
+        (["compare", "two.yaml", "--jobs", "0"], "'0' is neither auto nor a number of at least 1"),
+        (["compare"], "fed compare needs a comparison, got none: give a file, runs' folders, or --resume DIR"),
+        (
+            ["compare", "two.yaml", "tiny.yaml"],
+            "takes one file, or folders of runs, got 2 of which two.yaml",
+        ),
+        (["compare", "two.yaml", "--set", "rounds.count=60"], "keys in base: write --set base.rounds.count=…"),
+        (["compare", "two.yaml", "--set", "seed=3"], "keys in base: write --set 'seeds=[3]'"),
+        (["compare", "--resume", "none"], "none must hold a comparison to resume, got no comparison.yaml"),
+        (["compare", "--resume", "none", "--overwrite"], "give no --output, --overwrite or, without the file, --set"),
+        (["compare", ".", "--set", "name=x"], "runs that exist are compared as they are: give no --set"),
+        (["compare", "."], ". must hold runs, got none: give folders that fed simulate has written"),
         (["schema", "model"], "'model' is not one of 'experiment', 'comparison'"),
         (["simulate", "none.yaml"], "none.yaml: no such file"),
         (["simulate", "."], ".: cannot be read"),
@@ -389,6 +400,35 @@ def test_compare_prints_its_table_and_where_the_report_is(run: Run, folder: Path
     assert any("fast" in line for line in table)
     assert report == "runs/two/report.html"
     assert (folder / report).is_file()
+
+
+def test_compare_resumes_a_finished_comparison_to_the_same_table(run: Run, folder: Path) -> None:
+    first = run("compare", "two.yaml", "--jobs", "1", "--json", "--output", "here")
+    (folder / "here/report.html").unlink()
+    again = run("compare", "--resume", "here", "--jobs", "auto", "--json")
+    assert first.code == again.code == 0
+    assert json.loads(again.out)["rows"] == json.loads(first.out)["rows"]
+    assert again.err == "2 of 2 runs are done\nreport in here/report.html\n"
+    assert (folder / "here/report.html").is_file()
+    code, _, err = run("compare", "two.yaml", "--set", "base.rounds.count=9", "--resume", "here")
+    assert (code, "rounds.count is 2 in here/comparison.yaml for FedAvg, got 9" in err) == (2, True), err
+
+
+@pytest.mark.long
+def test_compare_sets_runs_that_exist_side_by_side(run: Run, folder: Path) -> None:
+    for name in ("a", "b"):
+        for seed in (0, 1):
+            settings = (f"name={name}", f"seed={seed}", f"local.lr={0.1 if name == 'a' else 0.3}")
+            given = [part for setting in settings for part in ("--set", setting)]
+            assert run("simulate", "tiny.yaml", *given, "--output", f"kept/{name}-{seed}")[0] == 0
+    code, out, _ = run("compare", "kept/a-0", "kept/a-1", "kept/b-0", "kept/b-1")
+    assert code == 0
+    assert out.splitlines()[-1] == "runs/comparison/report.html"
+    rows = json.loads((folder / "runs/comparison/comparison.json").read_bytes())["rows"]
+    assert [(row["name"], row["seeds"], row["status"]) for row in rows] == [
+        ("a", [0, 1], "finished"),
+        ("b", [0, 1], "finished"),
+    ]
 
 
 def test_compare_exits_1_after_a_failed_run_and_reports(run: Run, folder: Path) -> None:

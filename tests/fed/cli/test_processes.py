@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import pty
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -129,11 +131,60 @@ def test_interrupted_comparison_is_kept_and_exits_with_130(start: Start, folder:
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "stopped after 1 of 2 runs; what was done is kept in runs/comparison"
+    assert err.splitlines()[-2:] == [
+        "stopped after 1 of 2 runs; what was done is kept in runs/comparison",
+        "go on with: fed compare --resume runs/comparison",
+    ]
     result = json.loads((folder / "runs/comparison/comparison.json").read_text(encoding="utf-8"))
     assert [row["status"] for row in result["rows"]] == ["finished", "interrupted"]
     summaries = [json.loads((runs / name / "seed-0/summary.json").read_text(encoding="utf-8")) for name in "ab"]
     assert [summary["status"] for summary in summaries] == ["finished", "interrupted"]
+
+
+def runs_begun(place: Path) -> int:
+    return len([*place.glob("runs/*/*/metrics.jsonl")])
+
+
+@pytest.mark.long
+def test_comparison_killed_three_times_has_the_undisturbed_table(start: Start, folder: Path) -> None:
+    (folder / "twelve.yaml").write_text(
+        "base: {data: {clients: 10}, model: {kind: logistic}, rounds: {cohort: 3, count: 40}}\n"
+        "compare:\n- name: FedAvg\n- {name: Prox, algorithm: {kind: fedprox, mu: 0.1}}\n- {name: a/b, local.lr: 0.3}\n"
+        "seeds: [0, 1, 2, 3]\ntarget: 0.8\n",
+        encoding="utf-8",
+    )
+    moments = random.Random(11)
+    place = folder / "broken"
+    arguments: tuple[str, ...] = ("twelve.yaml", "--output", "broken")
+    for sent in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        process = start("compare", *arguments, "--jobs", "2", "--json", start_new_session=True)
+        begun = min(12, runs_begun(place) + moments.randrange(1, 5))
+        wait_until(partial(lambda begun: runs_begun(place) >= begun, begun), process)
+        process.send_signal(sent)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == (-signal.SIGKILL if sent == signal.SIGKILL else 130), err
+        assert "Traceback" not in err
+        assert sent == signal.SIGKILL or err.splitlines()[-1] == "go on with: fed compare --resume broken"
+        arguments = ("--resume", "broken")
+    assert start("compare", *arguments).wait(PATIENCE_S) == 0
+    assert start("compare", "twelve.yaml", "--output", "whole").wait(PATIENCE_S) == 0
+    tables = [json.loads((folder / name / "comparison.json").read_bytes()) for name in ("broken", "whole")]
+    for table in tables:
+        del table["environment"], table["comparison"]  # which is written with its defaults when it is resumed
+        for row in [*table["rows"], *(run for of_it in table["runs"].values() for run in of_it.values())]:
+            del row["wall_s"]
+    assert tables[0] == tables[1]
+
+
+@pytest.mark.long
+def test_bar_of_a_comparison_says_at_once_what_it_does(start: Start) -> None:
+    shown, its = pty.openpty()
+    process = start("compare", "two.yaml", "--set", "base.rounds.count=1", stderr=its, TERM="xterm", COLUMNS="100")
+    os.close(its)
+    text = read_terminal(shown, until="estimating the time of A, 1 of 2 variants")
+    process.terminate()
+    process.communicate(timeout=PATIENCE_S)
+    assert "loading PyTorch, and the comparison" in text
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("show", "tiny.yaml")])
@@ -181,10 +232,10 @@ def test_colours_are_left_out_where_they_are_not_wanted(folder: Path, more: dict
     assert bool(colours) == (not more)
 
 
-def read_terminal(end: int) -> str:
+def read_terminal(end: int, until: str = "\0") -> str:
     content = b""
     try:
-        while chunk := os.read(end, 4096):
+        while until.encode() not in content and (chunk := os.read(end, 4096)):
             content += chunk
     except OSError:  # Linux says so when the other end is closed
         pass

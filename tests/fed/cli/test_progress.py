@@ -70,7 +70,7 @@ def test_what_an_announcement_takes_for_granted_is_said(proviso: str, end: str) 
     kept = Kept()
     SimulationProgress(kept).begin(Expectation(5, 20.0, 1, 1, proviso), 0)
     assert kept.lines[0].endswith(f"for 5 {end}")
-    watch = ComparisonProgress(kept, dict.fromkeys("AB", Expectation(5, 20.0, 1, 1, proviso)), repetitions=1, jobs=1)
+    watch = ComparisonProgress(kept, lambda name: Expectation(5, 20.0, 1, 1, proviso), total=2, jobs=1)
     watch.begin([("A", 0), ("B", 0)])
     assert kept.lines[1].endswith(f"for 2 runs{end.removeprefix('rounds')}")
 
@@ -125,7 +125,7 @@ def test_what_is_still_to_do_is_announced(earlier: int, announced: str, tmp_path
 
 def of_comparison(kept: Kept, **wall_s: float) -> ComparisonProgress:
     expected = {name: Expectation(2, each_s, 1_000, 1_000) for name, each_s in wall_s.items()}
-    watch = ComparisonProgress(kept, expected, repetitions=2, jobs=2)
+    watch = ComparisonProgress(kept, expected.__getitem__, total=2 * len(wall_s), jobs=2)
     watch.begin([(name, seed) for name in wall_s for seed in (0, 1)])
     return watch
 
