@@ -87,7 +87,21 @@ def check_model(
         classes = _classes(output, targets) if loss is cross_entropy else _no_classes(loss, output, targets)
         for name, metric in metrics.items():
             _check_metric(name, metric, output, targets)
+    _check_gradient(module, loss, inputs, targets)
     return classes
+
+
+def _check_gradient(module: "nn.Module", loss: Loss, inputs: Tree, targets: Tree) -> None:
+    """Check that the loss depends on the parameters, where some of them are trained."""
+    if not any(part.requires_grad for part in module.parameters()):
+        return
+    with torch.enable_grad():
+        value = loss(called(module, inputs), targets)
+    if isinstance(value, Tensor) and not value.requires_grad:
+        raise InvalidModel(
+            "the loss must have a gradient, got one that depends on no parameter of the model: leave .detach(), "
+            ".item(), .numpy() and torch.no_grad() out of the model and the loss"
+        )
 
 
 def _two_samples(held: Held, collate: Collating | None) -> tuple[Tree, Tree]:

@@ -99,13 +99,13 @@ def test_whole_numbers_stay_where_the_model_looks_them_up() -> None:
     assert kept.read("a")[0].dtype == torch.int32
 
 
-def test_data_on_demand_are_cast_whenever_they_are_read() -> None:
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_data_on_demand_are_cast_whenever_they_are_read(workers: int) -> None:
     labels = LABELS.astype(np.float32)
     clients = fed.ClientsOnDemand(("a", "b"), arrays_of)
     on_demand = fed.FederatedData(clients, (INPUTS, labels), classes=2)
     expected = fed.simulate(experiment(), data=float32())
-    assert_same(fed.simulate(experiment(), data=on_demand), expected)
-    assert_same(fed.simulate(experiment(simulation={"workers": 2}), data=on_demand), expected)
+    assert_same(fed.simulate(experiment(simulation={"workers": workers}), data=on_demand), expected)
 
 
 def arrays_of(client: str) -> Any:

@@ -36,7 +36,6 @@ def test_the_first_column_that_differs_is_named(tmp_path: Path) -> None:
         "permuted.csv": ("age,height,weight,label\n1,3,2,0\n4,6,5,1\n", "column 2 must be 'weight', .* got 'height'"),
         "fewer.csv": ("age,weight,label\n1,2,0\n4,5,1\n", "inputs of shape"),
         "others.csv": ("age,weight,length,label\n1,2,3,0\n4,5,6,1\n", "column 3 must be 'height', .* got 'length'"),
-        "odd.csv": ("age,weight,\x1b[31m,label\n1,2,3,0\n4,5,6,1\n", r"column 3 must be 'height', .* got '\?\[31m'"),
     }
     first = without_data()
     for name, (content, reason) in nodes.items():
@@ -44,6 +43,15 @@ def test_the_first_column_that_differs_is_named(tmp_path: Path) -> None:
         for deployment in (with_data, first):
             refusal = deployment.accepts(said)
             assert refusal is None if reason is None else re.search(reason, refusal or ""), (name, refusal)
+
+
+def test_names_of_a_hostile_node_are_shown_as_letters(tmp_path: Path) -> None:
+    deployment = without_data()
+    content = "age,weight,height,label\n1,2,3,0\n4,5,6,1\n"
+    assert deployment.accepts(joining(tmp_path, "a.csv", content)) is None
+    said = joining(tmp_path, "b.csv", content)
+    said.signature.columns[2] = "\x1b[31m"
+    assert re.search(r"column 3 must be 'height', .* got '\?\[31m'", deployment.accepts(said) or "")
 
 
 def test_another_column_of_labels_is_refused(tmp_path: Path) -> None:

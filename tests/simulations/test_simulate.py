@@ -276,6 +276,11 @@ def labelled(targets: list[int]) -> fed.FederatedData:
             InvalidModel,
             "must be a scalar tensor",
         ),
+        (
+            {"data": labelled([0, 1]), "loss": lambda output, target: output.detach().sum()},
+            InvalidModel,
+            r"must have a gradient, .* leave \.detach",
+        ),
     ],
 )
 def test_parts_that_do_not_fit_are_one_sentence(given: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -145,6 +145,7 @@ def test_text_labels_are_refused_with_a_remedy_that_works(brought: Any, remedy: 
     assert tensor_of(numbered, "targets", are_targets=True).tolist() == [1, 0]
 
 
+@pytest.mark.long
 def test_no_library_is_imported_for_arrays() -> None:
     heavy = "{'pandas', 'pyarrow', 'polars', 'datasets', 'PIL'}"
     program = (

@@ -92,7 +92,7 @@ def test_a_server_with_real_targets_scores_as_the_simulation(tmp_path: Path) -> 
     ("targets", "reason"),
     [
         (torch.zeros(3), r"real numbers of shape \(2,\) a sample, got real numbers, one a sample"),
-        (torch.zeros(3, 2).long(), r"of shape \(2,\) a sample, got integers of shape \(2,\) a sample"),
+        (torch.zeros(3, 3).long(), r"of shape \(2,\) a sample, got integers of shape \(3,\) a sample"),
         (torch.zeros(3, 3), r"got real numbers of shape \(3,\) a sample: check the node's data file"),
     ],
 )
@@ -103,6 +103,19 @@ def test_a_node_with_other_targets_is_refused_with_the_reason(targets: torch.Ten
     said = deployment.accepts(Joining(signature=other))
     assert said is not None
     assert re.search(f"the run is for targets that are .*{reason}", said)
+
+
+def test_numbers_that_a_node_can_cast_fit_the_model() -> None:
+    inputs = torch.zeros(3, 4)
+    times = torch.zeros(3, 2)
+    labels = torch.arange(3)
+    survival = Deployment(experiment("cox"))
+    assert survival.accepts(Joining(signature=signature_of((inputs, times), 0, Names()))) is None
+    assert survival.accepts(Joining(signature=signature_of((inputs.double(), times.long()), 0, Names()))) is None
+    asked = signature_of((inputs, labels), 3, Names())
+    assert refusal_of_signature(signature_of((inputs.int(), labels.double()), 0, Names()), asked) is None
+    looked_up = signature_of((inputs.long(), labels), 3, Names())
+    assert "made for int64 inputs" in str(refusal_of_signature(asked, looked_up))
 
 
 def test_counts_that_a_node_has_alone_fit_a_regression() -> None:
