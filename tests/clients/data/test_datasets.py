@@ -1,6 +1,5 @@
 """Data sets whose samples are read as they are needed train as the same samples in memory do."""
 
-import importlib.util
 import pickle
 import resource
 from collections.abc import Iterator
@@ -189,7 +188,6 @@ def test_keys_that_need_all_inputs_are_refused() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is None, reason="installed by make test-all alone")
 @pytest.mark.parametrize("form", [None, "numpy", "torch"])
 def test_hugging_face_data_sets_train_as_tensors_do(form: str | None) -> None:
     import datasets
