@@ -25,7 +25,7 @@ __all__ = [
     "run_fingerprint",
 ]
 
-MAY_DIFFER = frozenset({"name", "checkpoints", "fixed", "simulation.workers", "simulation.executor"})
+MAY_DIFFER = frozenset({"name", "checkpoints", "fixed", "tracking", "simulation.workers", "simulation.executor"})
 """Keys that change no bit of the results."""
 _log = logging.getLogger(__name__)
 

@@ -96,13 +96,22 @@ class Observers:
             tracker.put(event)
 
     def close(self) -> None:
-        """Wait until trackers have seen all events, for five seconds at most, and say what they have not seen."""
-        until_s = self._clock.monotonic_s() + _CLOSING_S
+        """Wait until trackers have seen all events, and say what they have not seen.
+
+        Each is waited for five seconds at most, or as long as its ``closes_within_s`` says; all end side by side.
+        """
+        began_s = self._clock.monotonic_s()
         for tracker in self._trackers:
             # All are told before one is waited for, so that they end side by side.
             tracker.end()
         for tracker in self._trackers:
-            self._clock.wait(until_s - self._clock.monotonic_s(), tracker.ended)
+            soon_s = began_s + min(_CLOSING_S, tracker.closes_within_s)
+            self._clock.wait(soon_s - self._clock.monotonic_s(), tracker.ended)
+        for tracker in self._trackers:
+            left_s = began_s + tracker.closes_within_s - self._clock.monotonic_s()
+            if left_s > 0 and not tracker.ended.is_set():
+                _log.warning("the run has ended, and waits %.0f s at most for %s", left_s, tracker.name)
+                self._clock.wait(left_s, tracker.ended)
             tracker.leave()
 
     def _of(self, kind: type[Event]) -> "tuple[list[Observer], list[_Tracker]]":
@@ -119,6 +128,8 @@ class _Tracker:
 
     Attributes:
         kinds: classes of the events that it is told of.
+        name: name of the observer in the log.
+        closes_within_s: seconds that a run waits for it at its end.
         ended: event that is set once nothing waits any more.
     """
 
@@ -126,7 +137,8 @@ class _Tracker:
         self.kinds = _kinds_of(observer)
         self.ended = threading.Event()
         self._observer = observer
-        self._name = getattr(observer, "__name__", type(observer).__name__)
+        self.name = f"observer {_name_of(observer)}"
+        self.closes_within_s = float(getattr(observer, "closes_within_s", _CLOSING_S))
         self._waiting: deque[Event] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -148,7 +160,7 @@ class _Tracker:
             self._begin()
 
     def _begin(self) -> None:
-        thread = threading.Thread(target=self._run, name=f"observer {self._name}", daemon=True)
+        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the system has no thread left, which must not end the run
@@ -171,14 +183,16 @@ class _Tracker:
             unseen = self._dropped + len(self._waiting)
             self._waiting.clear()
         if unseen and not self._has_failed:
-            _log.warning("observer %s has not seen %d events: it is slower than the run", self._name, unseen)
+            _log.warning("%s has not seen %d events: it is slower than the run", self.name, unseen)
+        elif not self.ended.is_set():
+            _log.warning("%s has not ended in %g s, and is not waited for any more", self.name, self.closes_within_s)
 
     def _drop(self) -> None:
         if not self._dropped:
             _log.warning(
-                "observer %s is slower than the run: %d events wait for it, and further ones are dropped until it has "
+                "%s is slower than the run: %d events wait for it, and further ones are dropped until it has "
                 "taken some",
-                self._name,
+                self.name,
                 len(self._waiting),
             )
         self._dropped += 1
@@ -203,14 +217,16 @@ class _Tracker:
         with self._changed:
             self._has_failed = self._is_ending = True
             self._waiting.clear()
-        _log.warning(
-            "observer %s has failed, and is told nothing more: %s: %s", self._name, type(error).__name__, error
-        )
+        _log.warning("%s has failed, and is told nothing more: %s: %s", self.name, type(error).__name__, error)
+
+
+def _name_of(observer: object) -> str:
+    return str(getattr(observer, "name", None) or getattr(observer, "__name__", type(observer).__name__))
 
 
 def _refuse_no_observer(observer: object) -> None:
     """Refuse what cannot be told of events."""
-    name = getattr(observer, "__name__", type(observer).__name__)
+    name = _name_of(observer)
     if isinstance(observer, type) or not callable(getattr(observer, "observe", None)):
         raise InvalidInput(f"an observer must be an object with a method observe, got {name}: see docs/observers.md")
     kinds = getattr(observer, "kinds", ())

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fed.clients.data import FederatedData
 from fed.clients.scoring.measures import Loss, Metric, Metrics
-from fed.config.comparison import Comparison
+from fed.config.comparison import Comparison, repetition_text
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.reports.summary import ComparisonResult, Runs, row_of
+from fed.server.tracking import Part
 from fed.simulations.comparison_folder import ComparisonFolder
+from fed.simulations.comparison_tracking import group_of, track
 from fed.simulations.kept_runs import sorted_out
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, jobs_of, one_by_one, side_by_side
 
@@ -113,6 +115,7 @@ def compare(
         result = _result(comparison, runs, "finished", folder.path if folder else None)
         if folder:
             folder.write(result, data)
+        track(result)
         return result
 
 
@@ -142,7 +145,9 @@ def _planned(comparison: Comparison, folder: "ComparisonFolder | None") -> Itera
         for repetition in comparison.repetitions():
             keys = comparison.repeated(experiment, repetition).given_keys()
             directory = folder.of_run(name, repetition) if folder else None
-            yield PlannedRun(name, repetition, experiment=keys, directory=directory)
+            group = group_of(comparison, folder.path if folder else None)
+            part = Part(f"{name} seed {repetition_text(repetition, ' ')}", group, {"variant": name})
+            yield PlannedRun(name, repetition, experiment=keys, directory=directory, part=part)
 
 
 def _work(experiment: Experiment) -> int:

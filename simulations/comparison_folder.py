@@ -62,7 +62,7 @@ class ComparisonFolder:
 
     FILES = (
         *(_PLAN, "comparison.json", "comparison.csv", "comparison.md", "comparison.tex", "comparison.svg"),
-        "report.html",
+        *("report.html", "tracking.json"),
     )
 
     def __init__(

@@ -21,6 +21,7 @@ from fed.processes.child_processes import end_with_parent, spawned, stop
 from fed.processes.machine import usable_cores
 from fed.reports.summary import Record
 from fed.server.observer import Essential, Event, Kinds, RoundEnded
+from fed.server.tracking import Part, tracked
 from fed.simulations.simulate import simulate
 from fed.storage.run import Run
 from fed.storage.run_reader import metrics_lines
@@ -84,6 +85,7 @@ class PlannedRun:
         directory: folder of the run; None: nothing is written.
         overwrites: True if it replaces what its folder holds of an earlier run.
         resumes: True if it goes on from its newest checkpoint, where there is one.
+        part: place of the run in the comparison, for trackers.
     """
 
     name: str
@@ -92,6 +94,7 @@ class PlannedRun:
     directory: Path | None = None
     overwrites: bool = False
     resumes: bool = False
+    part: Part = field(default_factory=Part)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: An
 def _simulated(run: PlannedRun, reporter: _Reporter, **given: Any) -> Run:
     """The run, resumed where its folder has what that takes, or else from its beginning."""
     experiment = Experiment(**run.experiment)
-    told = {"output": run.directory, "observers": [Essential(reporter)], **given}
+    observers = tracked([Essential(reporter)], experiment, run.directory, run.part)
+    told = {"output": run.directory, "observers": observers, **given}
     if run.resumes:
         try:
             return simulate(experiment, resume=True, **told)

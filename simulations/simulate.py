@@ -22,6 +22,7 @@ from fed.server.assembly import assembled
 from fed.server.observer import Essential, Expectation, Observer
 from fed.server.resume import Parts, check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.telling import Observers
+from fed.server.tracking import tracked
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.choice import hired, leave_rerun
 from fed.simulations.estimate import expect
@@ -120,7 +121,7 @@ def simulate(
             parts = Parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
             if resume:
                 kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts)
-        told = Observers(observers)
+        told = Observers(tracked(observers, experiment, None if folder is None else folder.path))
         # The estimate takes a trial: it is made only where an observer listens.
         expectation = expect(simulation) if told.want(Expectation) else None
         if folder is not None:

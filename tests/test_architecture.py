@@ -26,8 +26,8 @@ MAY_IMPORT = {
     "simulations": {"fed", "aggregators", "clients", "server", "simulations"},
 }
 FOLDERS = (
-    *("fed", "fed/protocol", "fed/processes", "fed/vectors", "fed/topology", "fed/config", "fed/secure_aggregation"),
-    *("fed/compression", "fed/storage", "fed/identity", "fed/reports", "fed/wire"),
+    *("fed", "fed/protocol", "fed/processes", "fed/tracking", "fed/vectors", "fed/topology", "fed/config"),
+    *("fed/secure_aggregation", "fed/compression", "fed/storage", "fed/identity", "fed/reports", "fed/wire"),
     *("aggregators", "aggregators/robust"),
     *("clients/scoring", "clients/data", "clients/data/sources", "clients/training", "clients", "clients/node"),
     *("server/peer/members", "server", "server/rounds", "server/mixing", "server/grpc", "server/flower"),

@@ -20,6 +20,9 @@ __all__ = ["EXTRAS", "examine"]
 EXTRAS = {
     "flower": "apps that fed flower-app writes",
     "lora": "examples/lora.py, adapters of peft in a model of transformers",
+    "mlflow": "tracking with MLflow",
+    "tensorboard": "tracking with TensorBoard",
+    "wandb": "tracking with Weights & Biases",
     "metrics": "metrics that are scikit-learn's, such as auroc",
 }
 """Purpose of each extra of this package; those for its own developers are left out."""

@@ -269,6 +269,8 @@ class Experiment(Document):
     """Simulated clients that attack, and their attack; null for none."""
     checkpoints: Checkpointing = Checkpointing()
     """State from which an interrupted run resumes."""
+    tracking: tuple[Annotated[registry.TrackerSection, registry.TRACKERS], ...] | None = Field(None, strict=False)
+    """Trackers that the run's numbers go to, such as mlflow; they change no result. null for none."""
     simulation: Execution = Execution()
     """Computation of a simulation: batching and worker processes."""
 

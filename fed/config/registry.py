@@ -33,6 +33,7 @@ __all__ = [
     "STAGES",
     "STALENESSES",
     "TOPOLOGIES",
+    "TRACKERS",
     "AdversariesSection",
     "DataSection",
     "FixedSection",
@@ -41,6 +42,7 @@ __all__ = [
     "ModelSection",
     "PartitionSection",
     "TopologySection",
+    "TrackerSection",
 ]
 
 
@@ -404,6 +406,24 @@ EXECUTORS = Family(
     Component,
     {"in_process": "fed.clients.training.executor:InProcess", "workers": "fed.simulations.executors.pool:Workers"},
     given=("make", "devices", "capacity_bytes", "small_bytes", "awaits"),
+)
+
+
+class TrackerSection(Component):
+    """Tracker that a run's numbers go to, beside the run's own files."""
+
+    wait_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    """Seconds that a run waits at its end for the tracker to take the rest."""
+    report: bool = True
+    """True if the report of a finished run with a folder is drawn, which takes a few seconds, and kept with it."""
+
+
+TRACKERS = Family(
+    "tracker",
+    TrackerSection,
+    _in("tracking.tensor_board", tensorboard="TensorBoard")
+    | _in("tracking.ml_flow", mlflow="MLflow")
+    | _in("tracking.weights_and_biases", wandb="WandB", trackio="Trackio"),
 )
 
 HIERARCHIES = Family("hierarchy", Component, {"edges": "fed.server.hierarchy:Hierarchy"}, default="edges")

@@ -50,9 +50,10 @@ class RunFolder:
     FILES = (
         *("experiment.yaml", "environment.json", *LINES),
         *("summary.json", "model.safetensors", "population.json", "models.safetensors", "report.html"),
+        "tracking.json",
     )
-    """Files of a run. There is ``models.safetensors`` where clients keep models, and ``report.html`` once ``fed
-    report`` has drawn it; there may be ``checkpoints/`` too."""
+    """Files of a run. There is ``models.safetensors`` where clients keep models, ``report.html`` once ``fed
+    report`` has drawn it, and ``tracking.json`` where trackers keep ids; there may be ``checkpoints/`` too."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path

@@ -13,6 +13,7 @@ from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.observer import Essential, Observer
 from fed.server.telling import Observers
+from fed.server.tracking import tracked
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
@@ -68,6 +69,7 @@ def serve(
     output = Path(output)
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     deployment = Deployment(experiment, credentials.identities if credentials else None)
+    told = Observers(tracked(observers, experiment, output), clock)
     with folder.held():
         fleet = NodeFleet(
             listen,
@@ -80,7 +82,7 @@ def serve(
         try:
             if on_listen is not None:
                 on_listen(fleet.port)
-            run = deployment.run(fleet, min_nodes, folder, resume=resume, observers=Observers(observers, clock))
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, observers=told)
         except BaseException:  # Ctrl-C too: nodes are told to dial again
             fleet.close("the server stops for now", is_final=False)
             raise

@@ -1,0 +1,137 @@
+"""Weights & Biases, and what has the same functions, such as trackio."""
+
+import importlib
+import logging
+import netrc
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from fed.tracking.tracker import TrackedRun, hold_installed
+
+__all__ = ["Trackio", "WandB"]
+
+_log = logging.getLogger(__name__)
+
+
+class WandB:
+    """A run of Weights & Biases, in the group of its comparison, with the experiment's keys as its config.
+
+    Without a key (in ``WANDB_API_KEY``, or in the file ``.netrc`` that ``wandb login`` writes) the run is kept on this
+    machine, and nobody is asked for one.
+
+    Args:
+        project: project that the run belongs to.
+        mode: online, offline, or disabled; null: ``WANDB_MODE``, or else online with a key and offline without one.
+    """
+
+    def __init__(self, project: str = "fed", mode: Literal["online", "offline", "disabled"] | None = None) -> None:
+        self._project = project
+        self._mode = mode
+        self._run: Any = None
+
+    def check(self, folder: Path | None) -> None:
+        """Refuse what cannot be tracked, before the run begins.
+
+        Args:
+            folder: folder of the run.
+
+        Raises:
+            InvalidInput: if the package is missing.
+        """
+        hold_installed("wandb", "'fed[wandb]'")
+
+    def begin(self, run: TrackedRun) -> str:
+        """Make the run, or go on with the one that there was before a resume."""
+        wandb = importlib.import_module("wandb")
+        mode = self._mode or os.environ.get("WANDB_MODE")
+        if mode is None and not _has_key():
+            mode = "offline"
+            _log.warning(
+                "tracking with wandb is offline, for there is no API key: wandb login makes one, and wandb "
+                "sync sends what is kept in %s",
+                run.folder or Path.cwd(),
+            )
+        self._run = wandb.init(
+            project=self._project,
+            name=run.name,
+            group=run.group,
+            tags=[f"{key}: {value}"[:64] for key, value in run.tags.items()],
+            config={**run.settings, **run.tags},
+            dir=str(run.folder or Path.cwd()),
+            mode=mode,
+            id=run.kept_id,
+            resume="allow",
+            # Runs of one process, one beside another, are runs of their own.
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+        )
+        return str(self._run.id)
+
+    def log(self, number: int, values: Mapping[str, float]) -> None:
+        """Write a round's numbers."""
+        self._run.log(dict(values), step=number)
+
+    def keep(self, file: Path) -> None:
+        """Copy a file into the run."""
+        self._run.save(str(file), base_path=str(file.parent), policy="now")
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Write the figures of the summary, and wait until all is written or sent."""
+        figures = {name: value for name, value in summary.items() if isinstance(value, int | float | str)}
+        self._run.summary.update({"status": status, **figures})
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+class Trackio:
+    """A run of trackio, a tracker on this machine with the functions of wandb.
+
+    Args:
+        project: project that the run belongs to.
+    """
+
+    def __init__(self, project: str = "fed") -> None:
+        self._project = project
+        self._run: Any = None
+
+    def check(self, folder: Path | None) -> None:
+        """Refuse what cannot be tracked, before the run begins.
+
+        Args:
+            folder: folder of the run.
+
+        Raises:
+            InvalidInput: if the package is missing.
+        """
+        hold_installed("trackio", "trackio")
+
+    def begin(self, run: TrackedRun) -> str:
+        """Make the run, or go on with the one of this name."""
+        trackio = importlib.import_module("trackio")
+        name = run.kept_id or (run.name if run.group is None else f"{run.group}: {run.name}")
+        config = {**run.settings, **run.tags, "group": run.group}
+        self._run = trackio.init(project=self._project, name=name, config=config, resume="allow")
+        return str(name)
+
+    def log(self, number: int, values: Mapping[str, float]) -> None:
+        """Write a round's numbers."""
+        self._run.log(dict(values), step=number)
+
+    def keep(self, file: Path) -> None:
+        """Leave a file where it is: trackio holds none."""
+
+    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+        """Wait until all is written."""
+        self._run.finish()
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    with suppress(OSError, netrc.NetrcParseError):
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    return False
