@@ -16,7 +16,7 @@ from fed.storage.atomic_files import write_atomically
 from fed.storage.run_reader import json_of
 from fed.tracking.tracker import TrackedRun, Tracker
 
-__all__ = ["Part", "Tracking", "tracked", "trackings_of"]
+__all__ = ["RunLabel", "Tracking", "tracked", "trackings_of"]
 
 _log = logging.getLogger(__name__)
 _IDS = "tracking.json"
@@ -24,7 +24,7 @@ _METHODS = ("begin", "log", "keep", "end")
 
 
 @dataclass(frozen=True)
-class Part:
+class RunLabel:
     """Place of a run among others.
 
     Args:
@@ -39,7 +39,7 @@ class Part:
 
 
 class _Shared:
-    """What the trackers of one run have in common: the file of their ids, and the report, drawn once."""
+    """Things that the trackers of one run have in common: the file of their ids, and the report, drawn once."""
 
     def __init__(self, draw: Callable[[Path], Path] | None = None) -> None:
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class Tracking:
         *,
         wait_s: float = 30.0,
         report: bool = True,
-        part: Part = Part(),  # it is frozen
+        part: RunLabel = RunLabel(),  # it is frozen
         shared: _Shared | None = None,
     ) -> None:
         self.name = name or type(tracker).__name__
@@ -149,7 +149,7 @@ class Tracking:
 def trackings_of(
     experiment: Experiment,
     folder: Path | None,
-    part: Part = Part(),  # it is frozen
+    part: RunLabel = RunLabel(),  # it is frozen
     draw: Callable[[Path], Path] | None = None,
 ) -> list[Tracking]:
     """The observers of an experiment's trackers.
@@ -184,7 +184,7 @@ def tracked(
     observers: Iterable[Observer | Essential],
     experiment: Experiment,
     folder: Path | None,
-    part: Part = Part(),  # it is frozen
+    part: RunLabel = RunLabel(),  # it is frozen
 ) -> list[Observer | Essential]:
     """Observers of a run, with those of its experiment's trackers.
 

@@ -12,7 +12,7 @@ from fed.config.comparison import Comparison, repetition_text
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.reports.summary import ComparisonResult, Runs, row_of
-from fed.server.tracking import Part
+from fed.server.tracking import RunLabel
 from fed.simulations.comparison_folder import ComparisonFolder
 from fed.simulations.comparison_tracking import group_of, track
 from fed.simulations.kept_runs import sorted_out
@@ -146,7 +146,7 @@ def _planned(comparison: Comparison, folder: "ComparisonFolder | None") -> Itera
             keys = comparison.repeated(experiment, repetition).given_keys()
             directory = folder.of_run(name, repetition) if folder else None
             group = group_of(comparison, folder.path if folder else None)
-            part = Part(f"{name} seed {repetition_text(repetition, ' ')}", group, {"variant": name})
+            part = RunLabel(f"{name} seed {repetition_text(repetition, ' ')}", group, {"variant": name})
             yield PlannedRun(name, repetition, experiment=keys, directory=directory, part=part)
 
 

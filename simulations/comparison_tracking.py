@@ -8,7 +8,7 @@ from fed.config.comparison import Comparison
 from fed.reports.summary import ComparisonResult
 from fed.server.observer import RunBegan, RunEnded
 from fed.server.telling import Observers
-from fed.server.tracking import Part, trackings_of
+from fed.server.tracking import RunLabel, trackings_of
 
 __all__ = ["group_of", "track"]
 
@@ -36,7 +36,7 @@ def track(result: ComparisonResult) -> None:
     if not experiment.tracking:
         return
     group = group_of(result.comparison, folder)
-    part = Part(f"{result.comparison.name}: the table", group, {"variant": "all"})
+    part = RunLabel(f"{result.comparison.name}: the table", group, {"variant": "all"})
     observers = Observers(trackings_of(experiment, folder, part, draw=lambda place: place / "report.html"))
     observers.tell(RunBegan(experiment, rounds_done=0, clients=(), folder=folder))
     observers.tell(RunEnded("finished", _figures(result)))

@@ -21,7 +21,7 @@ from fed.processes.child_processes import end_with_parent, spawned, stop
 from fed.processes.machine import usable_cores
 from fed.reports.summary import Record
 from fed.server.observer import Essential, Event, Kinds, RoundEnded
-from fed.server.tracking import Part, tracked
+from fed.server.tracking import RunLabel, tracked
 from fed.simulations.simulate import simulate
 from fed.storage.run import Run
 from fed.storage.run_reader import metrics_lines
@@ -94,7 +94,7 @@ class PlannedRun:
     directory: Path | None = None
     overwrites: bool = False
     resumes: bool = False
-    part: Part = field(default_factory=Part)
+    part: RunLabel = field(default_factory=RunLabel)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """MLflow: a run on a tracking server, or in a folder."""
 
+import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ class MLflow:
         self._uri = uri
         self._experiment = experiment
         self._client: Any = None
+        self._make_metric: Any = None
         self._run_id = ""
 
     def check(self, folder: Path | None) -> None:
@@ -46,11 +48,11 @@ class MLflow:
         """Make the run, or go on with the one that there was before a resume."""
         # A folder says nothing where users look for a page; a run must not wait for an answer to it.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        from mlflow import MlflowClient
-        from mlflow.entities import Param
-
+        mlflow = importlib.import_module("mlflow")
+        entities = importlib.import_module("mlflow.entities")
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI") or (Path.cwd() / "mlruns").as_uri()
-        self._client = MlflowClient(tracking_uri=uri)
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self._make_metric = entities.Metric
         if run.kept_id is not None:
             self._run_id = run.kept_id
             self._client.update_run(self._run_id, status="RUNNING")
@@ -58,18 +60,17 @@ class MLflow:
         tags = {**run.tags, **({} if run.group is None else {"group": run.group})}
         made = self._client.create_run(self._experiment_id(run), tags=tags, run_name=run.name)
         self._run_id = made.info.run_id
-        settings = [Param(key, str(value)[:_LETTERS]) for key, value in run.settings.items()]
+        settings = [entities.Param(key, str(value)[:_LETTERS]) for key, value in run.settings.items()]
         for first in range(0, len(settings), _AT_ONCE):
             self._client.log_batch(self._run_id, params=settings[first : first + _AT_ONCE])
         return self._run_id
 
     def _experiment_id(self, run: TrackedRun) -> str:
-        from mlflow.exceptions import MlflowException
-
+        exceptions = importlib.import_module("mlflow.exceptions")
         name = self._experiment or run.group or "fed"
         try:
             return str(self._client.create_experiment(name))
-        except MlflowException:  # there is one already, perhaps made by another run at this moment
+        except exceptions.MlflowException:  # there is one already, perhaps made by another run at this moment
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -77,10 +78,10 @@ class MLflow:
 
     def log(self, number: int, values: Mapping[str, float]) -> None:
         """Send a round's numbers."""
-        from mlflow.entities import Metric
-
         now_ms = SYSTEM_CLOCK.wall_ns() // 1_000_000
-        self._client.log_batch(self._run_id, [Metric(name, value, now_ms, number) for name, value in values.items()])
+        self._client.log_batch(
+            self._run_id, [self._make_metric(name, value, now_ms, number) for name, value in values.items()]
+        )
 
     def keep(self, file: Path) -> None:
         """Send a file."""
@@ -88,11 +89,9 @@ class MLflow:
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
         """Send the figures of the summary, and close the run."""
-        from mlflow.entities import Metric
-
         now_ms = SYSTEM_CLOCK.wall_ns() // 1_000_000
         figures = [
-            Metric(f"summary/{name}", float(value), now_ms, 0)
+            self._make_metric(f"summary/{name}", float(value), now_ms, 0)
             for name, value in summary.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]

@@ -23,7 +23,7 @@ from fed.server.peer.real_peer import PeerParts, PeerSetup, RealPeer, messages_f
 from fed.server.peer.replica_peer import ReplicaPeer
 from fed.server.resume import Parts, newest_checkpoint, run_fingerprint
 from fed.server.telling import Observers
-from fed.server.tracking import Part, tracked
+from fed.server.tracking import RunLabel, tracked
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.wire.messages import client_id_of
@@ -69,7 +69,7 @@ def take_part(
     prepared = _prepared(experiment, own, client_id_of(setup.name))
     check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)
     kind = _kind_of_peer(experiment, prepared)
-    part = Part(f"{experiment.name} {setup.name}", experiment.name, {"peer": setup.name})
+    part = RunLabel(f"{experiment.name} {setup.name}", experiment.name, {"peer": setup.name})
     told = Observers(tracked(observers, experiment, output, part), setup.clock)
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
     with folder.held():

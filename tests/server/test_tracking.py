@@ -13,7 +13,7 @@ import fed
 from fed.errors import InvalidInput
 from fed.server.observer import Essential, Event, RoundEnded, RunEnded
 from fed.server.telling import Observers
-from fed.server.tracking import Part, Tracking
+from fed.server.tracking import RunLabel, Tracking
 from fed.simulations.comparison_tracking import group_of
 from fed.tracking.tracker import TrackedRun
 from tests.clocks import HandClock
@@ -203,9 +203,7 @@ def test_tracking_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     assert again.summary["final_test_loss"] == run.summary["final_test_loss"]
 
 
-def test_runs_of_a_comparison_are_grouped_and_end_with_the_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_a_comparison_are_a_group_with_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fed.simulations.comparison_folder.comparison_report", lambda *_: "drawn")
     monkeypatch.setattr("fed.simulations.comparison_folder.comparison_svg", lambda *_: None)
     base = experiment({"kind": f"{HERE}Fake", "report": True}).given_keys()
@@ -242,7 +240,7 @@ def test_own_tracker_takes_the_place_of_the_experiments() -> None:
     own = Fake()
     fed.simulate(
         experiment({"kind": f"{HERE}Failing", "word": "begin"}),
-        observers=[Tracking(own, part=Part("named", "grouped"))],
+        observers=[Tracking(own, part=RunLabel("named", "grouped"))],
     )
     assert own.run is not None
     assert (own.run.name, own.run.group) == ("named", "grouped")
