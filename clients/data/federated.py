@@ -235,8 +235,11 @@ class FederatedData:
         tests = self.client_tests
         if tests is not None:
             tests = {name: self.read_test(client)} if client in tests else {}
+        held = self.read(client)
         return FederatedData(
-            {name: self.read(client)},
+            {name: held},
+            # Of samples that are read as they are needed nobody counts the classes.
+            classes=self.classes if isinstance(held, SamplesOnDemand) else None,
             names=self.names,
             client_tests=tests,
             collate=self.collate,
