@@ -47,8 +47,11 @@ def assert_same(one: fed.Run, other: fed.Run) -> None:
     assert [line["test_loss"] for line in one.metrics] == [line["test_loss"] for line in other.metrics]
 
 
-@pytest.mark.parametrize("model", [None, linear])
-@pytest.mark.parametrize("labels", ["int8", "uint8", "bool", "float32", "float64"])
+@pytest.mark.parametrize("model", [None, pytest.param(linear, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "labels",
+    ["uint8", "float64", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("int8", "bool", "float32"))],
+)
 def test_arrays_of_any_type_train_as_tensors_of_float32(model: Any, labels: str) -> None:
     expected = fed.simulate(experiment(), data=float32(), model=model)
     brought = data(INPUTS, LABELS.astype(labels))

@@ -2,15 +2,19 @@
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from fed.clients.data import FederatedData, Samples
+from fed.clients.data.held import whole
 from fed.clients.data.sources.digits import digits
 from fed.errors import InvalidData, InvalidExperiment, InvalidInput
 
@@ -265,3 +269,24 @@ def test_a_source_that_raises_is_named_in_one_sentence(loaded: Load, named: Name
     kind = named(broken)
     with pytest.raises(InvalidData, match=rf"^{kind} raised KeyError: 'path', at .*test_load\.py:\d+: correct it$"):
         loaded(kind=kind)
+
+
+def test_a_source_may_return_what_people_have(loaded: Load, named: Named) -> None:
+    frame = pd.DataFrame({"a": [0.5, 1.5, 2.5, 3.5], "label": [0, 1, 1, 0]})
+    inputs = frame[["a"]].to_numpy()
+    forms: list[Any] = [(inputs, frame["label"]), (frame, "label"), [*zip(inputs, frame["label"], strict=True)]]
+    forms[2] = ConcatDataset([forms[2]])
+    data = [loaded(kind=named(partial(_given, form)), clients=2, test_fraction=0) for form in forms]
+    for client in (0, 1):
+        arrays, parted, read = (whole(one.read(client)) for one in data)
+        assert all(map(torch.equal, arrays, parted))
+        assert all(map(torch.equal, arrays, read))
+
+
+def _given(form: Any) -> Any:
+    return form
+
+
+def test_a_frame_alone_is_answered_with_what_to_return(loaded: Load, named: Named) -> None:
+    with pytest.raises(InvalidData, match=r"a frame needs its targets, .* \(frame, name\)"):
+        loaded(kind=named(lambda: pd.DataFrame({"a": [1.0]})))
