@@ -422,7 +422,11 @@ def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
     if data is not None:
         if not isinstance(data, FederatedData):
             raise InvalidData(f"data must be a fed.FederatedData, got {type(data).__name__}")
+        if experiment.table is not None:
+            raise InvalidExperiment(
+                "table is the schema of tables that are read from files, got data given in Python: remove the section"
+            )
         return data
     if experiment.data is None:
         raise InvalidExperiment("data: null needs data given in Python: fed.simulate(…, data=…)")
-    return load(experiment.data, experiment.data_streams)
+    return load(experiment.data, experiment.data_streams, experiment.table)

@@ -19,6 +19,7 @@ from fed.clients.data.held import Held, SamplesOnDemand, joined, size_of, whole
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
+from fed.config.table import TableSection
 from fed.errors import InvalidData, users_errors_as
 from fed.vectors.randomness import Streams, seeded_torch
 from fed.vectors.tensors import torch
@@ -28,7 +29,9 @@ __all__ = ["deal", "load", "samples_of"]
 _CLIENTS = 100
 
 
-def load(section: DataSection, streams: Streams) -> FederatedData:
+def load(
+    section: DataSection, streams: Streams, schema: TableSection | None = None, *, is_for_server: bool = False
+) -> FederatedData:
     """Make the source that a section names, hold out a test set where it brings none, and deal the rest to clients.
 
     Clients that the source names (partitions ``natural`` and ``file``) keep their names, in order, and each gives the
@@ -42,6 +45,9 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     Args:
         section: ``data`` of an experiment.
         streams: the experiment's random streams.
+        schema: ``table`` of the experiment, to which a table is held; None: it has none.
+        is_for_server: True if nothing is trained on: a source may then have a test set alone, which stands for the one
+            client.
 
     Raises:
         InvalidData: if the source cannot be read, or its samples cannot be dealt so that every client has one.
@@ -54,10 +60,15 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     """
     # Cut from the data as they are dealt without folds: all folds share one partition.
     if section.fold is not None:
-        return holding_out(load(section.model_copy(update={"fold": None}), streams), section.fold, streams)
+        return holding_out(load(section.model_copy(update={"fold": None}), streams, schema), section.fold, streams)
+    if schema is not None and "schema" not in inspect.signature(section.target).parameters:
+        raise InvalidData(
+            f"the experiment's section table is of data by columns, such as csv and parquet, got {section.kind}: "
+            "remove table, or choose another source"
+        )
     # A user's own source may draw, and raise.
     with seeded_torch(streams.torch_seed("data"), torch.device("cpu")), users_errors_as(InvalidData, section.kind):
-        source = section.make(streams=streams)
+        source = section.make(streams=streams, schema=schema)
     if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
         if source.test is not None or source.client_tests is not None or section.test_fraction == 0:
             return source
@@ -66,7 +77,20 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
         if any(isinstance(held, SamplesOnDemand) for held in source.train.values()):
             return held_out.of_each_holder(source, section.test_fraction, streams)
-    return deal(_samples(source, section.kind), section, streams)
+    samples = _samples(source, section.kind)
+    if samples.test is not None and not len(samples):
+        return _test_alone(samples, samples.test, is_for_server=is_for_server)
+    return deal(samples, section, streams)
+
+
+def _test_alone(samples: Samples, test: Held, *, is_for_server: bool) -> FederatedData:
+    """Data of a server that tests and does not train."""
+    if not is_for_server:
+        raise InvalidData(
+            "data.path must name samples to train on, got data.test alone, which is enough for a server and no one "
+            "else: give a path"
+        )
+    return FederatedData({0: test}, test, classes=samples.classes, names=samples.names)
 
 
 def deal(samples: Samples, section: DataSection, streams: Streams) -> FederatedData:

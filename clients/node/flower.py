@@ -160,7 +160,7 @@ class FlowerNode:
                 raise InvalidInput(
                     "the node's data file names no client: give the node a name with --node-config 'client=\"ann\"'"
                 )
-            return samples_of(description, client_id_of(str(client)))
+            return samples_of(description, client_id_of(str(client)), self._experiment.table)
         if "partition-id" in self._config and self._experiment.data is not None:
             return self._partition(self._config["partition-id"], self._config.get("num-partitions"))
         raise InvalidInput(
@@ -170,7 +170,7 @@ class FlowerNode:
 
     def _partition(self, number: Any, partitions: Any) -> FederatedData:
         assert self._experiment.data is not None
-        data = load(self._experiment.data, self._experiment.data_streams)
+        data = load(self._experiment.data, self._experiment.data_streams, self._experiment.table)
         count = len(data.clients)
         if type(number) is not int or not 0 <= number < count or partitions not in (None, count):
             raise InvalidData(

@@ -6,6 +6,7 @@ from itertools import accumulate
 from fed.clients.data import ClientId, FederatedData, Names, Pair, SamplesOnDemand, load
 from fed.clients.data.samples import pattern_of
 from fed.config.node_data import NodeData
+from fed.config.table import TableSection
 from fed.errors import InvalidData
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import PROTOCOL
@@ -18,12 +19,13 @@ __all__ = ["described", "samples_of", "signature_of", "signature_of_data"]
 _MOST_BYTES = 1 << 15  # for the names in a signature, so that a joining fits into a message
 
 
-def samples_of(description: NodeData, client: ClientId) -> FederatedData:
+def samples_of(description: NodeData, client: ClientId, schema: TableSection | None = None) -> FederatedData:
     """Read the node's own samples, to train on and, where its source brings some, to test on.
 
     Args:
         description: description of the node's data.
         client: id of the node's client.
+        schema: ``table`` of the experiment, to which a table is held; None: it has none.
 
     Returns:
         Data of this one client. Where the source brings test sets of clients' own, but none of this client's,
@@ -37,7 +39,7 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
         # The whole source is this node's, whatever clients it names, and the node itself holds out what it scores on.
         alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
         section = description.data
-        data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
+        data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams, schema)
         data = data.with_test_set()  # a fold is held out of each client, here of the only one
         tests = None if data.test is None else {client: data.test}
         held = data.read(data.clients[0])
@@ -49,7 +51,7 @@ def samples_of(description: NodeData, client: ClientId) -> FederatedData:
             client_tests=tests,
             is_from_arrays=data.is_from_arrays,
         )
-    data = load(description.data, streams)
+    data = load(description.data, streams, schema)
     if description.client not in data.clients:
         some = ", ".join(map(repr, list(data.clients)[:3]))
         raise InvalidData(f"client must be one of the source's, such as {some}, got {description.client!r}")

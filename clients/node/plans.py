@@ -25,9 +25,10 @@ def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
         keys["metrics"] = []  # they score nothing, and need not know the code of any
     if keys["model"]["train"] is None:
         del keys["model"]["train"]  # nodes of an older version do not know it
+    table = {} if keys["table"] is None else {"table": keys["table"]}  # likewise
     collate = {} if keys["collate"] is None else {"collate": keys["collate"]}  # likewise
     stages = {} if keys["stages"] is None else {"stages": keys["stages"]}  # nodes of an older version know none
-    return {**{key: keys[key] for key in _OF_NODES}, **stages, **collate, "data": None}
+    return {**{key: keys[key] for key in _OF_NODES}, **stages, **collate, **table, "data": None}
 
 
 def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
@@ -45,7 +46,7 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
-    known = {*_OF_NODES, "stages", "collate", "data"}
+    known = {*_OF_NODES, "stages", "collate", "table", "data"}
     # An unknown section may ask for something that this version would not check.
     if others := sorted(keys.keys() - known) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan must hold only keys that nodes use, got {others[0][:40]!r}")

@@ -58,14 +58,27 @@ def data(
     picture: Annotated[
         Path | None, typer.Option(help="Draw it into this file as well, as SVG.", metavar="FILE.svg")
     ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print an experiment's section table for FILE, a .csv or .parquet.")
+    ] = False,
+    target: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --schema: the column to predict; label unless given.")
+    ] = None,
 ) -> None:
-    """Print and draw who holds what, class by client.
+    """Print and draw who holds what, class by client; or the schema of a table.
 
     Args:
-        file: file of an experiment, or of a comparison, of which the base is taken.
+        file: file of an experiment, or of a comparison, of which the base is taken; with ``schema`` a table.
         settings: values in place of the file's.
         picture: file to draw into, or None.
+        schema: True to print the schema of a table.
+        target: column to predict of that table.
     """
+    if schema:
+        _print_schema(file, target)
+        return
+    if target is not None:
+        raise InvalidInput("--target goes with --schema, which is not given: add it")
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map
 
@@ -75,11 +88,26 @@ def data(
     experiment = document if isinstance(document, fed.Experiment) else fed.Experiment(**document.base)
     if experiment.data is None:
         raise InvalidInput("data: null stands for data given in Python: there is nothing to draw")
-    dealt = load(experiment.data, experiment.data_streams)
+    dealt = load(experiment.data, experiment.data_streams, experiment.table)
     if picture is not None:
         _draw(dealt, picture)
     console().print(_in_words(dealt), markup=False, soft_wrap=True)
     console().print(heat_map(dealt))
+
+
+def _print_schema(file: Path, target: str | None) -> None:
+    """Print the section ``table`` for a table, as YAML, columns of numbers in short."""
+    from fed.clients.data.sources.suggested_schema import schema_of
+    from fed.config import yaml
+
+    if file.suffix not in (".csv", ".parquet"):
+        raise InvalidInput(f"--schema is of a table, FILE.csv or FILE.parquet, got {file}: give one")
+    if not file.is_file():
+        raise InvalidInput(f"no such file: {file}")
+    found = schema_of(file, target)
+    features = {name: "real" if column.values is None else [*column.values] for name, column in found.features.items()}
+    classes = {} if found.classes is None else {"classes": [*found.classes]}
+    typer.echo(yaml.dump({"table": {"target": found.target, **classes, "features": features}}), nl=False)
 
 
 def _in_words(dealt: "fed.FederatedData") -> str:

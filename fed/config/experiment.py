@@ -26,6 +26,7 @@ from fed.config.document import Document
 from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
 from fed.config.registry import AdversariesSection, DataSection, MetricSection
+from fed.config.table import TableSection
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
 from fed.vectors.randomness import Streams
@@ -216,6 +217,9 @@ class Experiment(Document):
     """Seed of the data, in place of seed: draws of a source, its partition, samples that are held out; null: seed."""
     data: Annotated[DataSection, registry.DATA] | None = Field(default_factory=registry.DATA.make)
     """Samples to learn from, and their partition among clients; null where data are given in Python."""
+    table: TableSection | None = None
+    """Schema of the clients' tables, by which columns are found by name, on nodes too; null: every table has the same
+    columns in the same order."""
     model: Annotated[registry.ModelSection, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
     """Model that is trained; null where a model is given in Python."""
     fixed: registry.FixedSection | None = None

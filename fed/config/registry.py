@@ -155,7 +155,7 @@ DATA = Family(
     DataSection,
     {name: f"fed.clients.data.sources.{name}:{name}" for name in ("digits", "idx", "image_folder", "synthetic", "text")}
     | _in("clients.data.sources.tables", "npz", "csv", "parquet"),
-    given=("streams",),
+    given=("streams", "schema"),
     default="digits",
 )
 

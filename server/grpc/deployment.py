@@ -87,7 +87,7 @@ class Deployment:
             identities()  # read now, so that unreadable ones are refused before any node dials
         self._identities = identities
         self.experiment = experiment
-        self._data = load(experiment.data, experiment.data_streams) if experiment.data is not None else None
+        self._data = _data_of(experiment)
         brings_test_set = self._data is not None and (self._data.test is not None or bool(self._data.client_tests))
         check_scored_by_both(experiment, has_test_set=brings_test_set)
         evaluation = experiment.evaluation.make()
@@ -362,6 +362,13 @@ def _warn_of_states(prepared: Preparation, message: Format) -> None:
             "with the experiment's algorithm or error_feedback clients keep a state between tasks: under "
             "secure_aggregation nodes refuse such a run unless they are started with --allow-state"
         )
+
+
+def _data_of(experiment: Experiment) -> FederatedData | None:
+    """The server's own data, which give the test set, and what the model is made for."""
+    if experiment.data is None:
+        return None
+    return load(experiment.data, experiment.data_streams, experiment.table, is_for_server=True)
 
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:

@@ -192,8 +192,8 @@ def _prepared(experiment: Experiment, own: NodeData, client: ClientId) -> Prepar
 
 def _data(experiment: Experiment, own: NodeData, client: ClientId) -> FederatedData:
     """Samples of this peer, beside the experiment's test set."""
-    alone = samples_of(own, client)
+    alone = samples_of(own, client, experiment.table)
     if experiment.data is None:
         return alone
-    data = load(experiment.data, experiment.data_streams).with_test_set()
+    data = load(experiment.data, experiment.data_streams, experiment.table, is_for_server=True).with_test_set()
     return replace(alone, test=data.test, classes=data.number_of_classes())

@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import csv
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Sheet"]
+
+_log = logging.getLogger(__name__)
 
 # PyArrow takes about 9 kB a column: a header of a million names would take 9 GB.
 _MOST_COLUMNS = 1 << 16
@@ -52,12 +55,19 @@ class Sheet:
     files: Sequence[tuple[Path, int]]
 
     @classmethod
-    def read(cls, files: Sequence[Path], required: Mapping[str, str] = MappingProxyType({})) -> "Sheet":
+    def read(
+        cls,
+        files: Sequence[Path],
+        required: Mapping[str, str] = MappingProxyType({}),
+        *,
+        are_found_by_name: bool = False,
+    ) -> "Sheet":
         """Read files that share their columns.
 
         Args:
             files: paths of the files, at least one; those that end in .parquet are Parquet, others CSV in UTF-8.
             required: columns that must be there → the key that named them, such as ``data.label``.
+            are_found_by_name: True if files may have their columns in any order, and others beside those required.
 
         Raises:
             InvalidData: if a file cannot be read, a column is missing, lacks a name or has another's, or a row has too
@@ -66,10 +76,10 @@ class Sheet:
         import pyarrow as pa
 
         tables = [_parquet(file) if file.suffix == ".parquet" else _csv(file) for file in files]
+        if are_found_by_name:
+            tables = [_chosen(file, table, required) for file, table in zip(files, tables, strict=True)]
         first = tables[0].column_names
-        for name, key in required.items():
-            if name not in first:
-                raise InvalidData(f"{files[0]}: {key} must name a column, got {name!r}{_nearest(name, first)}")
+        _check_required(files[0], first, required)
         for file, table in zip(files, tables, strict=True):
             if table.column_names != first:
                 raise InvalidData(
@@ -228,6 +238,21 @@ class Sheet:
         wrong = [row for row, cell in enumerate(cells) if _converted([cell], kind) is None]
         are_texts = not any(_converted([cell], np.float64) is not None for cell in cells)
         raise self.wrong(name, wrong[0], allowed, of_texts if are_texts else _CORRECT)
+
+
+def _check_required(file: Path, names: Sequence[str], required: Mapping[str, str]) -> None:
+    for name, key in required.items():
+        if name not in names:
+            raise InvalidData(f"{file}: {key} must name a column, got {name!r}{_nearest(name, names)}")
+
+
+def _chosen(file: Path, table: "pa.Table", required: Mapping[str, str]) -> "pa.Table":
+    """Required columns in the order that is asked for; the log names those that are left out."""
+    _check_required(file, table.column_names, required)
+    extra = [name for name in table.column_names if name not in required]
+    if extra:
+        _log.warning("%s: columns that the experiment's table does not name are left out: %s", file, _listed(extra))
+    return table.select(list(required))
 
 
 def _csv(file: Path) -> "pa.Table":

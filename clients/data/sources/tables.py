@@ -3,35 +3,50 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+import logging
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from fed.clients.data.samples import Names, Samples
+from fed.clients.data.samples import Names, Pair, Samples
 from fed.clients.data.sources.files import files_of
 from fed.clients.data.sources.sheets import Sheet
-from fed.config.validation import nearest
+from fed.config.table import TableSection
+from fed.config.validation import Section, nearest
 from fed.errors import InvalidData
 from fed.vectors.tensors import torch
 
-__all__ = ["csv", "npz", "parquet"]
+__all__ = ["TestFile", "csv", "npz", "parquet"]
+
+_log = logging.getLogger(__name__)
+
+
+class TestFile(Section):
+    """File of which every row is for testing."""
+
+    __test__ = False  # pytest takes a class of this name for tests
+
+    path: Annotated[str, Field(min_length=1)]
+    """Path of the file, or of a folder of files with the same columns; relative to the working directory."""
 
 
 def csv(
-    path: str,
+    path: str | None = None,
     label: str | None = None,
     targets: str | list[str] | None = None,
     client: str | None = None,
     split: str | None = None,
     metadata: list[str] | None = None,
     classes: PositiveInt | None = None,
+    test: TestFile | None = None,
+    schema: TableSection | None = None,
 ) -> Samples:
     """Table with a header: every column is a feature but those that the keys name.
 
@@ -48,23 +63,28 @@ def csv(
             partition names clients also each client's own.
         metadata: columns that are no features; they may hold text.
         classes: number of classes; one more than the largest label unless given.
+        test: file whose rows are all the test set; it needs no column of clients and none of the split. A server may
+            have it alone, without ``path``.
+        schema: the experiment's section table, by which columns are found; None: by the keys above.
 
     Raises:
         InvalidData: if a column is missing or has no name, or a cell is empty or no number; the message names row and
             column.
     """
-    keys = _Keys(path, label, targets, client=client, split=split, metadata=metadata, classes=classes)
-    return _read(keys, files_of(path, ".csv"))
+    keys = _Keys(path, label, targets, client=client, split=split, metadata=metadata, classes=classes, test=test)
+    return _samples(keys, schema, ".csv")
 
 
 def parquet(
-    path: str,
+    path: str | None = None,
     label: str | None = None,
     targets: str | list[str] | None = None,
     client: str | None = None,
     split: str | None = None,
     metadata: list[str] | None = None,
     classes: PositiveInt | None = None,
+    test: TestFile | None = None,
+    schema: TableSection | None = None,
 ) -> Samples:
     """Table of Parquet: every column is a feature but those that the keys name, as in ``csv``.
 
@@ -81,13 +101,16 @@ def parquet(
             partition names clients also each client's own.
         metadata: columns that are no features; they may hold text.
         classes: number of classes; one more than the largest label unless given.
+        test: file whose rows are all the test set; it needs no column of clients and none of the split. A server may
+            have it alone, without ``path``.
+        schema: the experiment's section table, by which columns are found; None: by the keys above.
 
     Raises:
         InvalidData: if a column is missing or has no name, or a cell is empty or no number; the message names row and
             column.
     """
-    keys = _Keys(path, label, targets, client=client, split=split, metadata=metadata, classes=classes)
-    return _read(keys, files_of(path, ".parquet"))
+    keys = _Keys(path, label, targets, client=client, split=split, metadata=metadata, classes=classes, test=test)
+    return _samples(keys, schema, ".parquet")
 
 
 def npz(
@@ -151,26 +174,90 @@ def npz(
 class _Keys:
     """Keys of a source that reads a table."""
 
-    path: str = field(kw_only=False)
+    path: str | None = field(kw_only=False)
     label: str | None = field(kw_only=False)
     targets: str | list[str] | None = field(kw_only=False)
     client: str | None
     split: str | None
     metadata: list[str] | None
     classes: int | None
+    test: TestFile | None
 
-    def named(self, aims: Iterable[str]) -> dict[str, str]:
-        """Columns that the keys name → the key of each."""
-        named = dict.fromkeys(aims, "label" if self.targets is None else "targets")
-        named |= dict.fromkeys(self.metadata or [], "metadata")
-        return named | {name: key for key, name in (("client", self.client), ("split", self.split)) if name is not None}
+    def named(self) -> dict[str, str]:
+        """Columns that are neither features nor targets → the key that names each."""
+        keys = {"client": self.client, "split": self.split}
+        named = dict.fromkeys(self.metadata or [], "data.metadata")
+        return named | {name: f"data.{key}" for key, name in keys.items() if name is not None}
+
+    def of_test(self, path: str) -> "_Keys":
+        """Keys of the test file, which has no clients and no split."""
+        return replace(self, path=path, client=None, split=None, metadata=None, test=None)
 
 
-def _read(keys: _Keys, files: list[Path]) -> Samples:
+class _Table(NamedTuple):
+    """Columns of a table as a model takes them, E rows."""
+
+    inputs: NDArray[np.float32]  # [E, F]
+    targets: NDArray[Any]  # [E] or [E, T]
+    columns: Mapping[str, NDArray[np.generic]]  # those among inputs and targets that partitions may name
+    names: Names
+    is_kept: NDArray[np.bool_] | None = None  # false for rows to drop
+
+
+def _samples(keys: _Keys, schema: TableSection | None, suffix: str) -> Samples:
+    """Samples of a table, and of its test file."""
+    classes = keys.classes if schema is None or schema.classes is None else len(schema.classes)
+    test: Pair | None = None
+    if keys.test is not None:
+        _, table = _read(keys.of_test(keys.test.path), schema, suffix)
+        kept = slice(None) if table.is_kept is None else table.is_kept
+        test = torch.from_numpy(table.inputs[kept]), torch.from_numpy(table.targets[kept])
+        if keys.path is None:
+            # Nothing to train on: these are the samples of a server.
+            none = slice(0, 0)
+            return Samples(test[0][none], test[1][none], test=test, classes=classes, names=table.names)
+    if keys.path is None:
+        raise InvalidData("data.path must name a table, got none: give one, or to a server data.test alone")
+    sheet, table = _read(keys, schema, suffix)
+    is_test = None
+    if keys.split is not None:
+        if test is not None:
+            raise InvalidData(f"{keys.path}: data.split and data.test both give a test set, got both: remove one")
+        is_test = _is_test(sheet.column(keys.split), keys.path, keys.split, sheet.wrong)
+    samples = Samples(
+        inputs=torch.from_numpy(table.inputs),
+        targets=torch.from_numpy(table.targets),
+        test=test,
+        columns=_columns(sheet, keys, table.columns),
+        classes=classes,
+        names=table.names,
+        is_test=is_test,
+    )
+    return samples if table.is_kept is None else samples.take(np.flatnonzero(table.is_kept))
+
+
+def _read(keys: _Keys, schema: TableSection | None, suffix: str) -> tuple[Sheet, _Table]:
+    assert keys.path is not None
+    files = files_of(keys.path, suffix)
+    if schema is None:
+        return _as_it_stands(keys, files)
+    given = {"label": keys.label, "targets": keys.targets, "classes": keys.classes}
+    for key, value in given.items():
+        if value is not None:
+            raise InvalidData(
+                f"{keys.path}: the experiment's section table says what to predict, got data.{key}: {value} beside it: "
+                "remove the key"
+            )
+    return _by_name(keys, schema, files)
+
+
+def _as_it_stands(keys: _Keys, files: list[Path]) -> tuple[Sheet, _Table]:
+    """A table whose columns are all features but those that the keys name."""
+    assert keys.path is not None
     path = keys.path
     aims = _aims(path, keys.label, keys.targets, keys.classes)
-    named = keys.named(aims)
-    sheet = Sheet.read(files, {name: f"data.{key}" for name, key in named.items()})
+    named = dict.fromkeys(aims, "data.label" if keys.targets is None else "data.targets") | keys.named()
+    sheet = Sheet.read(files, named)
     reals = {name: sheet.reals(name) for name in sheet.names if name not in named}
     if not reals:
         raise InvalidData(f"{path}: must have a column beside {', '.join(named)} to be a feature, got none: add one")
@@ -180,19 +267,80 @@ def _read(keys: _Keys, files: list[Path]) -> Samples:
     else:
         aimed_at = {name: sheet.reals(name) for name in aims}
     targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(keys.targets, list) else aimed_at[aims[0]]
-    return Samples(
-        inputs=torch.from_numpy(np.stack(list(reals.values()), axis=1)),
-        targets=torch.from_numpy(targets_E),
-        columns={**_columns(sheet, keys, reals), **aimed_at},
-        classes=keys.classes,
-        names=Names((*reals, *aims)),
-        is_test=None if keys.split is None else _is_test(sheet.column(keys.split), path, keys.split, sheet.wrong),
-    )
+    inputs_EF = np.stack(list(reals.values()), axis=1)
+    return sheet, _Table(inputs_EF, targets_E, {**reals, **aimed_at}, Names((*reals, *aims)))
 
 
-def _columns(sheet: Sheet, keys: _Keys, reals: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.generic]]:
-    """Columns that partitions may name, beside the targets."""
-    columns: dict[str, NDArray[np.generic]] = {**reals, **{name: sheet.values(name) for name in keys.metadata or []}}
+def _by_name(keys: _Keys, schema: TableSection, files: list[Path]) -> tuple[Sheet, _Table]:
+    """A table whose columns are found by the names of a schema, wherever they stand."""
+    named = dict.fromkeys(schema.features, "table.features") | dict.fromkeys(schema.targets, "table.target")
+    sheet = Sheet.read(files, named | keys.named(), are_found_by_name=True)
+    is_kept = _kept(sheet, schema) if schema.missing == "drop" else None
+    features = {name: _feature(sheet, name, schema) for name in schema.features}
+    aimed_at: dict[str, NDArray[Any]]
+    if schema.classes is not None:
+        stand_in = schema.classes[0] if is_kept is not None else None
+        aimed_at = {name: sheet.categories(name, schema.classes, stand_in) for name in schema.targets}
+    else:
+        aimed_at = {name: sheet.reals(name, None if is_kept is None else 0.0) for name in schema.targets}
+    is_single = isinstance(schema.target, str)
+    targets_E = aimed_at[schema.targets[0]] if is_single else np.stack(list(aimed_at.values()), axis=1)
+    names = Names((*schema.inputs, *schema.targets), schema.classes or ())
+    columns = {name: values[:, 0] for name, values in features.items() if schema.features[name].values is None}
+    inputs_EF = np.concatenate([_standardized(name, features[name], schema) for name in features], axis=1)
+    return sheet, _Table(inputs_EF, targets_E, {**columns, **aimed_at}, names, is_kept)
+
+
+def _feature(sheet: Sheet, name: str, schema: TableSection) -> NDArray[np.float32]:
+    """A column as inputs, [E, 1] of numbers or [E, C] of categories; empty cells of rows to drop are anything."""
+    column = schema.features[name]
+    is_dropped = schema.missing == "drop"
+    if column.values is not None:
+        stand_in = column.values[0] if is_dropped else None
+        categories_E = sheet.categories(
+            name, column.values, stand_in if column.missing is None else str(column.missing)
+        )
+        return np.eye(len(column.values), dtype=np.float32)[categories_E]
+    default = (column.bounds or (0.0,))[0] if is_dropped else None
+    values_E = sheet.reals(name, default if column.missing is None else float(column.missing))
+    if column.bounds is not None:
+        low, high = column.bounds
+        outside = np.flatnonzero((values_E < np.float32(low)) | (values_E > np.float32(high)))
+        if len(outside):
+            raise sheet.wrong(name, int(outside[0]), f"be from {low:g} to {high:g}, as table.features.{name} says")
+    return values_E[:, None]
+
+
+def _standardized(name: str, values_EC: NDArray[np.float32], schema: TableSection) -> NDArray[np.float32]:
+    """(x − mean) / deviation, in float64, where the schema has both of a column."""
+    numbers = (schema.standardize or {}).get(name)
+    if numbers is None:
+        return values_EC
+    mean, deviation = numbers
+    with np.errstate(over="ignore"):
+        standardized: NDArray[np.float32] = ((values_EC.astype(np.float64) - mean) / deviation).astype(np.float32)
+    return standardized
+
+
+def _kept(sheet: Sheet, schema: TableSection) -> NDArray[np.bool_]:
+    """Rows without an empty cell that nothing stands for."""
+    is_kept = np.ones(len(sheet), dtype=bool)
+    for name in (*schema.features, *schema.targets):
+        column = schema.features.get(name)
+        if column is None or (column.missing is None and "" not in (column.values or ())):
+            is_kept &= ~sheet.is_missing(name)
+    if not is_kept.any():
+        raise InvalidData(f"{sheet.files[0][0]}: every row has an empty cell, got none to keep: say what stands for it")
+    if not is_kept.all():
+        _log.warning(
+            "%s: %d of %d rows have an empty cell and are left out", sheet.files[0][0], (~is_kept).sum(), len(sheet)
+        )
+    return is_kept
+
+
+def _columns(sheet: Sheet, keys: _Keys, read: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+    """Columns that partitions may name: those that are read, and those that the keys name."""
+    columns: dict[str, NDArray[np.generic]] = {**{name: sheet.values(name) for name in keys.metadata or []}, **read}
     if keys.client:
         columns[keys.client] = sheet.identities(keys.client)
     return _with_holders(columns, keys.client, sheet.stems)

@@ -350,7 +350,9 @@ def test_unknown_key_error_names_the_nearest_and_all_known(
 
 
 def test_a_key_like_none_is_refused_without_a_guess() -> None:
-    known = "name, seed, data_seed, data, model, fixed, loss, metrics, collate, local, algorithm, topology, rounds"
+    known = (
+        "name, seed, data_seed, data, table, model, fixed, loss, metrics, collate, local, algorithm, topology, rounds"
+    )
     known += ", stages, uplink, error_feedback, downlink, secure_aggregation, hierarchy, devices, evaluation"
     known += ", adversaries, checkpoints, simulation"
     assert problems(zzz={"a": 1}) == [f"zzz: unknown key; known: {known} (value: {{'a': 1}})"]
@@ -384,7 +386,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"data": {"partition": {"kind": "iid", "overlap": -1}}},
         "data.partition.overlap must be greater than or equal to 0, got -1",
     ),
-    ({"data": {"kind": "csv"}}, "data.path: missing key"),
+    ({"data": {"kind": "npz"}}, "data.path: missing key"),
     ({"rounds": {"evaluate_every": 0}}, "rounds.evaluate_every must be greater than 0, got 0"),
     *(
         ({"evaluation": {"kind": "clients", "fraction": wrong}}, f"evaluation.fraction must be {said}, got {wrong}")

@@ -78,7 +78,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "key of another kind": {"algorithm": {"kind": "fedavg", "mu": 0.1}},
     "wrong type": {"rounds": {"count": True}},
     "out of range": {"algorithm": {"kind": "bmuf", "block_momentum": 1.0}},
-    "missing key": {"data": {"kind": "csv"}},
+    "missing key": {"data": {"kind": "npz"}},
 }
 
 

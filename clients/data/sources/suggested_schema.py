@@ -1,0 +1,73 @@
+"""Schema of a table as its cells suggest it: what numbers, categories and classes a file seems to hold."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fed.clients.data.sources.sheets import Sheet
+from fed.config.table import ColumnSection, TableSection
+from fed.errors import InvalidData
+
+__all__ = ["schema_of"]
+
+_MOST_CATEGORIES = 100
+
+
+def schema_of(path: Path, target: str | None = None) -> TableSection:
+    """Schema of a table: a column of numbers is real, any other one has the categories that its cells hold.
+
+    A target of texts or of integers has classes, a target of other numbers has none. Categories and classes that are
+    all integers are in the order of numbers, others in that of letters.
+
+    Args:
+        path: CSV or Parquet file.
+        target: column to predict; None: ``label``.
+
+    Raises:
+        InvalidData: if the file cannot be read, lacks the target, or a column of texts has more than 100 values.
+    """
+    aim = target or "label"
+    sheet = Sheet.read([path], {aim: "--target"})
+    if len(sheet.names) < 2:
+        raise InvalidData(f"{path}: must have a column beside {aim} to be a feature, got none: add one")
+    features = {name: _column(sheet, name) for name in sheet.names if name != aim}
+    return TableSection(features=features, target=aim, classes=_classes(sheet, aim))
+
+
+def _column(sheet: Sheet, name: str) -> ColumnSection:
+    if _is_real(sheet, name):
+        return ColumnSection()
+    return ColumnSection(values=tuple(_values(sheet, name)))
+
+
+def _classes(sheet: Sheet, aim: str) -> tuple[str, ...] | None:
+    if _is_real(sheet, aim):
+        texts = [text for text in sheet.texts(aim).tolist() if text.strip()]
+        if not all(text.strip().lstrip("+-").isdigit() for text in texts) or len(set(texts)) > _MOST_CATEGORIES:
+            return None
+    classes = _values(sheet, aim)
+    if len(classes) < 2:
+        raise InvalidData(f"{sheet.files[0][0]}: column {aim} must hold two classes or more, got {classes}: add rows")
+    return tuple(classes)
+
+
+def _is_real(sheet: Sheet, name: str) -> bool:
+    """True if every cell that is not empty is a finite number."""
+    try:
+        sheet.reals(name, missing=0.0)
+    except InvalidData:
+        return False
+    return not sheet.is_missing(name).all()
+
+
+def _values(sheet: Sheet, name: str) -> Sequence[str]:
+    values = sorted(np.unique([text.strip() for text in sheet.texts(name).tolist() if text.strip()]).tolist())
+    if not values:
+        raise InvalidData(f"{sheet.files[0][0]}: column {name} must not be empty, got no cell with content: remove it")
+    if len(values) > _MOST_CATEGORIES:
+        raise InvalidData(
+            f"{sheet.files[0][0]}: column {name} must hold numbers or at most {_MOST_CATEGORIES} categories, got "
+            f"{len(values)} texts such as {values[0][:60]!r}: leave it out of the file that the schema is made of"
+        )
+    return sorted(values, key=int) if all(value.lstrip("+-").isdigit() for value in values) else values
