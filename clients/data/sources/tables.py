@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from fed.clients.data.samples import Names, Pair, Samples
+from fed.clients.data.held import Pair
+from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.clients.data.sources.sheets import Sheet
 from fed.config.table import TableSection
