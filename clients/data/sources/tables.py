@@ -9,13 +9,12 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from fed.clients.data.held import Pair
 from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.clients.data.sources.sheets import Sheet
@@ -23,6 +22,9 @@ from fed.config.table import TableSection
 from fed.config.validation import Section, nearest
 from fed.errors import InvalidData
 from fed.vectors.tensors import torch
+
+if TYPE_CHECKING:
+    from fed.clients.data.held import Pair
 
 __all__ = ["TestFile", "csv", "npz", "parquet"]
 
