@@ -236,6 +236,7 @@ _RULES = {
     **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto"),
     **_in("aggregators.local_sgd", "LocalSGD"),
     **_in("aggregators.post_local_sgd", "PostLocalSGD"),
+    **_in("aggregators.ffa_lora", ffa_lora="FFALoRA"),
 }
 
 # All-reduce applies these at each peer: they need nothing but the mean of the messages.
@@ -254,7 +255,6 @@ ALGORITHMS = Family(
         **_pages("Centralized"),
         **_in("aggregators.local", local="LocalOnly"),
         **_in("aggregators.sign_majority", "SignMajority"),
-        **_in("aggregators.ffa_lora", ffa_lora="FFALoRA"),
         **_in("aggregators.fedex_lora", fedex_lora="FedExLoRA"),
         **_in("aggregators.flora", flora="FLoRA"),
         **_in("aggregators.robust.algorithms", median="FedMedian", trimmed_mean="FedTrimmedMean", krum="FedKrum"),

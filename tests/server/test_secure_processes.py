@@ -52,6 +52,26 @@ def test_killed_node_leaves_the_exact_sum(phase: str, counts: bool, tmp_path: Pa
     assert deployment.metrics()[0]["replied"] == (5 if counts else 4)
 
 
+@pytest.mark.long
+def test_masked_sums_are_of_what_is_trained_alone(tmp_path: Path) -> None:
+    head = {"model": {"kind": "mlp", "hidden": [7], "train": ["3.*"]}, "data": {"kind": "digits", "clients": 3}}
+    deployment = Deployment(tmp_path, {**KEYS, **head}, clients=3, insecure=False, secure=True)
+    try:
+        server = deployment.server()
+        deployment.all_clients()
+        assert server.end() == 0, server.said
+    finally:
+        deployment.close()
+    expected = fed.simulate(deployment.experiment.override({"simulation.batching": "off", "simulation.workers": 0}))
+    found = load_file(deployment.output / "model.safetensors")
+    assert all(torch.equal(found[name], part) for name, part in expected.model.state_dict().items())
+    (line,) = deployment.metrics()
+    trained = 7 * 10 + 10
+    whole = 64 * 7 + 7 + trained
+    assert 3 * 8 * trained < line["bytes_up"] < 3 * 8 * whole
+    assert line["bytes_up"] == expected.metrics[0]["bytes_up"]
+
+
 def test_node_without_secure_is_told_how_to_start(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, KEYS, clients=3, insecure=False)
     try:

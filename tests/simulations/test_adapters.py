@@ -113,6 +113,17 @@ def test_frozen_factors_are_as_if_left_out_by_patterns() -> None:
     assert [line["bytes_up"] for line in frozen.metrics] == [line["bytes_up"] for line in left_out.metrics]
 
 
+def test_a_frozen_factor_goes_with_masked_sums_and_with_replicas() -> None:
+    averaged = fed.simulate(experiment(algorithm="ffa_lora"))
+    masked = {"secure_aggregation": {"minimum_cohort": 3, "max_drop_out": 0.0, "max_weight": 2000, "bits": 64}}
+    for keys in ({"algorithm": "ffa_lora", **masked}, {"algorithm": {"kind": "allreduce", "rule": "ffa_lora"}}):
+        run = fed.simulate(experiment(**keys))
+        assert run.summary["parameters"] == TRAINED - 3 * (INPUTS + 12)
+        for name, part in state(averaged).items():
+            # Models travel in float32 in one of them, and sums in fixed point or as they are in the others.
+            torch.testing.assert_close(state(run)[name], part, rtol=0, atol=1e-5)
+
+
 def test_groups_of_clients_agree_with_single_ones() -> None:
     single, batched = (
         fed.simulate(experiment(algorithm="fedex_lora", simulation={"batching": kind})) for kind in ("off", "on")
