@@ -73,7 +73,8 @@ def difference_notes(result: ComparisonResult) -> list[str]:
         )
     if any(one.seeds_to_tell_apart is not None for one in found):
         notes.append(
-            "Seeds to tell apart: with so many a difference of this mean and deviation is found four times in five."
+            "Seeds to tell apart: with so many a difference of this mean and deviation is found four times in five, "
+            "after the adjustment too."
         )
     return notes
 
@@ -123,7 +124,10 @@ def _size(result: ComparisonResult, difference: PairedDifference) -> str:
 
 def _with_seeds(difference: PairedDifference) -> str:
     seeds = difference.seeds_to_tell_apart
-    return difference.name if seeds is None else f"{difference.name} (some {seeds:,} seeds would)"
+    # The bootstrap is another test than the one that the number is computed for.
+    if seeds is None or seeds <= difference.pairs:
+        return difference.name
+    return f"{difference.name} (some {seeds:,} seeds would)"
 
 
 def _named(texts: Sequence[str]) -> str:

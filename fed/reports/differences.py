@@ -70,7 +70,7 @@ class PairedDifference:
         p_adjusted: p value of the interval after Holm's adjustment for all differences to the baseline.
         is_larger_than_noise: True if the adjusted p value is at most 1 − confidence; None without an interval.
         seeds_to_tell_apart: smallest number of paired seeds with which a difference of this mean and deviation is found
-            with power 0.8; None where it is not known, or above a million.
+            with power 0.8, among as many differences; None where it is not known, or above a million.
     """
 
     name: str
@@ -127,6 +127,7 @@ def differences(
     """
     streams = streams or Streams(0)
     found = []
+    effects: dict[str, float] = {}
     for name in values:
         if name == baseline:
             continue
@@ -136,13 +137,19 @@ def differences(
         one = PairedDifference(name, len(paired), mean)
         if _varies(paired):
             interval = interval_of(paired, confidence, correction=correction, streams=streams, name=name)
-            # The observed effect: the number of seeds is a guide to the next comparison, and no test.
-            effect = abs(statistics.fmean(paired)) / statistics.stdev(paired)
+            one = replace(one, interval=interval)
             # More folds of one seed are no more independent data.
-            seeds = None if is_of_folds else seeds_to_tell_apart(effect, confidence)
-            one = replace(one, interval=interval, seeds_to_tell_apart=seeds)
+            if not is_of_folds:
+                # The observed effect: the number of seeds is a guide to the next comparison, and no test.
+                effects[name] = abs(statistics.fmean(paired)) / statistics.stdev(paired)
         found.append(one)
-    return _adjusted(found, confidence)
+    found = _adjusted(found, confidence)
+    # The level at which Holm's rule holds the smallest p value: fewer seeds could be too few beside other differences.
+    level = 1 - (1 - confidence) / max(1, sum(one.interval is not None for one in found))
+    return [
+        replace(one, seeds_to_tell_apart=seeds_to_tell_apart(effects[one.name], level)) if one.name in effects else one
+        for one in found
+    ]
 
 
 def interval_of(
@@ -269,10 +276,8 @@ def _power(effect: float, n: int, confidence: float) -> float:
     from scipy import stats
 
     threshold = float(stats.t.isf((1 - confidence) / 2, n - 1))
-    shift = effect * math.sqrt(n)
-    above = stats.nct.sf(threshold, n - 1, shift)
-    below = stats.nct.cdf(-threshold, n - 1, shift)
-    return float(above + below)
+    # T² is F distributed. SciPy's noncentral t gives NaN in the far tail, which once passed for enough power.
+    return float(stats.ncf.sf(threshold**2, 1, n - 1, n * effect**2))
 
 
 def _paired(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> tuple[list[float], bool]:

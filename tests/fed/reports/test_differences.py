@@ -152,6 +152,22 @@ def test_seeds_that_tell_two_apart_are_the_fewest(effect: float) -> None:
     assert brute_force_power(effect, fewest) >= 0.8 > brute_force_power(effect, fewest - 1)
 
 
+def test_differences_that_were_not_found_need_more_seeds() -> None:
+    generator = np.random.default_rng(7)
+    asked_for_less = 0
+    for _ in range(15):
+        pairs = int(generator.integers(2, 7))
+        values = {"A": dict.fromkeys(range(pairs), 0.0)}
+        for number, effect in enumerate(generator.uniform(0, 4, 4)):
+            values[f"B{number}"] = dict(enumerate(generator.normal(effect, 1, pairs)))
+        for one in differences(values, "A"):
+            if not one.is_larger_than_noise:
+                assert one.seeds_to_tell_apart is None or one.seeds_to_tell_apart > pairs
+                effect = abs(one.mean or 0.0) / np.std([*values[one.name].values()], ddof=1)
+                asked_for_less += (seeds_to_tell_apart(float(effect)) or math.inf) <= pairs
+    assert asked_for_less > 0, "without the adjustment some would be told of seeds that they had"
+
+
 def test_no_number_of_seeds_finds_no_difference() -> None:
     assert seeds_to_tell_apart(0.0) is None
     assert seeds_to_tell_apart(1e-4) is None  # some 785 million
