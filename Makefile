@@ -57,8 +57,13 @@ results: $(LINKED)  ## run the comparisons behind all tables of results and writ
 test: lint  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
+CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+
 test-all: lint .venv/all-installed  ## the same, with the tests that take longer
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m ""
+ifeq ($(CHROMIUM),)
+	@echo "reports are not tried in a browser, for there is no Chromium here: sudo apt install chromium"
+endif
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(if $(CHROMIUM),,not browser)"
 
 lint: $(LINKED)  ## ruff and mypy
 	$(BIN)/ruff check .

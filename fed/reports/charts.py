@@ -6,14 +6,14 @@ Shapes: see :mod:`fed.vectors.layout`.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, chop_cells
 
 from fed.quantities import bytes_text
-from fed.reports.plot_style import INK, WIDTH_EM, WIDTH_INCH, Style, blank, styles, svg_of
+from fed.reports.plot_style import EM_INCH, INK, NARROW_INCH, WIDTH_INCH, Style, blank, styles, svg_of
 from fed.reports.summary import sent_through
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _LABEL_WIDTH = 32
+_NARROW_PANEL_INCH = 2.7
 # An axis is logarithmic where the longest line ends at more than so many times the end of the shortest.
 _LOGARITHMIC_TIME = 8
 _LOGARITHMIC_BYTES = 1.2
@@ -108,7 +109,14 @@ def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: st
     )
 
 
-def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None) -> str:
+def curves(
+    lines: Mapping[str, Curve],
+    look: Mapping[str, Style],
+    *,
+    label: str,
+    target: float | None = None,
+    width_inch: float = WIDTH_INCH,
+) -> str:
     """Two panels, against rounds and against bytes; an algorithm that sends no bytes is a level line in the second.
 
     Args:
@@ -116,11 +124,12 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
         look: name → its style.
         label: label of the vertical axis.
         target: level to mark, or None.
+        width_inch: width of the picture; panels of a narrow one stand below each other.
     """
 
     def draw(figure: "Figure") -> list["Line2D"]:
-        left, right = figure.subplots(1, 2, sharey=True)
-        handles = [_line(left, curve.rounds, curve, look[name], len(lines)) for name, curve in lines.items()]
+        left, right = _two_panels(figure, width_inch)
+        handles = [_line(left, curve.rounds, curve, look[name], name, len(lines)) for name, curve in lines.items()]
         _rounds_axis(left)
         left.set_ylabel(label)
         _bytes_axis(right, lines, look, "size_bytes", "bytes sent and received by all")
@@ -128,11 +137,16 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
         _mark_target(right, target, is_named=True)
         return handles
 
-    return _with_names(list(lines), 3.9, draw)
+    return _with_names(list(lines), 3.9, draw, width_inch, panels=2)
 
 
 def against_bytes(
-    lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None
+    lines: Mapping[str, Curve],
+    look: Mapping[str, Style],
+    *,
+    label: str,
+    target: float | None = None,
+    width_inch: float = WIDTH_INCH,
 ) -> str:
     """Two panels, against the bytes that clients send and against those that they are sent.
 
@@ -141,10 +155,11 @@ def against_bytes(
         look: name → its style.
         label: label of the vertical axis.
         target: level to mark, or None.
+        width_inch: width of the picture; panels of a narrow one stand below each other.
     """
 
     def draw(figure: "Figure") -> list["Line2D"]:
-        left, right = figure.subplots(1, 2, sharey=True)
+        left, right = _two_panels(figure, width_inch)
         handles = _bytes_axis(left, lines, look, "bytes_up", "bytes sent by all clients")
         _bytes_axis(right, lines, look, "bytes_down", "bytes received by all clients")
         left.set_ylabel(label)
@@ -152,7 +167,7 @@ def against_bytes(
         _mark_target(right, target, is_named=True)
         return handles
 
-    return _with_names(list(lines), 3.9, draw)
+    return _with_names(list(lines), 3.9, draw, width_inch, panels=2)
 
 
 def differ_by_way(lines: Iterable[Curve]) -> bool:
@@ -161,7 +176,12 @@ def differ_by_way(lines: Iterable[Curve]) -> bool:
 
 
 def against_time(
-    lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None
+    lines: Mapping[str, Curve],
+    look: Mapping[str, Style],
+    *,
+    label: str,
+    target: float | None = None,
+    width_inch: float = WIDTH_INCH,
 ) -> str:
     """One panel, against simulated time.
 
@@ -170,6 +190,7 @@ def against_time(
         look: name → its style.
         label: label of the vertical axis.
         target: level to mark, or None.
+        width_inch: width of the picture; panels of a narrow one stand below each other.
     """
     ends_s = [float(curve.virtual_s[-1]) for curve in lines.values()]
     unit_s, unit = next(((size_s, name) for size_s, name in _UNITS_OF_TIME if max(ends_s) >= 2 * size_s), (1.0, "s"))
@@ -177,7 +198,7 @@ def against_time(
     def draw(figure: "Figure") -> list["Line2D"]:
         axes = figure.subplots()
         handles = [
-            _line(axes, curve.virtual_s / unit_s, curve, look[name], len(lines)) for name, curve in lines.items()
+            _line(axes, curve.virtual_s / unit_s, curve, look[name], name, len(lines)) for name, curve in lines.items()
         ]
         if _lie_apart(ends_s, _LOGARITHMIC_TIME):
             # A logarithmic axis has no place for a time of 0.
@@ -189,16 +210,23 @@ def against_time(
         _mark_target(axes, target, is_named=True)
         return handles
 
-    return _with_names(list(lines), 3.6, draw)
+    return _with_names(list(lines), 3.6, draw, width_inch)
 
 
-def distribution(values: Mapping[str, NDArray[np.float64]], look: Mapping[str, Style], *, label: str) -> str:
+def distribution(
+    values: Mapping[str, NDArray[np.float64]],
+    look: Mapping[str, Style],
+    *,
+    label: str,
+    width_inch: float = WIDTH_INCH,
+) -> str:
     """The share of clients whose value is at most x, as steps.
 
     Args:
         values: name → a finite value of each client. More than one name stand beneath the panel.
         look: name → its style.
         label: label of the horizontal axis.
+        width_inch: width of the picture.
     """
 
     def draw(figure: "Figure") -> list["Line2D"]:
@@ -209,22 +237,46 @@ def distribution(values: Mapping[str, NDArray[np.float64]], look: Mapping[str, S
             if len(x) > _MOST_STEPS:  # a page with a step for each of a million clients would not open
                 x = x[np.linspace(0, len(x) - 1, _MOST_STEPS).round().astype(int)]
             shares = np.arange(len(x) + 1) / len(x)
-            handles += axes.plot([x[0], *x], shares, drawstyle="steps-post", linewidth=1.7, **look[name].line)
+            style = look[name].line
+            handles += axes.plot([x[0], *x], shares, drawstyle="steps-post", linewidth=1.7, label=name, **style)
         axes.set_xlabel(label)
         axes.set_ylabel("share of clients")
         axes.set_ylim(0, 1.02)
         return handles
 
-    return _with_names(list(values), 3.6, draw)
+    return _with_names(list(values), 3.6, draw, width_inch)
 
 
-def _with_names(names: Sequence[str], height_inch: float, draw: "Callable[[Figure], list[Line2D]]") -> str:
-    """A picture of lines, named beneath it where there are more than one."""
+def _two_panels(figure: "Figure", width_inch: float) -> Sequence["Axes"]:
+    """Two panels with one vertical axis: beside each other, or below each other in a narrow picture."""
+    rows = 2 if width_inch <= NARROW_INCH else 1
+    return cast("Sequence[Axes]", figure.subplots(rows, 2 // rows, sharey=True))
+
+
+def _with_names(
+    names: Sequence[str],
+    height_inch: float,
+    draw: "Callable[[Figure], list[Line2D]]",
+    width_inch: float,
+    panels: int = 1,
+) -> str:
+    """A picture of lines, named beneath it where there are more than one.
+
+    Args:
+        names: names of the lines.
+        height_inch: height of the picture at full width, without the names.
+        draw: function that draws the lines.
+        width_inch: width of the picture.
+        panels: number of panels, which stand below each other in a narrow picture.
+    """
     labels = short_labels(names)
     # The widest label, beside its line and the space between columns.
-    columns = max(1, min(4, len(names), int(WIDTH_EM / (0.62 * max(map(cell_len, labels)) + 3.2 + 0.8 + 1.8))))
+    label_em = 0.62 * max(map(cell_len, labels)) + 3.2 + 0.8 + 1.8
+    columns = max(1, min(4, len(names), int(width_inch / EM_INCH / label_em)))
     rows = -(-len(names) // columns) if len(names) > 1 else 0
-    with blank(WIDTH_INCH, height_inch + 0.2 * rows) as figure:
+    if width_inch <= NARROW_INCH:
+        height_inch = _NARROW_PANEL_INCH * panels
+    with blank(width_inch, height_inch + 0.2 * rows) as figure:
         handles = draw(figure)
         if rows:
             beneath: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1.8}
@@ -252,16 +304,21 @@ def _within(name: str, most: int) -> str:
     return name if cell_len(name) <= most else chop_cells(name, most - 1)[0] + "…"
 
 
-def by_round(panels: Mapping[str, Mapping[str, Curve]]) -> str:
+def by_round(panels: Mapping[str, Mapping[str, Curve]], width_inch: float = WIDTH_INCH) -> str:
     """Charts of a single run, round by round.
 
     Args:
         panels: label of a panel's vertical axis → name of a line → its curve. All panels share their styles in order.
+        width_inch: width of the picture; panels of a narrow one stand below each other.
     """
-    with blank(WIDTH_INCH, 3.6) as figure:
-        for axes, (label, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    is_narrow = width_inch <= NARROW_INCH
+    height_inch = _NARROW_PANEL_INCH * len(panels) if is_narrow else 3.6
+    with blank(width_inch, height_inch) as figure:
+        shape = (len(panels), 1) if is_narrow else (1, len(panels))
+        all_axes = figure.subplots(*shape, squeeze=False).flat
+        for axes, (label, lines) in zip(all_axes, panels.items(), strict=True):
             look = styles(dict.fromkeys(lines, ""))
-            handles = [_line(axes, curve.rounds, curve, look[name], len(lines)) for name, curve in lines.items()]
+            handles = [_line(axes, curve.rounds, curve, look[name], name, len(lines)) for name, curve in lines.items()]
             axes.legend(handles, list(lines), frameon=False, handlelength=3.2)
             axes.set_ylabel(label)
             _rounds_axis(axes)
@@ -305,9 +362,9 @@ def _mark_target(axes: "Axes", target: float | None, *, is_named: bool = False) 
         axes.annotate(f"target\n{target:g}", (1, target), fontsize=8, color=INK, va="center", **place)
 
 
-def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style, among: int) -> "Line2D":
+def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style, name: str, among: int) -> "Line2D":
     # A single point makes no line: it is drawn as a dot.
-    (line,) = axes.plot(x, curve.mean, linewidth=1.7, marker="o" if len(x) == 1 else "", **style.line)
+    (line,) = axes.plot(x, curve.mean, linewidth=1.7, marker="o" if len(x) == 1 else "", label=name, **style.line)
     if curve.deviation.any():
         low = curve.mean - curve.deviation
         high = curve.mean + curve.deviation
@@ -328,10 +385,10 @@ def _bytes_axis(
     sent = {name: getattr(curve, which) for name, curve in lines.items()}
     for name, curve in lines.items():
         if sent[name][-1] > 0:
-            handles.append(_line(axes, sent[name], curve, look[name], len(lines)))
+            handles.append(_line(axes, sent[name], curve, look[name], name, len(lines)))
             axes.plot(sent[name][-1], curve.mean[-1], "o", markersize=4, color=look[name].colour)
         else:
-            handles.append(axes.axhline(curve.mean[-1], linewidth=1.1, **look[name].line))
+            handles.append(axes.axhline(curve.mean[-1], linewidth=1.1, label=name, **look[name].line))
     totals = [float(of[-1]) for of in sent.values() if of[-1] > 0]
     if totals and _lie_apart(totals, _LOGARITHMIC_BYTES):
         _logarithmic(axes, min(float(of[of > 0][0]) for of in sent.values() if of[-1] > 0), max(totals))

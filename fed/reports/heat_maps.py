@@ -20,18 +20,19 @@ _MOST_NUMBERS = 20
 """Largest number of classes for which counts are written into the cells of a confusion matrix."""
 
 
-def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
+def partition(ids: Sequence[object], counts_KC: NDArray[np.int64], width_inch: float = WIDTH_INCH) -> str:
     """Samples of each client: above in total, and below by class where there is more than one.
 
     Args:
         ids: ids of K clients.
         counts_KC: number of samples of each class that each client holds.
+        width_inch: width of the picture.
     """
     from matplotlib.ticker import MaxNLocator
 
     clients, classes = counts_KC.shape
     height = min(4.0, max(1.2, 0.22 * classes)) if classes > 1 else 0.0
-    with blank(WIDTH_INCH, 1.8 + height) as figure:
+    with blank(width_inch, 1.8 + height) as figure:
         panels = figure.subplots(
             1 + (classes > 1), 1, sharex=True, squeeze=False, height_ratios=(1, height)[: 1 + (classes > 1)]
         )
@@ -48,7 +49,7 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
             _ticks(last.yaxis, range(classes), 12)
         last.set_xlabel("client")
         last.set_xlim(-0.5, clients - 0.5)
-        _ticks(last.xaxis, ids, 25)
+        _ticks(last.xaxis, ids, int(2.6 * width_inch))
         return svg_of(figure, dpi=200)
 
 

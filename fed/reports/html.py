@@ -1,13 +1,16 @@
-"""HTML reports of a comparison or of a single run: one page that needs neither network nor scripts.
+"""HTML reports of a comparison or of a single run: one page that needs no network, and can be read without its script.
 
 The pages' texts and layout are in ``comparison.html`` and ``run.html``, which extend ``report.html``.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+import base64
+import hashlib
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -20,7 +23,7 @@ from fed.reports.client_scores import ClientScores, last_client_scores
 from fed.reports.conclusions import failures, finding, seen_by_coordinator
 from fed.reports.difference_texts import difference_notes
 from fed.reports.graphs import picture
-from fed.reports.plot_style import INK, Style, for_file, for_page, styles
+from fed.reports.plot_style import INK, NARROW_INCH, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns, difference_columns
 from fed.storage.atomic_files import write_atomically
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["comparison_report", "comparison_svg", "run_report", "write_run_report"]
 
+_SCRIPT = Path(__file__).with_name("page.js")
 _Partitions: TypeAlias = Mapping[str, population.Partition | None]
 
 
@@ -44,11 +48,24 @@ class _Figure(NamedTuple):
         heading: heading above the picture.
         note: name of the template's note beneath it; empty for none.
         svg: picture as SVG.
+        narrow: the same drawn for a narrow page; empty where one serves both.
     """
 
     heading: str
     note: str
     svg: str
+    narrow: str = ""
+
+
+def _figure(heading: str, note: str, draw: Callable[..., str]) -> _Figure:
+    """A picture drawn twice, for a wide page and for a narrow one.
+
+    Args:
+        heading: heading above the picture.
+        note: name of the template's note beneath it; empty for none.
+        draw: function that draws it, of its width.
+    """
+    return _Figure(heading, note, draw(), draw(width_inch=NARROW_INCH))
 
 
 def comparison_report(
@@ -169,6 +186,7 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    script = _SCRIPT.read_text(encoding="utf-8")
     # Names and reasons may hold markup.
     pages = Environment(
         loader=PackageLoader("fed.reports", ""),
@@ -185,8 +203,14 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
         "score": score_text,
     }
     return pages.get_template(template).render(
-        partitions=[(heading, one, heat_maps.partition(*one[:2])) for heading, one in partitions.items() if one],
+        partitions=[
+            (one, _figure(heading, "", partial(heat_maps.partition, *one[:2])))
+            for heading, one in partitions.items()
+            if one
+        ],
         ink=INK,
+        script=script,
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         command=shlex.join([Path(found["command"][0]).name, *found["command"][1:]]),
         environment=_flat(found),
         **content,
@@ -203,24 +227,24 @@ def _run_figures(run: Run, clients: ClientScores) -> Iterator[_Figure]:
     }
     panels = {label: lines for label, lines in panels.items() if lines}
     if panels:
-        yield _Figure("Round by round", "evaluation", charts.by_round(panels))
+        yield _figure("Round by round", "evaluation", partial(charts.by_round, panels))
         label, lines = next(iter(panels.items()))
-        svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label=label)
-        yield _Figure(f"{label[:1].upper()}{label[1:]} against simulated time", "", svg)
+        draw = partial(charts.against_time, lines, styles(dict.fromkeys(lines, "")), label=label)
+        yield _figure(f"{label[:1].upper()}{label[1:]} against simulated time", "", draw)
     panels = {metric.words: lines for metric in others if (lines := _scores(metrics, metric))}
     # Two panels a picture: more are too narrow to be read.
     for first_of_two in range(0, len(panels), 2):
         pair = dict(itertools.islice(panels.items(), first_of_two, first_of_two + 2))
-        yield _Figure("Other metrics by round", "evaluation", charts.by_round(pair))
+        yield _figure("Other metrics by round", "evaluation", partial(charts.by_round, pair))
     values = clients.get(first.name)
     if values is not None and len(values) > 1:
-        svg = charts.distribution({"": values}, styles({"": ""}), label=f"{first.words} of clients")
-        yield _Figure("Distribution over clients", "distribution", svg)
+        draw = partial(charts.distribution, {"": values}, styles({"": ""}), label=f"{first.words} of clients")
+        yield _figure("Distribution over clients", "distribution", draw)
     if apart := _run_curves(metrics, {"of peers' models from their mean": "consensus_distance"}):
-        yield _Figure("Consensus by round", "consensus", charts.by_round({"consensus distance": apart}))
+        yield _figure("Consensus by round", "consensus", partial(charts.by_round, {"consensus distance": apart}))
     if any("neighbours" in line for line in metrics):  # of a real peer, whose tasks are its own
         met = _run_curves(metrics, {"members": "members", "neighbours": "neighbours", "mixed without": "late"})
-        yield _Figure("Members and neighbours", "members", charts.by_round({"peers": met}))
+        yield _figure("Members and neighbours", "members", partial(charts.by_round, {"peers": met}))
         return
     happened = [
         key for key in ("replied", "late", "failed", "staleness_mean") if any(line.get(key) for line in metrics)
@@ -229,8 +253,8 @@ def _run_figures(run: Run, clients: ClientScores) -> Iterator[_Figure]:
         tasks = _run_curves(metrics, {key: key for key in happened if key != "staleness_mean"})
         staleness = _run_curves(metrics, {"staleness": "staleness_mean"} if "staleness_mean" in happened else {})
         panels = {"clients": tasks, "mean staleness": staleness}
-        svg = charts.by_round({label: lines for label, lines in panels.items() if lines})
-        yield _Figure("What became of tasks", "tasks", svg)
+        panels = {label: lines for label, lines in panels.items() if lines}
+        yield _figure("What became of tasks", "tasks", partial(charts.by_round, panels))
 
 
 def _run_curves(metrics: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -> dict[str, charts.Curve]:
@@ -261,13 +285,13 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
         if lines := _lines(result.runs, metric.test):
             label = f"test {metric.words}"
             level = target if metric == first else None
-            svg = charts.curves(lines, look, label=label, target=level)
-            yield _Figure(f"{metric.title} against rounds and bytes", "curves", svg)
+            draw = partial(charts.curves, lines, look, label=label, target=level)
+            yield _figure(f"{metric.title} against rounds and bytes", "curves", draw)
             if charts.differ_by_way(lines.values()):
-                svg = charts.against_bytes(lines, look, label=label, target=level)
-                yield _Figure(f"{metric.title} against bytes up and down", "bytes", svg)
-            svg = charts.against_time(lines, look, label=label, target=level)
-            yield _Figure(f"{metric.title} against simulated time", "seeds", svg)
+                draw = partial(charts.against_bytes, lines, look, label=label, target=level)
+                yield _figure(f"{metric.title} against bytes up and down", "bytes", draw)
+            draw = partial(charts.against_time, lines, look, label=label, target=level)
+            yield _figure(f"{metric.title} against simulated time", "seeds", draw)
             break
     by_clients = _where_clients_evaluate(result.runs, first)
     # Scores on clients' own samples and on one test set do not compare: they have pictures of their own.
@@ -280,14 +304,15 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
         ("Worst tenth of clients", "worst", by_clients, worst, f"{first.words} of the worst tenth"),
     ):
         if lines := _lines(runs, measure):
-            yield _Figure(heading, note, charts.curves(lines, look, label=label))
+            yield _figure(heading, note, partial(charts.curves, lines, look, label=label))
 
 
 def _client_figures(result: ComparisonResult, look: Mapping[str, Style], clients: ClientScores) -> Iterator[_Figure]:
     """Picture of the first metric's distribution over clients by variant."""
     if drawn := {name: clients[name] for name in look if len(clients.get(name, ())) > 1}:
         label = f"{result.metrics()[0].words} of clients"
-        yield _Figure("Distribution over clients", "distribution", charts.distribution(drawn, look, label=label))
+        draw = partial(charts.distribution, drawn, look, label=label)
+        yield _figure("Distribution over clients", "distribution", draw)
 
 
 def _where_clients_evaluate(runs: Runs, metric: NamedMetric) -> Runs:

@@ -3,7 +3,9 @@
 Drawn with matplotlib's figures alone, never pyplot, which keeps global state.
 """
 
+import html
 import io
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["INK", "WIDTH_EM", "WIDTH_INCH", "Style", "blank", "for_file", "for_page", "see_through", "styles", "svg_of"]
+__all__ = [
+    "EM_INCH",
+    "INK",
+    "NARROW_INCH",
+    "WIDTH_INCH",
+    "Style",
+    "blank",
+    "for_file",
+    "for_page",
+    "see_through",
+    "styles",
+    "svg_of",
+]
 
 INK = "#0b0c0d"
 """Colour of text and axes; inside a page it becomes the page's own, for light and for dark."""
@@ -23,8 +37,10 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _DASHES = ((), (5, 1.6), (1.4, 1.4), (7, 1.6, 1.4, 1.6), (9, 2, 2.5, 2))
 WIDTH_INCH = 9.6
 _EM_POINTS = 9
-WIDTH_EM = WIDTH_INCH * 72 / _EM_POINTS
-"""Width of a figure in em, the size of its letters."""
+NARROW_INCH = 3.6
+"""Width of the same figure on a narrow page, drawn anew: scaled down its letters could not be read."""
+EM_INCH = _EM_POINTS / 72
+"""Size of a figure's letters."""
 _BASELINES = {"centralized": (6, 2), "local": (1.5, 2)}
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SETTINGS = {
@@ -87,11 +103,53 @@ def blank(width_inch: float, height_inch: float) -> "Iterator[Figure]":
 
 
 def svg_of(figure: "Figure", **options: Any) -> str:
-    """The picture; to be called before :func:`blank` ends."""
+    """The picture, with the values of its named lines for the page's script; to be called before :func:`blank` ends."""
     svg = io.StringIO()
     figure.savefig(svg, format="svg", metadata=_NO_METADATA, **options)
     text = svg.getvalue()
-    return text[text.index("<svg") :]  # XML's declaration has no place within HTML
+    text = text[text.index("<svg") :]  # XML's declaration has no place within HTML
+    panels = _panels(figure)
+    if not panels:
+        return text
+    opened, closed, drawn = text.partition(">")
+    return f"{opened}{closed}<metadata>{html.escape(json.dumps(panels, ensure_ascii=False))}</metadata>{drawn}"
+
+
+def _panels(figure: "Figure") -> list[dict[str, Any]]:
+    """Panels that have named lines: where each is in the picture, its axes, and the values of its lines.
+
+    A line with one y and no x is level.
+    """
+    width, height = 72 * figure.get_size_inches()
+    panels: list[dict[str, Any]] = []
+    vertical = ""
+    for axes in figure.axes:
+        named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_child")]
+        if not named:
+            continue
+        place = axes.get_position()
+        vertical = axes.get_ylabel() or vertical  # panels that share an axis share its label
+        lines = []
+        for line in named:
+            is_level = line.get_transform() != axes.transData
+            x = [] if is_level else _rounded(line.get_xdata())
+            y = _rounded(line.get_ydata())
+            lines.append({"name": line.get_label(), "colour": line.get_color(), "x": x, "y": y[:1] if is_level else y})
+        panels.append(
+            {
+                "box": _rounded([place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height]),
+                "x": [*map(float, axes.get_xlim())],
+                "y": [*map(float, axes.get_ylim())],
+                "log": axes.get_xscale() == "log",
+                "labels": [axes.get_xlabel(), vertical],
+                "lines": lines,
+            }
+        )
+    return panels
+
+
+def _rounded(values: Any) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
 
 
 def see_through() -> Any:
@@ -111,4 +169,5 @@ def for_page(svg: str, prefix: str) -> str:
 
 def for_file(svg: str) -> str:
     """The picture as a file of its own, on white paper."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)  # which is for a page's script
     return '<?xml version="1.0" encoding="utf-8"?>\n' + svg.replace("<svg ", '<svg style="background: #ffffff" ', 1)

@@ -22,11 +22,19 @@ _WORD = 32
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, and a text for each row; ``is_number`` is set right."""
+    """A heading, and a text for each row; ``is_number`` is set right.
+
+    Args:
+        heading: heading of the column.
+        texts: text of each row.
+        is_number: True if the texts are figures.
+        values: number of each row by which a reader may sort, or None where there is none; empty: by the texts.
+    """
 
     heading: str
     texts: list[str]
     is_number: bool = True
+    values: Sequence[float | None] = ()
 
 
 def columns(result: ComparisonResult) -> list[Column]:
@@ -36,10 +44,11 @@ def columns(result: ComparisonResult) -> list[Column]:
     metrics = result.metrics()
     shown = [
         Column("variant", [row["name"] for row in rows], is_number=False),
-        *(Column(f"final {metric.words}", [final_text(row, metric) for row in rows]) for metric in metrics),
+        *(_final(rows, metric) for metric in metrics),
     ]
     if target is not None:
-        shown.append(Column(f"rounds to {target:g}", [_rounds(row) for row in rows]))
+        rounds = _values(rows, "rounds_to_target")
+        shown.append(Column(f"rounds to {target:g}", [_rounds(row) for row in rows], values=rounds))
         shown.append(_column(f"bytes to {target:g}", rows, "bytes_to_target", bytes_text))
         if any(row["virtual_s_to_target"] for row in rows):
             shown.append(_column(f"simulated time to {target:g}", rows, "virtual_s_to_target", duration_text))
@@ -63,14 +72,22 @@ def difference_columns(result: ComparisonResult) -> list[Column]:
     has_folds = any(one.interval is not None and one.interval.method == "folds" for one in found)
     shown = [
         Column("variant", [one.name for one in found], is_number=False),
-        Column("difference", [difference_text(result, one) for one in found]),
-        Column(f"{100 * result.comparison.confidence:g} % interval", [interval_text(result, one) for one in found]),
-        Column("p, adjusted", [_p_text(one.p_adjusted) for one in found]),
-        Column(f"paired {'folds' if has_folds else 'seeds'}", [str(one.pairs) for one in found]),
+        Column("difference", [difference_text(result, one) for one in found], values=[one.mean for one in found]),
+        Column(
+            f"{100 * result.comparison.confidence:g} % interval",
+            [interval_text(result, one) for one in found],
+            values=[one.interval and one.interval.low for one in found],
+        ),
+        Column("p, adjusted", [_p_text(one.p_adjusted) for one in found], values=[one.p_adjusted for one in found]),
+        Column(
+            f"paired {'folds' if has_folds else 'seeds'}",
+            [str(one.pairs) for one in found],
+            values=[one.pairs for one in found],
+        ),
     ]
     if any(one.seeds_to_tell_apart is not None for one in found):
         seeds = ["–" if one.seeds_to_tell_apart is None else f"{one.seeds_to_tell_apart:,}" for one in found]
-        shown.append(Column("seeds to tell apart", seeds))
+        shown.append(Column("seeds to tell apart", seeds, values=[one.seeds_to_tell_apart for one in found]))
     return shown
 
 
@@ -89,9 +106,10 @@ def _of_clients(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> Iterator
             for of_row in zip(mean, deviation, worst, strict=True)
         ]
         if set(texts) != {"–"}:
-            yield Column(heading, texts)
+            values = [None if text == "–" else value for text, value in zip(texts, mean, strict=True)]
+            yield Column(heading, texts, values=values)
     if set(worst) != {None}:
-        yield Column("worst tenth of clients", [mean_text(value, None) for value in worst])
+        yield Column("worst tenth of clients", [mean_text(value, None) for value in worst], values=worst)
 
 
 def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
@@ -141,10 +159,20 @@ def _rounds(row: dict[str, Any]) -> str:
     return count_text(row["rounds_to_target"]) + part
 
 
+def _final(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> Column:
+    texts = [final_text(row, metric) for row in rows]
+    return Column(f"final {metric.words}", texts, values=_values(rows, metric.final))
+
+
 def _rate_text(bytes_per_s: float) -> str:
     return f"{bytes_text(bytes_per_s)}/s"
 
 
 def _column(heading: str, rows: Sequence[dict[str, Any]], key: str, text: Callable[[Any], str]) -> Column:
     """Values of a key, with a dash where there is none."""
-    return Column(heading, ["–" if row[key] is None else text(row[key]) for row in rows])
+    texts = ["–" if row[key] is None else text(row[key]) for row in rows]
+    return Column(heading, texts, values=_values(rows, key))
+
+
+def _values(rows: Sequence[dict[str, Any]], key: str) -> list[float | None]:
+    return [row.get(key) for row in rows]

@@ -1,6 +1,9 @@
 """Reports: whole pages that need nothing else, claim no more than the runs show, and take names for what they are."""
 
+import base64
+import hashlib
 import io
+import json
 import re
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from rich.console import Console
 import fed
 from fed.clients.data.describe import partition_of
 from fed.errors import InvalidData
-from fed.reports import charts, heat_maps
+from fed.reports import charts, heat_maps, html
 from fed.reports.conclusions import failures, finding
 from fed.reports.html import comparison_report, comparison_svg, run_report, write_run_report
 from fed.reports.plot_style import INK, styles
@@ -133,15 +136,41 @@ def test_page_is_well_nested_and_asks_for_nothing_else(page: str) -> None:
     assert reading.open == []
     assert all(reference.startswith(("#", "data:image/png;base64,")) for reference in reading.references)
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", page)
-    assert not {"script", "link", "iframe", "object", "base", "form"} & set(reading.tags)
+    assert not {"link", "iframe", "object", "base", "form"} & set(reading.tags)
+
+
+def test_page_runs_its_own_script_and_no_other(page: str) -> None:
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert scripts == [(Path(html.__file__).with_name("page.js")).read_text(encoding="utf-8")]
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy == [f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"], (
+        "nothing is loaded, and only the script of this hash runs"
+    )
+
+
+def test_pictures_hold_the_values_of_their_lines(several: ComparisonResult) -> None:
+    lines = {"A": charts.Curve(*(np.array([1.0, 2.0, 4.0]) for _ in range(6)))}
+    wide, narrow = (charts.curves(lines, styles({"A": ""}), label="loss", width_inch=width) for width in (9.6, 3.6))
+    for svg, beside in ((wide, True), (narrow, False)):
+        kept = ElementTree.fromstring(svg).findtext("{http://www.w3.org/2000/svg}metadata")
+        first, second = json.loads(kept or "")
+        assert first["labels"] == ["round", "loss"]
+        assert [first["lines"][0][key] for key in ("name", "x", "y")] == ["A", [1, 2, 4], [1, 2, 4]]
+        assert second["lines"][0]["x"] == [2, 4, 8]
+        assert (first["box"][2] < second["box"][0]) == beside
+        assert (first["box"][3] < second["box"][1]) == (not beside)
+    assert "<metadata>" not in (comparison_svg(several) or "")
 
 
 def test_names_are_shown_as_they_stand_and_never_run(page: str) -> None:
     reading = Reading(page)
-    assert "<script" not in page
+    assert page.count("<script") == 1, "its own"
     # The title, the heading, the finding, the table, the changes and a heading of a partition.
     assert sum(HOSTILE in text for text in reading.texts) >= 6
-    assert sum(text.startswith(HOSTILE[:31]) and text.endswith("…") for text in reading.texts) == 2, "legends"
+    assert sum(text.startswith(HOSTILE[:31]) and text.endswith("…") for text in reading.texts) == 4, (
+        "legends, in wide and in narrow pictures"
+    )
     assert any("_under $x_1$ 漢字" in text for text in reading.texts)
 
 
@@ -228,7 +257,7 @@ def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
     reading = Reading(run_report(run, partition_of(data_of(5, 10))))
     text = "".join(reading.texts)
     assert reading.open == []
-    assert "script" not in reading.tags
+    assert reading.tags["script"] == 1, "its own"
     assert f"{run.summary['final_test_accuracy']:.4f}" in text
     assert "count: 2" in text
 
