@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from fed.cli.main import main
-from fed.config import registry
+from fed.config import registry, yaml
 from fed.config.components import Family
 from fed.config.experiment import Experiment
+from fed.quantities import bytes_text
 from fed.simulations.devices import Device
+from fed.simulations.simulate import simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -145,6 +147,32 @@ def test_the_readme_runs_fedavg_and_has_at_most_7000_bytes(tmp_path: Path, monke
     exec(compile(programs[0], "README.md", "exec"), namespace)
     assert namespace["run"].experiment.algorithm.kind == "fedavg"  # type: ignore[attr-defined]
     assert namespace["run"].summary["final_test_accuracy"] > 0.9  # type: ignore[attr-defined]
+
+
+def test_the_readmes_figures_are_those_of_the_benchmarks() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+
+    def cells(first: str) -> list[str]:
+        return next(line for line in benchmarks.splitlines() if line.startswith(f"| {first} |")).split(" | ")
+
+    _, _, ratio, points, *_ = cells("topk + two_level + ef")
+    assert f"{ratio} times fewer bytes for {float(points):g} points of MNIST's accuracy" in readme
+    kinds = ("`fed server`, nodes that answer at once", "`fed server` and `fed client`, each with its training process")
+    idle, training = (round(1000 * float(cells(kind)[5].split()[0])) for kind in kinds)
+    assert f"takes {idle} ms, and {training} ms with nodes that train" in readme
+
+
+@pytest.mark.long
+def test_the_page_on_compression_says_what_runs_print() -> None:
+    page = " ".join((ROOT / "docs" / "compression.md").read_text(encoding="utf-8").split("\n"))
+    written = FILE.search((ROOT / "docs" / "compression.md").read_text(encoding="utf-8"))
+    assert written is not None
+    sparse = Experiment(**yaml.parse(written[1]))
+    dense = sparse.override({"uplink": [], "error_feedback": None})
+    full, few = (simulate(experiment).summary["bytes_up"] for experiment in (dense, sparse))
+    assert f"`{bytes_text(few)} up`" in page
+    assert f"with `{bytes_text(full)} up`: {full / few:.0f} times as much" in page
 
 
 @pytest.mark.parametrize("page", SHOWING, ids=lambda page: page.stem)
