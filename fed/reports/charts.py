@@ -314,8 +314,8 @@ def by_round(panels: Mapping[str, Mapping[str, Curve]], width_inch: float = WIDT
     is_narrow = width_inch <= NARROW_INCH
     height_inch = _NARROW_PANEL_INCH * len(panels) if is_narrow else 3.6
     with blank(width_inch, height_inch) as figure:
-        shape = (len(panels), 1) if is_narrow else (1, len(panels))
-        all_axes = figure.subplots(*shape, squeeze=False).flat
+        rows = len(panels) if is_narrow else 1
+        all_axes = figure.subplots(rows, len(panels) // rows, squeeze=False).flat
         for axes, (label, lines) in zip(all_axes, panels.items(), strict=True):
             look = styles(dict.fromkeys(lines, ""))
             handles = [_line(axes, curve.rounds, curve, look[name], name, len(lines)) for name, curve in lines.items()]
