@@ -82,18 +82,19 @@ def _ticks(axis: Any, names: Sequence[object], most: int) -> None:
         axis.set_tick_params(rotation=60)
 
 
-def confusion(counts_CC: NDArray[np.int64], names: Sequence[object]) -> str:
+def confusion(counts_CC: NDArray[np.int64], names: Sequence[object], width_inch: float = WIDTH_INCH) -> str:
     """Test samples by true class (a row) and predicted class (a column), shaded by the share of the true class.
 
     Args:
         counts_CC: number of samples of each true class (a row) that the model takes for each class (a column).
         names: names of the classes.
+        width_inch: largest width of the picture.
     """
     classes = len(counts_CC)
     # A class without test samples has a row of zeros, not of 0/0.
     shares_CC = counts_CC / np.maximum(counts_CC.sum(axis=1, keepdims=True), 1)
-    size_inch = min(6.4, max(2.4, 0.34 * classes))
-    with blank(size_inch + 1.8, size_inch + 0.5) as figure:
+    size_inch = min(6.4, width_inch - 1.2, max(2.4, 0.34 * classes))
+    with blank(min(size_inch + 1.8, width_inch), size_inch + 0.5) as figure:
         axes = figure.subplots()
         # Shares, so that rare classes are as dark as frequent ones; 1 at most, so that two runs compare.
         _shade(axes, shares_CC, "share of the true class", highest=1, ax=axes, pad=0.02)

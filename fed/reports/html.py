@@ -154,8 +154,8 @@ def run_report(
     metrics = metrics_of(run.summary)
     figures = list(_run_figures(run, clients or {}))
     if confusion is not None and confusion.counts_CC is not None:
-        svg = heat_maps.confusion(confusion.counts_CC, confusion.names)
-        figures.append(_Figure("Confusion matrix", "confusion", svg))
+        draw = partial(heat_maps.confusion, confusion.counts_CC, confusion.names)
+        figures.append(_figure("Confusion matrix", "confusion", draw))
     if graph is not None and population.can_be_drawn(graph):
         is_real = "peer" in run.summary
         heading = "This peer and its neighbours" if is_real else "Peers and their neighbours"
