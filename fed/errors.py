@@ -19,6 +19,7 @@
     └── SessionFailed           a session of secure aggregation that has ended without a sum
 """
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ __all__ = [
     "os_errors_as",
     "place_of",
     "users_errors_as",
+    "users_line",
 ]
 
 
@@ -208,3 +210,28 @@ def place_of(error: Exception) -> str:
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     frame = (own or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def users_line(error: Exception) -> str | None:
+    """File and line of the last call that an error came through outside this package, PyTorch and Python itself.
+
+    The user's own files come before installed packages. None where there is no such call, as in a model of PyTorch's
+    layers alone.
+
+    Example:
+        >>> try:
+        ...     raise RuntimeError
+        ... except RuntimeError as error:
+        ...     print(users_line(error))
+        <doctest fed.errors.users_line[0]>:2
+    """
+    calls = []
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in _NOT_THE_USERS:
+            calls.append(f"{frame.f_code.co_filename}:{line}")
+    own = [call for call in calls if "site-packages" not in call]
+    return (own or calls or [None])[-1]
+
+
+_NOT_THE_USERS = {"fed", "torch", *sys.stdlib_module_names} - {"__main__"}

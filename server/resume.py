@@ -79,6 +79,8 @@ class Parts:
             "loss": code_sha256(recipe.loss, modules),
             "metrics": code_sha256(recipe.metrics, modules),
         }
+        if recipe.collate is not None:
+            code["collate"] = code_sha256(recipe.collate.function, modules)
         data = {} if self.data is None else {"data": self.data}
         fixed = self.prepared.fixed_part()
         return {**data, **code, **({"fixed part": described(fixed).sha256} if fixed else {})}

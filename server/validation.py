@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from fed.clients.data.forms import check_form
+from fed.errors import InvalidData
 from fed.protocol.limits import MOST_CLASSES, MOST_HELD, PROTOCOL
 from fed.protocol.protocol_pb2 import Failed, Joining, Scores, Signature
 from fed.protocol.signatures import types_fit
@@ -47,6 +49,11 @@ def refusal_of_joining(joining: Joining) -> str | None:
                 f"{what} 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
                 f"{tuple(shape[:8])}"
             )
+    if signature.form:
+        try:
+            check_form(signature.form)
+        except InvalidData as error:
+            return str(error)
     classes = signature.classes
     if classes > MOST_CLASSES:
         return f"there may be {MOST_CLASSES} classes at most, got {classes}"
@@ -62,6 +69,11 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
         said: signature of the node's samples.
         asked: signature that the model is made for.
     """
+    if said.form != asked.form:
+        return (
+            f"the model is made for samples of the form {asked.form[:200] or 'of two tensors'}, got "
+            f"{said.form[:200] or 'two tensors'}: check the node's data file"
+        )
     shape = tuple(asked.input_shape)
     dtype = asked.input_dtype
     if tuple(said.input_shape) != shape or not types_fit(said, asked):

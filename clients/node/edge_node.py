@@ -236,7 +236,7 @@ class EdgeNode(Dialler):
         said = plan.signature
         own = self._described.signature
         # Before a training process is asked: a model for other samples would fail there with a long traceback.
-        is_for_these = said.input_shape == own.input_shape and types_fit(own, said)
+        is_for_these = said.input_shape == own.input_shape and types_fit(own, said) and said.form == own.form
         if not is_for_these or not own.classes <= said.classes <= MOST_CLASSES:
             raise ClientRefusal(
                 "the server's plan is for other samples than this node's: is it the right server?", Reason.CANNOT_FOLLOW

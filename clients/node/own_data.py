@@ -3,7 +3,8 @@
 import hashlib
 from itertools import accumulate
 
-from fed.clients.data import ClientId, FederatedData, Names, Pair, SamplesOnDemand, load
+from fed.clients.data import ClientId, FederatedData, Held, Names, SamplesOnDemand, load
+from fed.clients.data.forms import form_of
 from fed.clients.data.samples import pattern_of
 from fed.config.node_data import NodeData
 from fed.config.table import TableSection
@@ -14,7 +15,7 @@ from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
 from fed.version import __version__
 
-__all__ = ["described", "samples_of", "signature_of", "signature_of_data"]
+__all__ = ["check_collate", "described", "samples_of", "signature_of", "signature_of_data"]
 
 _MOST_BYTES = 1 << 15  # for the names in a signature, so that a joining fits into a message
 
@@ -32,7 +33,7 @@ def samples_of(description: NodeData, client: ClientId, schema: TableSection | N
         ``client_tests`` is empty: then the client holds nothing out.
 
     Raises:
-        InvalidData: if the source has no such client.
+        InvalidData: if the source has no such client, or brings a collate of its own.
     """
     streams = Streams(description.seed)
     if description.client is None:
@@ -40,6 +41,7 @@ def samples_of(description: NodeData, client: ClientId, schema: TableSection | N
         alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
         section = description.data
         data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams, schema)
+        check_collate(data)
         data = data.with_test_set()  # a fold is held out of each client, here of the only one
         tests = None if data.test is None else {client: data.test}
         held = data.read(data.clients[0])
@@ -52,10 +54,24 @@ def samples_of(description: NodeData, client: ClientId, schema: TableSection | N
             is_from_arrays=data.is_from_arrays,
         )
     data = load(description.data, streams, schema)
+    check_collate(data)
     if description.client not in data.clients:
         some = ", ".join(map(repr, list(data.clients)[:3]))
         raise InvalidData(f"client must be one of the source's, such as {some}, got {description.client!r}")
     return data.only(description.client, client)
+
+
+def check_collate(data: FederatedData) -> None:
+    """Check that data bring no collate: all nodes of a run must make their batches alike.
+
+    Raises:
+        InvalidData: if they do.
+    """
+    if data.collate is not None:
+        raise InvalidData(
+            "data of a deployment must bring no collate, since all nodes make batches alike, got one: name it in the "
+            "server's experiment, as collate: python:module:function"
+        )
 
 
 def described(data: FederatedData) -> pb.Joining:
@@ -79,22 +95,21 @@ def signature_of_data(data: FederatedData, classes: int) -> pb.Signature:
     return signature
 
 
-def signature_of(pair: Pair, classes: int, names: Names) -> pb.Signature:
+def signature_of(held: Held, classes: int, names: Names) -> pb.Signature:
     """Describe one sample. Where the names are too long for a message, those beyond it are told by their hash alone.
 
     Args:
-        pair: samples of that shape and type.
+        held: samples of that shape and type.
         classes: number of classes; 0 where targets are no labels.
         names: names of features and classes.
     """
-    inputs, targets = pair
-    signature = pb.Signature(
-        input_shape=inputs.shape[1:],
-        input_dtype=_dtype(inputs),
-        target_shape=targets.shape[1:],
-        target_dtype=_dtype(targets),
-        classes=classes,
-    )
+    signature = pb.Signature(form=form_of(held), classes=classes)
+    if not signature.form:
+        inputs, targets = pattern_of(held)
+        signature.input_shape.extend(inputs.shape[1:])
+        signature.input_dtype = _dtype(inputs)
+        signature.target_shape.extend(targets.shape[1:])
+        signature.target_dtype = _dtype(targets)
     encoded = [name.encode() for part in names for name in (*part, "")]  # an empty name parts columns from classes
     ends = [*accumulate(len(name) + 3 for name in encoded)]  # Protobuf adds a tag, and a length of up to two bytes
     # The first names as they are, since errors show those that differ; the hash covers the rest.

@@ -38,6 +38,7 @@ TOLD: Mapping[str, str] = {
     "Signature.names_sha256": "a digest of these names",
     "Signature.target_shape": "the shape of one target",
     "Signature.target_dtype": "the type of targets",
+    "Signature.form": "the names, shapes and types of a sample's tensors, where there are several",
     "TaskId.start": "the server's own number",
     "TaskId.number": "the server's own number",
     "Heartbeat.held": "which tasks it holds, by the server's names",

@@ -19,11 +19,12 @@ from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client
 from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
+from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.group_reading import GroupReading, group_reading
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
-from fed.clients.training.op_graphs import record
+from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.reading import with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
@@ -280,7 +281,7 @@ class BatchedTrainer(TorchTrainer):
         return *gradients, losses_K.detach()
 
     def _outputs(self, state: Sequence[Tensor], inputs: Tree) -> Tensor:
-        with ChannelGroups(), RecurrentLayers():
+        with ChannelGroups(), RecurrentLayers(), PaddedEmbeddings(), told_of_recording():
             outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
         return outputs
 

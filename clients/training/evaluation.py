@@ -27,7 +27,7 @@ from fed.clients.scoring.measures import (
     takes_scores,
 )
 from fed.clients.training.channel_groups import ChannelGroups
-from fed.clients.training.op_graphs import record
+from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.reading import AsNeeded, Batch, called, with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
@@ -184,7 +184,7 @@ class BatchedEvaluator:
             output = with_parameters(self._module, state, inputs)
             return scores_of(output) if self._takes_scores else output
 
-        with ChannelGroups(), RecurrentLayers():
+        with ChannelGroups(), RecurrentLayers(), told_of_recording():
             return (vmap(output_of)(named),)
 
 

@@ -5,7 +5,8 @@ small model. PyTorch's own ``make_fx`` makes the same list, but imports its comp
 """
 
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor, fx
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fed.vectors.tensors import torch
 
-__all__ = ["Recording", "record"]
+__all__ = ["Recording", "record", "told_of_recording"]
 
 _ATEN = torch.ops.aten
 
@@ -50,6 +51,20 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
     with recorder:
         results = function(*inputs)
     return recorder.recording(results)
+
+
+@contextmanager
+def told_of_recording() -> Iterator[None]:
+    """Block in which ``torch.compiler.is_compiling()`` is true: models ask it before they look at numbers.
+
+    Those of ``transformers`` leave a mask out where nothing is masked, unless they are told that this cannot be seen.
+    """
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 class Recording:

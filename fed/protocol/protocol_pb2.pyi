@@ -33,7 +33,7 @@ class Payload(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Signature(_message.Message):
-    __slots__ = ("input_shape", "input_dtype", "classes", "columns", "labels", "names_sha256", "target_shape", "target_dtype")
+    __slots__ = ("input_shape", "input_dtype", "classes", "columns", "labels", "names_sha256", "target_shape", "target_dtype", "form")
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_DTYPE_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Signature(_message.Message):
     NAMES_SHA256_FIELD_NUMBER: _ClassVar[int]
     TARGET_SHAPE_FIELD_NUMBER: _ClassVar[int]
     TARGET_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FORM_FIELD_NUMBER: _ClassVar[int]
     input_shape: _containers.RepeatedScalarFieldContainer[int]
     input_dtype: str
     classes: int
@@ -50,7 +51,8 @@ class Signature(_message.Message):
     names_sha256: str
     target_shape: _containers.RepeatedScalarFieldContainer[int]
     target_dtype: str
-    def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ..., target_shape: _Optional[_Iterable[int]] = ..., target_dtype: _Optional[str] = ...) -> None: ...
+    form: str
+    def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ..., target_shape: _Optional[_Iterable[int]] = ..., target_dtype: _Optional[str] = ..., form: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
     __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers")

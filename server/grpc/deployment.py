@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.data.forms import DTYPES, zeros_of
 from fed.clients.fingerprint import pair_sha256
-from fed.clients.node.own_data import signature_of_data
+from fed.clients.node.own_data import check_collate, signature_of_data
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.scoring.measures import Metrics, loss_in_force
 from fed.clients.setup import Preparation
@@ -60,8 +61,7 @@ __all__ = ["Deployment"]
 _log = logging.getLogger(__name__)
 
 _SCORED_WITHIN_S = 600.0  # seconds for nodes to score a model, where rounds have no deadline
-_TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
-_DTYPES: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
+_DTYPES: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in DTYPES}
 
 
 class Deployment:
@@ -88,6 +88,8 @@ class Deployment:
         self._identities = identities
         self.experiment = experiment
         self._data = _data_of(experiment)
+        if self._data is not None:
+            check_collate(self._data)
         brings_test_set = self._data is not None and (self._data.test is not None or bool(self._data.client_tests))
         check_scored_by_both(experiment, has_test_set=brings_test_set)
         evaluation = experiment.evaluation.make()
@@ -105,7 +107,7 @@ class Deployment:
         said = joining.signature
         for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype or "int64")):
             # A stand-in for the node's samples is made of it, before any of them is seen.
-            if dtype not in _DTYPES:
+            if dtype not in _DTYPES and not said.form:
                 return f"{what} must be of one of {', '.join(_DTYPES)}, got {dtype[:20]!r}"
         if joining.hides_numbers != (self.experiment.secure_aggregation is not None):
             if joining.hides_numbers:
@@ -374,6 +376,8 @@ def _data_of(experiment: Experiment) -> FederatedData | None:
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:
     """Zeros in place of samples, by which a server without data makes the model; enough to hold a share of them out."""
     samples = math.ceil(2 / min(held_out, 1 - held_out))
+    if signature.form:
+        return FederatedData({0: zeros_of(signature.form, samples)}, None, signature.classes or None)
     inputs = torch.zeros(samples, *signature.input_shape, dtype=_DTYPES[signature.input_dtype])
     targets = torch.zeros(samples, *signature.target_shape, dtype=_DTYPES[signature.target_dtype or "int64"])
     return FederatedData({0: (inputs, targets)}, None, signature.classes or None)

@@ -17,6 +17,7 @@ from fed.errors import InvalidExperiment
 from fed.simulations.batching import Batching, _Counter
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from tests.clients.training import readers
 from tests.simulations import users_parts as parts
 
 
@@ -399,3 +400,40 @@ def test_operations_of_recurrent_layers_are_counted(layer: Callable[..., nn.Modu
     forward, weights, states = steps * (of_inputs + of_states), steps * of_inputs + steps * of_states, steps * of_states
     # of the first step's state, which is zero, a kernel may leave out one of the products
     assert forward + weights + states - 2 * of_states <= found <= forward + weights + states
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        (lambda: readers.Reader(dropout=0.1), "seen, _ = self.attend("),
+        (lambda: Reading(4, 3), "float(inputs.abs().max())"),
+        (Projecting, "super().forward("),
+    ],
+    ids=["dropout", "numbers", "projections"],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_the_reason_names_the_line_in_the_model(model: Callable[[], nn.Module], line: str) -> None:
+    given: dict[str, Any] = {"own": model}
+    if line.startswith("seen"):
+        data = fed.FederatedData({client: readers.classified(client) for client in range(2)})
+        given |= {"data": data, "collate": {"kind": "pad", "mask": "attention_mask"}}
+    reason = chosen(**given).reason
+    found = re.search(r", at (.*):(\d+)$", reason)
+    assert found is not None, reason
+    assert line in Path(found[1]).read_text(encoding="utf-8").splitlines()[int(found[2]) - 1]
+
+
+def test_a_model_that_looks_at_padding_is_not_batched() -> None:
+    data = fed.FederatedData({client: readers.classified(client, 12) for client in range(2)})
+    found = chosen(own=lambda: Unmasked(), data=data, collate="pad")
+    assert found == Batching(False, 1, "a group's gradients differ from those of its clients one by one")
+
+
+class Unmasked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Sequential(nn.Embedding(readers.WORDS, 8), nn.Linear(8, 3))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        scores: Tensor = self.read(input_ids).mean(1)
+        return scores

@@ -1,0 +1,85 @@
+"""Deployments whose samples are trees end with the bits of the simulation, and refuse nodes with other trees."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fed
+from fed.clients.data import Names
+from fed.clients.data.forms import check_form, form_of, zeros_of
+from fed.clients.node.own_data import check_collate, signature_of
+from fed.errors import InvalidData
+from fed.server.grpc.deploy import serve
+from fed.server.validation import refusal_of_signature
+from tests.clients.training.readers import __name__ as home
+from tests.clients.training.readers import augmented, classified, sentences
+from tests.server.grpc.threaded import ThreadedNode, nodes_of
+
+CODE = [f"python:{home}:reader", f"python:{home}:augmented"]
+
+
+def experiment(**keys: Any) -> fed.Experiment:
+    sections: dict[str, Any] = {
+        "data": None,
+        "model": CODE[0],
+        "collate": {"kind": CODE[1], "is_alone": False},
+        "local": {"lr": 0.1, "batch_size": 4},
+        "rounds": {"count": 2},
+        "evaluation": {"kind": "clients", "fraction": 0.3},
+        "simulation": {"batching": "off", "workers": 0},
+    }
+    return fed.Experiment(**{**sections, **keys})
+
+
+@pytest.mark.parametrize("keys", [{}, {"uplink": ["int8"], "error_feedback": "ef"}], ids=["plain", "codec"])
+def test_deployment_ends_with_the_simulations_bits(keys: dict[str, Any], tmp_path: Path) -> None:
+    """A server without data makes the model by the form that the first node says; batches draw from nodes' streams."""
+    data = fed.FederatedData({client: classified(client, 9 + client) for client in range(3)}, classes=3)
+    asked = experiment(**keys)
+    simulated = fed.simulate(asked, data=data)
+    nodes: list[ThreadedNode] = []
+    begin = lambda port: nodes.extend(nodes_of(data, port, tmp_path, allowed=CODE))  # noqa: E731
+    deployed = serve(asked, listen="127.0.0.1:0", output=tmp_path / "run", min_nodes=3, on_listen=begin)
+    for node in nodes:
+        node.end()
+    for ours, theirs in zip(deployed.model.parameters(), simulated.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert deployed.metrics[-1]["test_loss"] == simulated.metrics[-1]["test_loss"]
+
+
+def test_a_node_with_another_tree_is_refused() -> None:
+    ours = signature_of(fed.FederatedData({0: classified(0)}).read(0), 3, Names())
+    other = signature_of(fed.FederatedData({0: ({"words": sentences(0)}, [1] * 9)}).read(0), 3, Names())
+    said = refusal_of_signature(other, ours)
+    assert said is not None
+    assert 'form [{"input_ids":"int64[*]"},"int64[]"], got [{"words":"int64[*]"},"int64[]"]' in said
+    assert refusal_of_signature(ours, ours) is None
+    plain = signature_of((torch.zeros(2, 3), torch.tensor([0, 1])), 2, Names())
+    assert plain.form == ""
+    assert "got two tensors" in str(refusal_of_signature(plain, ours))
+
+
+def test_zeros_have_the_form_that_they_are_made_of() -> None:
+    pair = {"a": (torch.zeros(2, 3), [[1], [2, 3]]), "b": torch.zeros(2, dtype=torch.bool)}, None
+    form = form_of(fed.FederatedData({0: pair}).read(0))
+    assert form == '[{"a":["float32[3]","int64[*]"],"b":"bool[]"},null]'
+    assert form_of(zeros_of(form, 4)) == form
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("", "[1]", "{}", '["float32[]"]', '["float33[]",null]', '["float32[999999999999]",null]', "[null,null]"),
+        *('["float32[-1]",null]', "[" * 40 + "]" * 40, '[{"a":"float32[*,*]"},null]', '["float32[1e3]",null]'),
+    ],
+)
+def test_a_form_that_is_none_is_refused(form: str) -> None:
+    with pytest.raises(InvalidData):
+        check_form(form)
+
+
+def test_data_of_a_deployment_bring_no_collate() -> None:
+    with pytest.raises(InvalidData, match="name it in the server's experiment, as collate: python:module:function"):
+        check_collate(fed.FederatedData({0: classified(0)}, collate=augmented))
