@@ -231,7 +231,8 @@ def users_line(error: Exception) -> str | None:
         if package not in _NOT_THE_USERS:
             calls.append(f"{frame.f_code.co_filename}:{line}")
     own = [call for call in calls if "site-packages" not in call]
-    return (own or calls or [None])[-1]
+    found = own or calls
+    return found[-1] if found else None
 
 
 _NOT_THE_USERS = {"fed", "torch", *sys.stdlib_module_names} - {"__main__"}

@@ -224,7 +224,7 @@ def test_samples_must_be_alike_leaf_by_leaf() -> None:
         ({"a": torch.zeros(2, 3), "b": [[1.0], [2.0]]}, r"inputs\['b'\] of client 1 must be like .* got torch.float32"),
         ({"a": torch.zeros(2, 3), "b": [[1]]}, r"as many values in inputs\['b'\] as in inputs\['a'\]"),
         ({"a": torch.tensor([[0.0, torch.nan, 0]] * 2), "b": [[1], [2]]}, r"inputs\['a'\] of client 1 must be finite"),
-        ({"a": torch.zeros(2, 3), "b": "words"}, r"inputs\['b'\] of client 1 must be a tensor, got str"),
+        ({"a": torch.zeros(2, 3), "b": "words"}, "inputs.* of client 1 must be a tensor.* got 'words'"),
     ]:
         with pytest.raises(InvalidData, match=said):
             FederatedData({0: one, 1: other})
