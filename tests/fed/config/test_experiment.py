@@ -354,7 +354,7 @@ def test_a_key_like_none_is_refused_without_a_guess() -> None:
         "name, seed, data_seed, data, table, model, fixed, loss, metrics, collate, local, algorithm, topology, rounds"
     )
     known += ", stages, uplink, error_feedback, downlink, secure_aggregation, hierarchy, devices, evaluation"
-    known += ", adversaries, checkpoints, simulation"
+    known += ", adversaries, checkpoints, tracking, simulation"
     assert problems(zzz={"a": 1}) == [f"zzz: unknown key; known: {known} (value: {{'a': 1}})"]
     assert problems(local={"{braces}": 1})[0].startswith("local.{braces}: unknown key; known: optimizer, lr,")
 

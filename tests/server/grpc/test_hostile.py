@@ -236,7 +236,7 @@ def _joins(**changed: Any) -> Any:
         ({"protocol": 2}, "version 1 of the protocol, got 2"),
         ({"name": "eve\nrefused 'ann'"}, "a node's name must be"),
         ({"held": [TaskId(start=1, number=1)] * 10_000}, "1000 tasks at most"),
-        ({"signature": Signature(input_shape=[64], input_dtype="float64")}, "made for float32 inputs"),
+        ({"signature": Signature(input_shape=[65], input_dtype="float64")}, "made for float32 inputs"),
         ({"signature": Signature(input_shape=[64], input_dtype="object" * 9999)}, "inputs must be of one of float32"),
     ],
 )
