@@ -67,6 +67,8 @@ def take_part(
     output = Path(output)
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     prepared = _prepared(experiment, own, client_id_of(setup.name))
+    if prepared.casting:
+        _log.info("%s", prepared.casting)
     check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)
     kind = _kind_of_peer(experiment, prepared)
     part = RunLabel(f"{experiment.name} {setup.name}", experiment.name, {"peer": setup.name})
