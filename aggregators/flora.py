@@ -7,6 +7,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
@@ -15,6 +16,7 @@ from pydantic import Field, PositiveInt
 
 from fed.aggregators.adapters import OverAdapters
 from fed.aggregators.base import Reduced
+from fed.config.compatibility import Feature, Term
 from fed.errors import InvalidExperiment, InvalidModel
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, nn, torch
@@ -53,6 +55,11 @@ class FLoRA(OverAdapters):
     asks: ClassVar[frozenset[str]] = frozenset({"place"})
 
     ranks: Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)] | None = None
+
+    def lacks(self) -> Sequence[Term]:
+        """Parameters that mean the same from round to round."""
+        way_out = "choose fedex_lora, whose adapters go on"
+        return [*super().lacks(), Term(Feature.SAME_PARAMETERS, way_out, "whose adapters begin anew in each round")]
 
     def for_model(self, module: "nn.Module", layout: Layout) -> Self:
         """The algorithm with the places of the model's adapters.

@@ -16,7 +16,7 @@ from fed.config.hyperparameters import Hyperparameters
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["NOT_COMMON", "SUMS_ALONE", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
+__all__ = ["NOT_COMMON", "SUMS_ALONE", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values", "later_errors"]
 
 Rows: TypeAlias = Tensor | Sequence[Tensor]
 """K vectors: one tensor [K, ·], or K of any lengths."""
@@ -171,8 +171,9 @@ class Codec(Hyperparameters, ABC):
     is_common: ClassVar[bool] = False
 
     def needs(self) -> Sequence[Term]:
-        """Vectors that travel encoded."""
-        return (Term(Feature.ENCODED, "set {section} to []"),)
+        """Vectors that travel encoded, and under a residual parameters to which it can be added."""
+        encoded = Term(Feature.ENCODED, "set {section} to []")
+        return (encoded, later_errors("choose another codec")) if self.keeps_residual else (encoded,)
 
     def lacks(self) -> Sequence[Term]:
         """A common encoding, unless it is one, and each client's own message, where sums alone are read."""
@@ -233,3 +234,13 @@ class Codec(Hyperparameters, ABC):
         Raises:
             InvalidPayload: if the bytes are no such content.
         """
+
+
+def later_errors(way_out: str) -> Term:
+    """Term that a part needs if it sends the error of a message with a later one.
+
+    Args:
+        way_out: imperative clause on how the user can change this part.
+    """
+    why = "to which the error of an earlier message is added"
+    return Term(Feature.SAME_PARAMETERS, way_out, why)

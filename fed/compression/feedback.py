@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fed.compression.blocks import as_bytes, from_bytes
 from fed.compression.chain import CodecChain, check_order
-from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
+from fed.compression.codec import Codec, CodecState, Draw, Rows, Values, later_errors
 from fed.compression.pieces import empty
 from fed.config.compatibility import Feature, Sections, Term
 from fed.config.hyperparameters import Hyperparameters
@@ -91,8 +91,8 @@ class _Feedback(ErrorFeedback):
     """Base of the kinds that keep errors."""
 
     def needs(self) -> Sequence[Term]:
-        """Clients that report."""
-        return (Term(Feature.REPORTS, "set error_feedback to none"),)
+        """Clients that report, and parameters to which an earlier error can be added."""
+        return (Term(Feature.REPORTS, "set error_feedback to none"), later_errors("set error_feedback to none"))
 
     def check_experiment(self, experiment: Sections) -> None:
         """Refuse a chain that has a residual of its own, or whose error no client knows."""

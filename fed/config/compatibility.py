@@ -101,6 +101,7 @@ class Feature(Enum):
     LEGIBLE_MESSAGES = "messages that attackers can read"
     DECODED_MESSAGES = "messages that are decoded one by one"
     ANONYMOUS_SUMS = "messages whose sum singles no client out"
+    SAME_PARAMETERS = "parameters that mean the same from round to round"
 
 
 class Term(NamedTuple):

@@ -130,6 +130,23 @@ def test_algorithm_that_numbers_clients_refuses_changing_membership(rounds: str,
     assert Experiment(algorithm="afl", rounds=rounds, devices={"availability": "on_off"}).algorithm.kind == "afl"
 
 
+@pytest.mark.parametrize(
+    ("keys", "part", "way_out"),
+    [
+        ({"uplink": ["topk"], "error_feedback": "ef"}, "error_feedback ef", "set error_feedback to none"),
+        ({"uplink": ["dgc"]}, "uplink dgc", "choose another codec"),
+    ],
+)
+def test_errors_of_adapters_that_are_gone_are_refused(keys: dict[str, Any], part: str, way_out: str) -> None:
+    assert problem(algorithm="flora", **keys) == (
+        f"{part} needs parameters that mean the same from round to round, to which the error of an earlier message is "
+        "added, got algorithm flora, whose adapters begin anew in each round: "
+        f"{way_out}, or choose fedex_lora, whose adapters go on"
+    )
+    assert Experiment(algorithm="fedex_lora", **keys).algorithm.kind == "fedex_lora"
+    assert Experiment(algorithm="flora", uplink=["topk"]).algorithm.kind == "flora"
+
+
 # Adversaries and edges.
 
 
