@@ -196,7 +196,10 @@ def _no_numbers(array: NDArray[Any], place: _Place) -> InvalidData:
 
 def _remedy_for_texts(place: _Place) -> str:
     if place.are_targets and place.is_table:
-        return "number the classes with .astype('category') on the whole table, before clients are dealt"
+        return (
+            "number the classes with .astype('category') on the whole table before clients are dealt, or "
+            ".astype(pandas.CategoricalDtype([...])) with the same classes on the table of each client"
+        )
     if place.are_targets:
         return "number the classes, as classes, targets = numpy.unique(targets, return_inverse=True) does"
     if place.is_table:

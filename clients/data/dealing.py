@@ -1,6 +1,7 @@
 """``fed.partition``: samples that a program holds, dealt to clients as an experiment's ``data.partition`` does."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +29,7 @@ def partition(
     test: Any = None,
     columns: Mapping[str, ArrayLike] | None = None,
     classes: int | None = None,
+    collate: Callable[..., Any] | None = None,
     **keys: Any,
 ) -> FederatedData:
     """Deal samples to clients, and hold some out as a test set: the same bits as from an experiment's ``data`` section.
@@ -46,6 +48,8 @@ def partition(
         columns: further values of each sample, [E] each, by name: ``client`` names its holder for ``natural``, any
             other serves ``hash``, ``range`` and ``rank`` as their ``by``.
         classes: number of classes; one more than the largest label unless given.
+        collate: function that makes a batch of a list of samples, as of :class:`FederatedData`; None: that of the
+            experiment, or samples of one shape are stacked.
         keys: keys of that kind, such as ``alpha`` and ``min_samples``, and ``overlap``.
 
     Returns:
@@ -67,7 +71,7 @@ def partition(
         asked = _Asked(**sections)
         further = {name: np.asarray(column) for name, column in (columns or {}).items()}
         samples = samples_of(inputs, targets, test=test, columns=further, classes=classes)
-        return deal(samples, asked.data, Streams(asked.seed))
+        return deal(replace(samples, collate=collate), asked.data, Streams(asked.seed))
     except (InvalidData, InvalidExperiment) as error:
         # Names of an experiment's keys become those of the arguments here.
         words = str(error).replace("data.partition.", "").replace("data.partition", "kind").replace("data.", "")

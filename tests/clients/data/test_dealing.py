@@ -99,3 +99,21 @@ def test_frames_name_features_and_categories_name_classes() -> None:
 def test_mistakes_are_told_by_the_names_of_arguments(keys: dict[str, Any], message: str) -> None:
     with pytest.raises((InvalidExperiment, InvalidData), match=message):
         fed.partition(INPUTS, TARGETS, **keys)
+
+
+def test_partition_passes_the_collate_on() -> None:
+    def stacked(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([inputs for inputs, _ in samples]), torch.tensor([target for _, target in samples])
+
+    dealt = fed.partition(INPUTS, TARGETS, clients=3, collate=stacked)
+    assert dealt.collate is stacked
+    assert_same(dealt, fed.partition(INPUTS, TARGETS, clients=3))
+
+
+def test_frames_of_clients_share_classes_as_the_error_says() -> None:
+    texts = {client: pd.DataFrame({"dose": [0.0, 1.0], "end": [end, "worse"]}) for client, end in enumerate("ab")}
+    with pytest.raises(InvalidData, match="with the same classes on the table of each client"):
+        fed.FederatedData(texts, targets="end")
+    classes = pd.CategoricalDtype(["a", "b", "worse"])
+    data = fed.FederatedData({key: table.astype({"end": classes}) for key, table in texts.items()}, targets="end")
+    assert [data.read(client)[1].tolist() for client in data.clients] == [[0, 2], [1, 2]]
