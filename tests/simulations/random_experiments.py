@@ -7,6 +7,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
+from PIL import Image
 from pydantic.fields import FieldInfo
 
 import fed
@@ -62,7 +63,7 @@ _SOMETIMES: dict[str, dict[str, Sequence[Any]]] = {
         "rows": [2],
         "degree": [2, 3],
     },
-    "model": {"train": [["*weight*"], ["*bias*", "*embed*", "*weight*"]]},
+    "model": {"train": [["*weight*"], ["*bias*"]]},
     "adversaries": {"fraction": [0.25, 0.4]},
     "hierarchy": {"fan_out": [3]},
     "evaluation": {"peers": [2], "samples": [5], "fraction": [0.3]},
@@ -89,6 +90,8 @@ _COMMON = {"data": "digits", "model": "logistic", "loss": "cross_entropy", "roun
 
 _SHARES = {"data": 0.12, "model": 0.2, "loss": 0.07, "metrics": 0.2, "rounds": 0.4}
 _SHARES["fixed"] = 0.0  # a file of one model fits no other
+_SHARES["table"] = 0.0  # a schema fits one file alone
+_SHARES["tracking"] = 0.0  # packages of trackers need not be installed
 _SHARES |= dict.fromkeys(("algorithm", "local", "checkpoints", "simulation"), 1.0)
 _SHARE = 0.35
 """Sections, or keys, that are drawn; the others keep their defaults."""
@@ -237,6 +240,11 @@ def write_files(folder: Path) -> dict[str, dict[str, Any]]:
         images, labels = generator.integers(0, 256, (40, 6, 6), np.uint8), np.arange(40, dtype=np.uint8) % 4
         (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">iiii", 2051, 40, 6, 6) + images.tobytes())
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">ii", 2049, 40) + labels.tobytes())
+    for name in ("cat", "dog"):
+        (folder / "images" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = generator.integers(0, 256, (6, 6, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / name / f"{number}.png")
     plays = [f"{speaker}:\n{'to be or not to be ' * 12}\n\n" for speaker in ("Hamlet", "Ophelia", "King", "Queen")]
     (folder / "play.txt").write_text("".join(plays * 2))
     (folder / "devices.csv").write_text(
@@ -249,6 +257,7 @@ def write_files(folder: Path) -> dict[str, dict[str, Any]]:
         "data csv": {"path": str(folder / "table.csv"), "label": "label"},
         "data npz": {"path": str(folder / "arrays.npz"), "label": "label"},
         "data idx": {"path": str(folder)},
+        "data image_folder": {"path": str(folder / "images")},
         "data text": {"path": str(folder / "play.txt"), "sequence_length": 8},
         "devices trace": {"path": str(folder / "devices.csv")},
         "availability trace": {"path": str(folder / "spells.csv")},
