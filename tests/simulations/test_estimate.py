@@ -12,8 +12,10 @@ from fed.config.registry import ALGORITHMS, TOPOLOGIES
 from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from tests.lora_models import INPUTS, adapted
 
 CLIENTS = 9
+OVER_ADAPTERS = ("ffa_lora", "fedex_lora", "flora")
 AWAY = "if nobody fails or is away"
 
 
@@ -26,10 +28,15 @@ def with_buffers() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
+def with_adapters() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, INPUTS), adapted(classes=2))
+
+
 def assert_as_expected(**keys: Any) -> None:
     experiment = fed.Experiment(local={"batch_size": 4}, **keys)
-    expected = expect(Simulation(experiment, data(), with_buffers))
-    took = simulate(experiment, data=data(), model=with_buffers).summary
+    model = with_adapters if experiment.algorithm.kind in OVER_ADAPTERS else with_buffers
+    expected = expect(Simulation(experiment, data(), model))
+    took = simulate(experiment, data=data(), model=model).summary
     assert (expected.bytes_up, expected.bytes_down) == (took["bytes_up"], took["bytes_down"])
 
 
