@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fed.server.grpc.deploy import serve as serve
     from fed.server.parameter_store import ParameterStore as ParameterStore
     from fed.simulations.compare import compare as compare
+    from fed.simulations.existing_runs import compare_runs as compare_runs
     from fed.simulations.simulate import simulate as simulate
     from fed.storage.run import Run as Run
 
@@ -54,6 +55,7 @@ _HOME_OF = {
     "PeerRule": "fed.aggregators.peer_rule",
     "Run": "fed.storage.run",
     "compare": "fed.simulations.compare",
+    "compare_runs": "fed.simulations.existing_runs",
     "partition": "fed.clients.data.dealing",
     "serve": "fed.server.grpc.deploy",
     "simulate": "fed.simulations.simulate",

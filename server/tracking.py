@@ -140,6 +140,7 @@ class Tracking:
             folder=event.folder,
             rounds_done=event.rounds_done,
             kept_id=kept_id,
+            wait_s=self.closes_within_s,
         )
         run_id = self._tracker.begin(run)
         if run_id is not None and event.folder is not None:

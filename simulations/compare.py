@@ -10,9 +10,9 @@ from fed.clients.data import FederatedData
 from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.config.comparison import Comparison, repetition_text
 from fed.config.experiment import Experiment
-from fed.errors import InvalidInput
+from fed.errors import InvalidInput, located
 from fed.reports.summary import ComparisonResult, Runs, row_of
-from fed.server.tracking import RunLabel
+from fed.server.tracking import RunLabel, trackings_of
 from fed.simulations.comparison_folder import ComparisonFolder
 from fed.simulations.comparison_tracking import group_of, track
 from fed.simulations.kept_runs import sorted_out
@@ -77,6 +77,7 @@ def compare(
     given = {"data": data, "model": model, "loss": loss, "metric": metric}
     given = {name: part for name, part in given.items() if part is not None}
     _hold_written(comparison)
+    _hold_tracked(comparison, output)
     if comparison.folds is not None and data is not None:
         raise InvalidInput(
             f"folds need data that the experiment names, got folds={comparison.folds} and data given in Python: name "
@@ -138,6 +139,13 @@ def _hold_written(comparison: Comparison) -> None:
                 "given in Python as objects: name them as python:package.module:name, or give a loss or metrics to "
                 "fed.compare"
             )
+
+
+def _hold_tracked(comparison: Comparison, output: str | Path | None) -> None:
+    """Refuse trackers that cannot track a run, before any run begins."""
+    for name, variant in comparison.variants().items():
+        with located(name):
+            trackings_of(variant, None if output is None else Path(output))
 
 
 def _planned(comparison: Comparison, folder: "ComparisonFolder | None") -> Iterator[PlannedRun]:

@@ -39,7 +39,7 @@ class _Kept:
         return keys
 
 
-def found(places: Sequence[Path]) -> list[Path]:
+def found(places: Sequence[str | Path]) -> list[Path]:
     """The folders of all runs in these places, in order, each once.
 
     Args:
@@ -49,7 +49,7 @@ def found(places: Sequence[Path]) -> list[Path]:
         InvalidInput: if a place holds none, or there are fewer than two.
     """
     folders: dict[Path, Path] = {}
-    for place in places:
+    for place in map(Path, places):
         of_it = [place] if is_run(place) else list(runs_below(place, lambda error: _log.warning("%s", error)))
         if not of_it:
             raise InvalidInput(f"{place} must hold runs, got none: give folders that fed simulate has written")
@@ -60,20 +60,22 @@ def found(places: Sequence[Path]) -> list[Path]:
     return list(folders.values())
 
 
-def compare_runs(folders: Sequence[Path], *, output: Path, overwrite: bool = False) -> ComparisonResult:
+def compare_runs(places: Sequence[str | Path], *, output: str | Path, overwrite: bool = False) -> ComparisonResult:
     """Set runs that exist side by side, and write the report. The runs stay where they are, as they are.
 
     Runs whose experiments differ in their seed alone are one variant. A variant has the name of its experiment, or the
     name of its run's folder where several experiments have one name.
 
     Args:
-        folders: folders of the runs.
+        places: folders of the runs, or folders that hold some, such as a comparison's.
         output: folder of the comparison.
         overwrite: True if an earlier comparison in the folder is replaced.
 
     Raises:
-        InvalidInput: if two are the same run, none has finished, or one cannot be read.
+        InvalidInput: if a place holds no run, two are the same run, none has finished, or one cannot be read.
     """
+    output = Path(output)
+    folders = found(places)
     if inside := [folder for folder in folders if folder.resolve().is_relative_to(output.resolve())]:
         raise InvalidInput(f"{output} must be another folder than those of the runs, got {inside[0]} in it: choose one")
     runs = [_Kept(folder, RunFolder.existing(folder).experiment()) for folder in folders]

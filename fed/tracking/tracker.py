@@ -23,6 +23,7 @@ class TrackedRun:
         folder: folder of the run; None: nothing is written.
         rounds_done: number of rounds before a resume; 0 in a new run.
         kept_id: id that :meth:`Tracker.begin` returned before the resume; None in a new run.
+        wait_s: seconds that the run waits for the tracker at its end, > 0.
     """
 
     name: str
@@ -32,6 +33,7 @@ class TrackedRun:
     folder: Path | None = None
     rounds_done: int = 0
     kept_id: str | None = None
+    wait_s: float = 30.0
 
 
 class Tracker(Protocol):

@@ -67,7 +67,15 @@ class WandB:
             resume="allow",
             # Runs of one process, one beside another, are runs of their own.
             reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+            # Half: wandb's own hook waits once more as the process ends, for a server that never answers.
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                x_disable_stats=True,
+                init_timeout=run.wait_s / 2,
+                finish_timeout=run.wait_s / 2,
+            ),
         )
         return str(self._run.id)
 
@@ -109,22 +117,38 @@ class Trackio:
         hold_installed("trackio", "trackio")
 
     def begin(self, run: TrackedRun) -> str:
-        """Make the run, or go on with the one of this name."""
+        """Make the run, or go on with the newest one of this name."""
         trackio = importlib.import_module("trackio")
+        # A run is found again by its name alone, which comparisons have in common.
         name = run.kept_id or (run.name if run.group is None else f"{run.group}: {run.name}")
-        config = {**run.settings, **run.tags, "group": run.group}
-        self._run = trackio.init(project=self._project, name=name, config=config, resume="allow")
-        return str(name)
+        self._run = trackio.init(
+            project=self._project,
+            name=name,
+            group=run.group,
+            config={**run.settings, **run.tags},
+            resume="never" if run.kept_id is None else "allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        return name
 
     def log(self, number: int, values: Mapping[str, float]) -> None:
         """Write a round's numbers."""
         self._run.log(dict(values), step=number)
 
     def keep(self, file: Path) -> None:
-        """Leave a file where it is: trackio holds none."""
+        """Copy a file into the run, as an artifact of the project."""
+        self._run.log_artifact(str(file), name=f"{file.stem}-{self._run.id}", type="report")
 
     def end(self, status: str, summary: Mapping[str, Any]) -> None:
-        """Wait until all is written."""
+        """Write the figures of the summary, and wait until all is written."""
+        figures = {
+            f"summary/{name}": value
+            for name, value in summary.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        self._run.log(figures)
         self._run.finish()
 
 

@@ -16,6 +16,7 @@ from fed.server.grpc.deployment import Deployment
 from fed.server.observer import Essential, Event, Kinds, RoundEnded
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.telling import Observers
+from fed.server.tracking import tracked
 from fed.storage.run_folder import RunFolder
 from fed.storage.scores import score_of, words_of
 from fed.wire.flower_records import flower
@@ -101,11 +102,12 @@ def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: in
     output = Path(str(config.get("output") or f"runs/{_name_of(experiment)}-{run}")).expanduser().absolute()
     deployment = _deployment(experiment)
     folder = RunFolder.existing(output) if resume else RunFolder(output)
+    observers = Observers(tracked([Essential(_RoundLog())], experiment, output))
     fleet = FlowerFleet(grid, accepts=deployment.accepts)
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
     with folder.held():
-        deployment.run(fleet, min_nodes, folder, resume=resume, observers=Observers([Essential(_RoundLog())]))
+        deployment.run(fleet, min_nodes, folder, resume=resume, observers=observers)
 
 
 def _deployment(experiment: Experiment) -> Deployment:

@@ -236,6 +236,17 @@ def test_tracker_that_cannot_be_used_is_refused_at_once(
         fed.simulate(experiment(section))
 
 
+def test_comparison_refuses_a_missing_tracker_before_its_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fed.tracking.tracker.find_spec", lambda name: None)
+    variants = [{"name": "plain"}, {"name": "watched", "tracking": [{"kind": "trackio"}]}]
+    comparison = fed.Comparison(base=experiment().given_keys(), compare=variants)
+    with pytest.raises(InvalidInput, match=r"^watched: tracking with trackio needs that package"):
+        fed.compare(comparison, output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_own_tracker_takes_the_place_of_the_experiments() -> None:
     own = Fake()
     fed.simulate(

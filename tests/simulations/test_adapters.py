@@ -132,6 +132,7 @@ def test_groups_of_clients_agree_with_single_ones() -> None:
         torch.testing.assert_close(state(batched)[name], part, rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_workers_and_codecs_change_what_they_should() -> None:
     given = experiment(algorithm="fedex_lora")
     assert_same_state(state(fed.simulate(given)), state(fed.simulate(given.override({"simulation.workers": 2}))))

@@ -235,7 +235,7 @@ def test_parts_of_python_are_resumed_and_go_to_other_processes(jobs: int, tmp_pa
 def test_runs_that_exist_have_the_table_of_their_comparison(undisturbed: ComparisonResult, tmp_path: Path) -> None:
     assert undisturbed.directory is not None
     runs = undisturbed.directory / "runs"
-    result = compare_runs(found([runs / "fedavg", runs / "d-psgd/seed-0", runs / "d-psgd/seed-1"]), output=tmp_path)
+    result = fed.compare_runs([str(runs / "fedavg"), runs / "d-psgd/seed-0", runs / "d-psgd/seed-1"], output=tmp_path)
     untargeted = [
         {key: value for key, value in row.items() if not key.endswith("_to_target") and key != "reached"}
         for row in undisturbed.rows[:2]

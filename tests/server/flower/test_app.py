@@ -25,6 +25,7 @@ from fed.server.flower.app import server_app, write_app
 from fed.storage.run import Run
 from fed.wire.flower_records import packed, unpacked
 from tests.flower_stand_ins import Federation, Message, ServerApp, install, partitions
+from tests.server.test_tracking import HERE, Fake
 
 CLIENTS = 3
 
@@ -134,6 +135,18 @@ def test_rounds_may_be_asynchronous(rounds: Mapping[str, Any], tmp_path: Path) -
     summary = yaml.load(tmp_path / "run" / "summary.json")
     assert (summary["status"], summary["rounds"], summary["refused"]) == ("finished", 4, 0)
     assert len(grid.trained) >= 4
+
+
+@pytest.mark.usefixtures("_flower")
+def test_trackers_are_told_of_rounds_and_end(tmp_path: Path) -> None:
+    Fake.made.clear()
+    tracked = experiment(rounds={"count": 1}, tracking=[{"kind": f"{HERE}Fake", "report": False}])
+    path = written(tracked, tmp_path / "app")
+    deploy(path, Federation(path, partitions(3, tmp_path / "nodes")), tmp_path / "run")
+    (told,) = [made for made in Fake.made if made.run is not None]
+    assert [*told.rounds] == [1]
+    assert told.ended is not None
+    assert told.ended[0] == "finished"
 
 
 @pytest.mark.usefixtures("_flower")
