@@ -60,14 +60,14 @@ def found(places: Sequence[str | Path]) -> list[Path]:
     return list(folders.values())
 
 
-def compare_runs(places: Sequence[str | Path], *, output: str | Path, overwrite: bool = False) -> ComparisonResult:
+def compare_runs(paths: Sequence[str | Path], *, output: str | Path, overwrite: bool = False) -> ComparisonResult:
     """Set runs that exist side by side, and write the report. The runs stay where they are, as they are.
 
     Runs whose experiments differ in their seed alone are one variant. A variant has the name of its experiment, or the
     name of its run's folder where several experiments have one name.
 
     Args:
-        places: folders of the runs, or folders that hold some, such as a comparison's.
+        paths: folders of the runs, or folders that hold some, such as a comparison's.
         output: folder of the comparison.
         overwrite: True if an earlier comparison in the folder is replaced.
 
@@ -75,7 +75,7 @@ def compare_runs(places: Sequence[str | Path], *, output: str | Path, overwrite:
         InvalidInput: if a place holds no run, two are the same run, none has finished, or one cannot be read.
     """
     output = Path(output)
-    folders = found(places)
+    folders = found(paths)
     if inside := [folder for folder in folders if folder.resolve().is_relative_to(output.resolve())]:
         raise InvalidInput(f"{output} must be another folder than those of the runs, got {inside[0]} in it: choose one")
     runs = [_Kept(folder, RunFolder.existing(folder).experiment()) for folder in folders]

@@ -240,7 +240,7 @@ def test_comparison_refuses_a_missing_tracker_before_its_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fed.tracking.tracker.find_spec", lambda name: None)
-    variants = [{"name": "plain"}, {"name": "watched", "tracking": [{"kind": "trackio"}]}]
+    variants: list[Any] = [{"name": "plain"}, {"name": "watched", "tracking": [{"kind": "trackio"}]}]
     comparison = fed.Comparison(base=experiment().given_keys(), compare=variants)
     with pytest.raises(InvalidInput, match=r"^watched: tracking with trackio needs that package"):
         fed.compare(comparison, output=tmp_path / "out")
