@@ -219,11 +219,12 @@ def users_line(error: Exception) -> str | None:
     layers alone.
 
     Example:
+        >>> forward = compile("raise RuntimeError", "my_model.py", "exec")
         >>> try:
-        ...     raise RuntimeError
+        ...     exec(forward, {"__name__": "my_model"})
         ... except RuntimeError as error:
-        ...     print(users_line(error))
-        <doctest fed.errors.users_line[0]>:2
+        ...     users_line(error)
+        'my_model.py:1'
     """
     calls = []
     for frame, line in traceback.walk_tb(error.__traceback__):

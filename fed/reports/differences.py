@@ -123,7 +123,7 @@ def differences(
         >>> values = {"A": {0: 0.80, 1: 0.82, 2: 0.81}, "B": {0: 0.85, 1: 0.88, 2: 0.85}}
         >>> found = differences(values, "A")[0]
         >>> round(found.mean, 3), found.is_larger_than_noise, found.seeds_to_tell_apart
-        (0.05, True, 4)
+        (0.05, True, 3)
     """
     streams = streams or Streams(0)
     found = []
