@@ -32,6 +32,11 @@ def refusal_of_joining(joining: Joining) -> str | None:
     """Reason for which no node can join like this, or None; a model is made for such samples before any is seen."""
     if joining.protocol != PROTOCOL:
         return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
+    if joining.HasField("table_sha256") and not joining.signature.input_dtype:
+        return (
+            "the run's experiment has no section table, by which alone this node's table can be read (the node's log "
+            "says why): give the experiment one"
+        )
     if len(joining.held) > MOST_HELD:
         return f"a node may hold {MOST_HELD} tasks at most, got {len(joining.held)}"
     if joining.hides_numbers and joining.samples:

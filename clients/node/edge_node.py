@@ -171,6 +171,8 @@ class EdgeNode(Dialler):
             if self._says_it_waits and not self.connected.is_set():
                 self._says_it_waits = False
                 _log.info("%s is there, and the run has yet to begin", self.server)
+        elif message.HasField("table"):
+            self._work.put((partial(self._join_by, message.table.schema, self._outbox), self._end_with))
         elif message.HasField("plan"):
             self._take_plan(message.plan)
         elif message.HasField("assignment"):
@@ -189,10 +191,21 @@ class EdgeNode(Dialler):
             self._work.put((score, say_unscored))
         elif message.HasField("farewell"):
             reason = one_line(message.farewell.reason)
-            if message.farewell.is_final:
+            if message.farewell.is_refusal:
+                self.problem = RunFailed(f"{self.server} refuses this node: {reason}")
+            elif message.farewell.is_final:
                 self.farewell = reason or "the server needs no more"
             else:
                 _log.info("%s ends the connection: %s", self.server, reason)
+
+    def _join_by(self, schema: str, outbox: Outbox) -> None:
+        """Read the table by the server's schema, and join with what it is then."""
+        described = self.training.describe_by(schema)
+        described.hides_numbers = self.secure is not None
+        with self._lock:
+            self._described = described
+        if self._outbox is outbox:
+            self.greet(outbox)
 
     def _take_plan(self, plan: pb.Plan) -> None:
         if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:  # so written, NaN is refused
@@ -360,7 +373,8 @@ class EdgeNode(Dialler):
         reason = words if self.secure is None else reason_of(error, Reason.CANNOT_FOLLOW)
         self._say(pb.FromNode(farewell=pb.Farewell(reason=reason, is_final=True)))
         until_s = self.clock.monotonic_s() + _FAREWELL_S  # time for the server to end the stream
-        while self.connected.is_set() and self.clock.monotonic_s() < until_s:
+        was_connected = self.connected.is_set()
+        while self.connected.is_set() == was_connected and self.clock.monotonic_s() < until_s:
             self.clock.wait(0.02)
         self.problem = self.parting
 

@@ -1,11 +1,14 @@
 """A node's own data, and the description of them with which it joins."""
 
 import hashlib
+import inspect
 from itertools import accumulate
 
 from fed.clients.data import ClientId, FederatedData, Held, Names, SamplesOnDemand, load
 from fed.clients.data.forms import form_of
 from fed.clients.data.samples import pattern_of
+from fed.clients.data.sources.files import files_of
+from fed.clients.data.sources.sheets import Sheet
 from fed.config.node_data import NodeData
 from fed.config.table import TableSection
 from fed.errors import InvalidData
@@ -15,7 +18,14 @@ from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
 from fed.version import __version__
 
-__all__ = ["check_collate", "described", "samples_of", "signature_of", "signature_of_data"]
+__all__ = [
+    "check_collate",
+    "described",
+    "described_without_schema",
+    "samples_of",
+    "signature_of",
+    "signature_of_data",
+]
 
 _MOST_BYTES = 1 << 15  # for the names in a signature, so that a joining fits into a message
 
@@ -47,8 +57,8 @@ def samples_of(description: NodeData, client: ClientId, schema: TableSection | N
         held = data.read(data.clients[0])
         return FederatedData(
             {client: held},
-            # Of samples that are read as they are needed nobody counts the classes.
-            classes=data.classes if isinstance(held, SamplesOnDemand) else None,
+            # Of samples that are read as they are needed nobody counts the classes; a schema lists them.
+            classes=data.classes if isinstance(held, SamplesOnDemand) or schema is not None else None,
             names=data.names,
             client_tests=tests,
             is_from_arrays=data.is_from_arrays,
@@ -93,6 +103,35 @@ def signature_of_data(data: FederatedData, classes: int) -> pb.Signature:
     if data.is_from_arrays and signature.input_dtype == "float64":
         signature.input_dtype = "float32"  # float64 is merely what arrays and frames have
     return signature
+
+
+def described_without_schema(description: NodeData, client: ClientId) -> tuple[pb.Joining, str]:
+    """Make the message with which a node joins before it knows the run's schema.
+
+    A table says that it is one. Where it can be read by a schema alone, the message says nothing else of it.
+
+    Args:
+        description: description of the node's data.
+        client: id of the node's client.
+
+    Returns:
+        The message, and the reason why the table cannot be read without a schema; empty where it can.
+
+    Raises:
+        InvalidData: if the data cannot be read by any schema.
+    """
+    is_table = "schema" in inspect.signature(description.data.target).parameters
+    try:
+        joining = described(samples_of(description, client))
+    except InvalidData as error:
+        path = getattr(description.data, "path", None)
+        if not is_table or path is None:
+            raise
+        Sheet.read(files_of(path, f".{description.data.kind}"))  # what is wrong under every schema is said now
+        return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", table_sha256=b""), str(error)
+    if is_table:
+        joining.table_sha256 = b""
+    return joining, ""
 
 
 def signature_of(held: Held, classes: int, names: Names) -> pb.Signature:

@@ -7,9 +7,10 @@ from typing import Any
 from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
+from fed.config.table import TableSection
 from fed.errors import InvalidExperiment
 
-__all__ = ["as_experiment", "hold_to_allowed", "part_of_nodes"]
+__all__ = ["as_experiment", "as_table", "hold_to_allowed", "part_of_nodes", "table_text"]
 
 _MOST_LETTERS = 1 << 20
 _OF_NODES = (
@@ -57,6 +58,26 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment("the server's plan must not be nested so deeply") from None
     check_deployment(experiment)
     return experiment
+
+
+def table_text(experiment: Experiment) -> str:
+    """The experiment's schema of tables as nodes are told it; empty where it has none."""
+    return "" if experiment.table is None else json.dumps(experiment.table.model_dump(mode="json"))
+
+
+def as_table(text: str) -> TableSection:
+    """A server's schema of tables, as a node takes it.
+
+    Raises:
+        InvalidExperiment: if it is none.
+    """
+    if len(text) > _MOST_LETTERS:
+        raise InvalidExperiment(f"the server's schema must have at most {_MOST_LETTERS} letters, got {len(text)}")
+    try:
+        return TableSection(**json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise InvalidExperiment(f"the server's schema of tables is none: {problem}") from None
 
 
 def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -1,15 +1,17 @@
 """The process in which a node trains: it stays warm between tasks, and tensors go in and out as files."""
 
 import contextlib
+import hashlib
 import logging
 import os
-from functools import cache
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fed.clients.data import ClientId
-from fed.clients.node.own_data import described, samples_of
+from fed.clients.node.own_data import described, described_without_schema, samples_of
+from fed.clients.node.plans import as_table, table_text
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from fed.secure_aggregation.fixed_point import FixedPoint
 
 __all__ = ["TrainingProcess", "TrainingProcessDied"]
+
+_log = logging.getLogger(__name__)
 
 
 _log = logging.getLogger(__name__)
@@ -61,7 +65,20 @@ class TrainingProcess:
 
     def describe(self) -> pb.Joining:
         """Describe the node's data."""
-        joining: pb.Joining = self._ask("describe")
+        joining: pb.Joining
+        problem: str
+        joining, problem = self._ask("describe")
+        if problem:
+            _log.info("the table can only be read by a run's schema, its experiment's section table: %s", problem)
+        return joining
+
+    def describe_by(self, schema: str) -> pb.Joining:
+        """Describe the node's table, read by the server's schema.
+
+        Args:
+            schema: schema of tables, as JSON.
+        """
+        joining: pb.Joining = self._ask("describe_by", schema)
         return joining
 
     def prepare(self, experiment: Experiment, plan: pb.Plan, fixed_part: Path | None = None) -> None:
@@ -157,7 +174,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
     # One thread gives the bits of a simulation.
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     # Read at the first question, and once: data may take minutes to load.
-    own = cache(lambda: samples_of(description, client))
+    own = lru_cache(maxsize=1)(lambda schema: samples_of(description, client, as_table(schema) if schema else None))
     training: Any = None
     while True:
         try:
@@ -166,11 +183,14 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             return
         try:
             if what == "describe":
-                answer: Any = described(own())
+                answer: Any = described_without_schema(description, client)
+            elif what == "describe_by":
+                answer = described(own(*arguments))
+                answer.table_sha256 = hashlib.sha256(arguments[0].encode()).digest()
             elif what == "prepare":
                 experiment, plan, fixed_part = arguments
                 experiment = experiment.model_copy(update={"fixed": description.fixed})
-                training = NodeTraining(own(), experiment, plan, folder, SYSTEM_CLOCK, fixed_part)
+                training = NodeTraining(own(table_text(experiment)), experiment, plan, folder, SYSTEM_CLOCK, fixed_part)
                 answer = training.spec(), training.fixed, training.keeps_states, training.casting
             else:
                 answer = getattr(training, what)(*arguments)

@@ -299,6 +299,13 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
     training.close()
     joining = disclosed(joining) if secure else joining
     signature = joining.signature
+    if not signature.input_dtype:
+        typer.echo(
+            "The table can only be read by a run's schema, the section table of its experiment. When it joins, "
+            f"{name} tells the server its name, the version of fed, and that its data are a table; once the server has "
+            "sent the schema, also that it fits."
+        )
+        return
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
     samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
     limits = ", that it takes part under secure aggregation alone" if secure else ""

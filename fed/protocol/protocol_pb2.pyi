@@ -55,7 +55,7 @@ class Signature(_message.Message):
     def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ..., target_shape: _Optional[_Iterable[int]] = ..., target_dtype: _Optional[str] = ..., form: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
-    __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers")
+    __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers", "table_sha256")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Joining(_message.Message):
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     HIDES_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_SHA256_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     software: str
     name: str
@@ -70,7 +71,14 @@ class Joining(_message.Message):
     signature: Signature
     held: _containers.RepeatedCompositeFieldContainer[TaskId]
     hides_numbers: bool
-    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ...) -> None: ...
+    table_sha256: bytes
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ..., table_sha256: _Optional[bytes] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("schema",)
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    schema: str
+    def __init__(self, schema: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("run", "experiment", "signature", "heartbeat_s", "format", "identities", "fixed_part")
@@ -181,12 +189,14 @@ class Withdrawal(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ...) -> None: ...
 
 class Farewell(_message.Message):
-    __slots__ = ("reason", "is_final")
+    __slots__ = ("reason", "is_final", "is_refusal")
     REASON_FIELD_NUMBER: _ClassVar[int]
     IS_FINAL_FIELD_NUMBER: _ClassVar[int]
+    IS_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     reason: str
     is_final: bool
-    def __init__(self, reason: _Optional[str] = ..., is_final: bool = ...) -> None: ...
+    is_refusal: bool
+    def __init__(self, reason: _Optional[str] = ..., is_final: bool = ..., is_refusal: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("held",)
@@ -223,7 +233,7 @@ class Scores(_message.Message):
     def __init__(self, id: _Optional[int] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., problem: _Optional[str] = ..., metrics: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ToNode(_message.Message):
-    __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell", "session")
+    __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell", "session", "table")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWAL_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +241,7 @@ class ToNode(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     assignment: Assignment
     withdrawal: Withdrawal
@@ -238,7 +249,8 @@ class ToNode(_message.Message):
     heartbeat: Heartbeat
     farewell: Farewell
     session: ToSession
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., session: _Optional[_Union[ToSession, _Mapping]] = ...) -> None: ...
+    table: Table
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., session: _Optional[_Union[ToSession, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
     __slots__ = ("joining", "accepted", "heartbeat", "failed", "scores", "session", "farewell")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fed.clients.node.plans import table_text
 from fed.config.experiment import Experiment
 from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol.protocol_pb2 import Joining
@@ -76,6 +77,7 @@ def serve(
             folder.spool,
             credentials=credentials,
             accepts=deployment.accepts,
+            schema=table_text(experiment),
             clock=clock,
             patience=patience,
         )
@@ -117,7 +119,9 @@ def dismiss_nodes(output: Path, *, listen: str, credentials: "ServerCredentials 
         return _OVER
 
     with folder.held():
-        fleet = NodeFleet(listen, folder.spool, credentials=credentials, accepts=refuse, clock=SYSTEM_CLOCK)
+        fleet = NodeFleet(
+            listen, folder.spool, credentials=credentials, accepts=refuse, clock=SYSTEM_CLOCK, is_over=True
+        )
         try:
             SYSTEM_CLOCK.wait(_DIALLED_WITHIN_S, are_told)
         finally:

@@ -45,6 +45,8 @@ class NodeFleet(RealFleet):
         accepts: function from what a node says when it joins to the reason why it is refused, or None.
         patience: time limits; None: the usual ones.
         clock: time, by which it waits.
+        schema: schema by which nodes read their tables before they join, as JSON; empty where there is none.
+        is_over: True if the run is over, so that nodes that are not accepted have done nothing wrong.
 
     Raises:
         InvalidInput: if it cannot listen there, or must not.
@@ -59,6 +61,8 @@ class NodeFleet(RealFleet):
         accepts: Callable[[Joining], str | None],
         clock: Clock,
         patience: Patience | None = None,
+        schema: str = "",
+        is_over: bool = False,
     ) -> None:
         if credentials is None:
             hold_to_loopback(listen)
@@ -80,6 +84,8 @@ class NodeFleet(RealFleet):
             clock=clock,
             refusals=self._refusals,
             patience=self.patience,
+            schema=schema,
+            is_over=is_over,
             identified=self._listening.newcomers.identify,
         )
         self._thread = LoopThread("nodes")

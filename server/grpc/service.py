@@ -4,6 +4,7 @@ All of it runs in one event loop; a fleet in another thread hands it assignments
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -113,6 +114,8 @@ class NodeService:
         accepts: function from what a node says when it joins to the reason why it is refused, or None.
         patience: time limits.
         plan: plan that nodes are told when they join; None until it is known.
+        schema: schema by which nodes read their tables before they join, as JSON; empty where there is none.
+        is_over: True if the run is over, so that nodes that are not accepted have done nothing wrong.
         refusals: counter of refused messages.
         identified: function that is called with the address of each call that shows a certificate.
         nodes: client → node that stands for it.
@@ -129,6 +132,8 @@ class NodeService:
     refusals: Refusals
     patience: Patience = field(default_factory=Patience)
     plan: pb.Plan | None = None
+    schema: str = ""
+    is_over: bool = False
     identified: Callable[[str], object] = lambda address: None
     nodes: dict[int | str, Node] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
@@ -223,14 +228,11 @@ class NodeService:
         return await self._reception.answer(context, self._deliveries.take)
 
     async def _attend(self, call: Call) -> None:
-        message = await call.first(pb.FromNode, self.patience.stall_s)
-        # Nothing is believed before it is known who speaks.
-        if not message.HasField("joining"):
-            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
-        joining = message.joining
+        joining = await self._joining(call)
         client = client_id_of(joining.name) if call.client is None else call.client
         if reason := self._reason_against(joining, is_named=call.name is not None):
-            await call.tell(pb.ToNode(farewell=pb.Farewell(reason=reason, is_final=True)), self.patience.silence_s)
+            farewell = pb.Farewell(reason=reason, is_final=True, is_refusal=not self.is_over)
+            await call.tell(pb.ToNode(farewell=farewell), self.patience.silence_s)
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         node = self._joined(client, joining)
         outbox = node.outbox
@@ -255,6 +257,29 @@ class NodeService:
                 raise problem
             if not isinstance(problem, TurnedAway):
                 _log.warning("the connection of client %r has failed: %s", client, problem)
+
+    async def _joining(self, call: Call) -> pb.Joining:
+        """What a node says when it joins; one with a table reads it by the run's schema before."""
+        message = await call.first(pb.FromNode, self.patience.stall_s)
+        # Nothing is believed before it is known who speaks.
+        if not message.HasField("joining"):
+            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
+        joining = message.joining
+        wanted = hashlib.sha256(self.schema.encode()).digest()
+        if not self.schema or not joining.HasField("table_sha256") or joining.table_sha256 == wanted:
+            return joining
+        await call.tell(pb.ToNode(table=pb.Table(schema=self.schema)), self.patience.silence_s)
+        while (message := await call.next(pb.FromNode, self.patience.silence_s)) is not None:
+            if message.HasField("joining"):
+                return message.joining
+            if message.HasField("farewell"):
+                client = joining.name if call.client is None else call.client
+                reason = one_line(message.farewell.reason)
+                _log.warning("client %r takes no part: %s", client, reason)
+                raise TurnedAway(grpc.StatusCode.CANCELLED, reason)
+            # It lives and reads, and must not take this side for dead meanwhile.
+            await call.tell(pb.ToNode(heartbeat=pb.Heartbeat()), self.patience.silence_s)
+        raise TurnedAway(grpc.StatusCode.CANCELLED, "it has left before it joined")
 
     async def _tell_all(self, call: Call, node: Node, outbox: "asyncio.Queue[pb.ToNode]") -> None:
         while True:

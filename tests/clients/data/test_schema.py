@@ -182,7 +182,7 @@ def wine(folder: Path, *, is_shuffled: bool) -> dict[str, Any]:
         part = frame.iloc[node::3]
         if is_shuffled:
             part = part[generator.permutation(part.columns)].assign(**{f"note {node}": "x"})
-        part.to_csv(folder / f"{node}.csv", index=False)
+        part.to_csv(folder / f"{'abc'[node]}.csv", index=False)
     features = dict.fromkeys((name for name in frame.columns if name != "cultivar"), "real")
     return {
         "data": {"kind": "csv", "path": str(folder), "partition": "file"},
