@@ -269,12 +269,12 @@ class NodeService:
         if not self.schema or not joining.HasField("table_sha256") or joining.table_sha256 == wanted:
             return joining
         await call.tell(pb.ToNode(table=pb.Table(schema=self.schema)), self.patience.silence_s)
-        while (message := await call.next(pb.FromNode, self.patience.silence_s)) is not None:
-            if message.HasField("joining"):
-                return message.joining
-            if message.HasField("farewell"):
+        while (said := await call.next(pb.FromNode, self.patience.silence_s)) is not None:
+            if said.HasField("joining"):
+                return said.joining
+            if said.HasField("farewell"):
                 client = joining.name if call.client is None else call.client
-                reason = one_line(message.farewell.reason)
+                reason = one_line(said.farewell.reason)
                 _log.warning("client %r takes no part: %s", client, reason)
                 raise TurnedAway(grpc.StatusCode.CANCELLED, reason)
             # It lives and reads, and must not take this side for dead meanwhile.
