@@ -312,7 +312,8 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
     typer.echo(
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
         f"({signature.input_dtype}){limits}, that its targets are {_targets(signature)}, and the names "
-        f"of {_named(signature)} (of very many, only the hash).\n"
+        f"of {_named(signature)} (of very many, only the hash); whether its data are a table, and the names, shapes "
+        "and types of a sample's tensors where there are several.\n"
         f"{_MASKED if secure else _PLAIN}\n"
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
         f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "

@@ -259,7 +259,7 @@ class NodeService:
                 _log.warning("the connection of client %r has failed: %s", client, problem)
 
     async def _joining(self, call: Call) -> pb.Joining:
-        """What a node says when it joins; one with a table reads it by the run's schema before."""
+        """Wait for a node's joining; one with a table reads it by the run's schema before."""
         message = await call.first(pb.FromNode, self.patience.stall_s)
         # Nothing is believed before it is known who speaks.
         if not message.HasField("joining"):

@@ -112,6 +112,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "samples": "trains on 6 samples of 3",
             "signature": "of 3 (float32)",
             "held": "ids of the tasks that it holds",
+            "table_sha256": "whether its data are a table",
             "hides_numbers": "takes part under secure aggregation alone",
         },
         "Signature": {
@@ -123,6 +124,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "columns": "names of 0 features, 0 targets",
             "labels": "targets and 0 classes",
             "names_sha256": "the hash",
+            "form": "names, shapes and types of a sample's tensors",
         },
         "FromSession": {
             "task": "For each task it sends: a masked message",
@@ -141,7 +143,11 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "lacks_model": "whether the model that differences are added to was lost",
             "lacks_fixed_part": "whether the fixed part of its model is another",
         },
-        "Farewell": {"reason": "or it takes no part in a run: a sentence of why", "is_final": "takes no part in a run"},
+        "Farewell": {
+            "reason": "or it takes no part in a run: a sentence of why",
+            "is_final": "takes no part in a run",
+            "is_refusal": "",
+        },
         "Scores": {
             "id": "evaluation by clients",
             "samples": "how many samples it holds out",
