@@ -15,6 +15,8 @@ ROOMS = ("fed", "aggregators", "clients", "server", "simulations")
 # Before torch is imported, here and in every process that a test starts: workers share the cores, one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+# A test may load gRPC before fed, which would tell it to be quiet.
+os.environ["GRPC_VERBOSITY"] = "NONE"
 
 # Examples are drawn from a fixed seed, and a slow machine is no failure.
 settings.register_profile("short", deadline=None, derandomize=True, max_examples=40)
