@@ -319,6 +319,7 @@ def test_a_users_evaluation_kind_is_one_of_the_two() -> None:
         simulate(experiment(evaluation=f"python:{parts.__name__}:Personal"), data=parts.unequal(), model=parts.small)
 
 
+@pytest.mark.long
 def test_a_comparison_shows_the_worst_tenth(tmp_path: Path) -> None:
     compare: list[Any] = [{"name": "A"}, {"name": "B", "algorithm": {"kind": "dpsgd"}}]
     base = {"rounds": {"count": 2}, "evaluation": "clients", "data": {"clients": 12}, "simulation": {"workers": 0}}

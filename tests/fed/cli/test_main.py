@@ -403,6 +403,7 @@ def test_compare_prints_its_table_and_where_the_report_is(run: Run, folder: Path
     assert (folder / report).is_file()
 
 
+@pytest.mark.long
 def test_compare_resumes_a_finished_comparison_to_the_same_table(run: Run, folder: Path) -> None:
     first = run("compare", "two.yaml", "--jobs", "1", "--json", "--output", "here")
     (folder / "here/report.html").unlink()

@@ -152,6 +152,7 @@ def test_a_kept_run_is_listed_by_its_first_metric(has_ended: bool, tmp_path: Pat
     assert found.score == pytest.approx(run.summary["final_test_log_loss"], rel=1e-15)
 
 
+@pytest.mark.long
 def test_a_comparison_follows_its_first_metric_to_the_end(tmp_path: Path) -> None:
     base: dict[str, Any] = {
         "data": {"clients": 11},

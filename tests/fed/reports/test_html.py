@@ -273,6 +273,7 @@ def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path) -> None
     assert "Peers and their neighbours" not in write_run_report(tmp_path / "clients").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_a_comparison_draws_each_graph_of_peers_once(tmp_path: Path) -> None:
     base: dict[str, Any] = {"data": {"clients": 4}, "rounds": {"count": 1}, "model": {"kind": "logistic"}}
     ring = {"algorithm": "dpsgd", "topology": "ring"}
