@@ -44,7 +44,8 @@ class _Shared:
     def __init__(self, draw: Callable[[Path], Path] | None = None) -> None:
         self._lock = threading.Lock()
         self._draw = draw or write_run_report
-        self._report: Path | None = None
+        self._drawing: threading.Thread | None = None
+        self._report: Path | Exception | None = None
 
     def kept_id(self, folder: Path, name: str) -> str | None:
         with self._lock:
@@ -56,11 +57,25 @@ class _Shared:
             ids = {**(json_of(folder / _IDS) or {}), name: run_id}
             write_atomically(folder / _IDS, json.dumps(ids, indent=2).encode())
 
-    def report(self, folder: Path) -> Path:
+    def report(self, folder: Path, within_s: float) -> Path | None:
+        """The report of the run, or None where it cannot be drawn, or not in this time; the log says so."""
         with self._lock:
-            if self._report is None:
-                self._report = self._draw(folder)
+            if self._drawing is None:
+                # On a thread of its own, which trackers leave behind: they have to be ended, whatever the report does.
+                self._drawing = threading.Thread(target=self._make_report, args=(folder,), daemon=True)
+                self._drawing.start()
+        self._drawing.join(within_s)
+        if isinstance(self._report, Path):
             return self._report
+        reason = f"it was not drawn within {within_s:g} s" if self._report is None else str(self._report)
+        _log.warning("trackers do not get the report: %s; fed report draws it", reason)
+        return None
+
+    def _make_report(self, folder: Path) -> None:
+        try:
+            self._report = self._draw(folder)
+        except Exception as error:
+            self._report = error
 
 
 class Tracking:
@@ -125,7 +140,9 @@ class Tracking:
             self._tracker.log(event.round, values)
         elif isinstance(event, RunEnded):
             if self._wants_report and self._folder is not None and event.status == "finished":
-                self._tracker.keep(self._shared.report(self._folder))
+                report = self._shared.report(self._folder, within_s=self.closes_within_s / 2)
+                if report is not None:
+                    self._tracker.keep(report)
             self._tracker.end(event.status, event.summary)
 
     def _begin(self, event: RunBegan) -> None:

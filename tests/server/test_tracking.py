@@ -172,6 +172,30 @@ def test_run_waits_for_hanging_trackers_together_and_says_so(caplog: pytest.LogC
     assert "observer b has not ended in 30 s, and is not waited for any more" in caplog.text
 
 
+@pytest.mark.parametrize("fault", ["hangs", "fails"])
+def test_report_that_cannot_be_drawn_costs_no_tracker_its_end(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hang = threading.Event()
+
+    def draw(folder: Path) -> Path:
+        if fault == "fails":
+            raise OSError("the disk is full")
+        hang.wait(60)
+        return folder
+
+    monkeypatch.setattr("fed.server.tracking.write_run_report", draw)
+    tracker = Fake()
+    experiment = fed.Experiment(data={"kind": "digits", "clients": 2}, rounds={"count": 1}, model="logistic")
+    with caplog.at_level(logging.WARNING):
+        fed.simulate(experiment, output=tmp_path / "run", observers=[Tracking(tracker, "mine", wait_s=2.0)])
+    hang.set()
+    assert tracker.ended is not None
+    assert (tracker.ended[0], tracker.files) == ("finished", [])
+    reason = {"hangs": "it was not drawn within 1 s", "fails": "the disk is full"}[fault]
+    assert f"trackers do not get the report: {reason}; fed report draws it" in caplog.text
+
+
 def test_resumed_run_goes_on_in_the_same_tracker_run(tmp_path: Path) -> None:
     class Stops:
         kinds = (RoundEnded,)
