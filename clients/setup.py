@@ -46,6 +46,7 @@ from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams, seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.wire.format import Format
+from fed.wire.lanes import secured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -167,7 +168,7 @@ class Preparation:
             downlink_codecs=self.downlink_codecs,
         )
         message.check_codecs()
-        return message.secured(secure, most or clients) if secure else message
+        return secured(message, secure, most or clients) if secure else message
 
     def update_stages(self, own_streams: Streams | None = None) -> UpdateStages:
         """The stages that change updates; the others cost nothing at clients.

@@ -35,6 +35,7 @@ from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format, Outgoing
+from fed.wire.lanes import hide
 
 __all__ = ["Rows", "UpdateStages", "WayOut"]
 
@@ -188,7 +189,7 @@ class WayOut:
                 return Outgoing([], rows.update_KM, overflown=overflown)
         draw = Draw(self.stages.streams, rounds, clients, own_streams=self.stages.own_streams)
         if self.message.fixed is not None:
-            return self.message.hide(rows.update_KM, kept, draw, rows.numbers)
+            return hide(self.message, rows.update_KM, kept, draw, rows.numbers)
         if self.message.sends_models:
             return self._as_models(rows)
         outgoing = self.message.encode(rows.update_KM, kept, draw)

@@ -19,6 +19,7 @@ from fed.server.way_in import received
 from fed.storage.checkpoints import Tree
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
+from fed.wire.agreed_format import header_of
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Failure, Task, one_line
 from fed.wire.payloads import described
@@ -98,7 +99,7 @@ class RealFleet(ABC):
         self._kept.goes_back = keeps_checkpoints
         self._keeps_states = keeps_states
         self._adds_up = message.error_feedback.adds_up
-        plan.format.CopyFrom(message.header())
+        plan.format.CopyFrom(header_of(message))
         if fixed_part:
             plan.fixed_part.CopyFrom(described(fixed_part))
         self._make_known(plan, message, fixed_part)

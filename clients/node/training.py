@@ -33,7 +33,8 @@ from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor
-from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
+from fed.wire.agreed_format import MOST_CLIENTS, agreed
+from fed.wire.format import TaskSpec
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import TensorSpec, read, written
 
@@ -105,7 +106,7 @@ class NodeTraining:
         if plan.HasField("format"):
             hold_to_plan(self._prepared.module, plan, folder, fixed_part)
         own = self._prepared.message_format(1)
-        self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
+        self._message = agreed(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
         way_out = self._prepared.way_out(self._message, secret_streams)
         self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)

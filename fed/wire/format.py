@@ -3,31 +3,26 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from fed.compression.chain import CodecChain
 from fed.compression.codec import Codec, CodecState, Draw, Values
+from fed.compression.contract import check_chain
 from fed.compression.feedback import EF21, Encoder, ErrorFeedback, NoFeedback
 from fed.compression.lossless import Zstd
-from fed.errors import InvalidExperiment, InvalidPayload
-from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint
-from fed.secure_aggregation.settings import SecureAggregation
+from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:
     from fed.protocol.protocol_pb2 import Assignment
-    from fed.protocol.protocol_pb2 import Format as FormatHeader
 
-__all__ = ["MOST_CLIENTS", "MOST_DIFFERENCES", "Format", "Outgoing", "TaskSpec"]
-
-MOST_CLIENTS = 1 << 20
-"""Largest number of clients of a run; a message may have a number for each."""
+__all__ = ["MOST_DIFFERENCES", "Format", "Outgoing", "TaskSpec"]
 
 MOST_DIFFERENCES = 64
 """Largest number of differences that a client is sent: one that is further behind gets the whole model."""
@@ -126,50 +121,6 @@ class Format:
     fixed: FixedPoint | None = None
     moved: int = 0
 
-    def header(self) -> "FormatHeader":
-        """The format as a plan says it; nodes know the codecs from the experiment."""
-        from fed.protocol.protocol_pb2 import Format as FormatHeader
-
-        others = {name: getattr(self, name) for name in FormatHeader.DESCRIPTOR.fields_by_name if name != "dtype"}
-        return FormatHeader(dtype=str(self.dtype).removeprefix("torch."), **others)
-
-    @classmethod
-    def of(cls, header: "FormatHeader", own: "Format") -> "Format":
-        """The format that a plan says, held to the node's own model and algorithm.
-
-        Args:
-            header: untrusted format from a server.
-            own: format that the node's own experiment has with one client.
-
-        Raises:
-            InvalidPayload: if the server's model or algorithm is another.
-        """
-        ours = str(own.dtype), own.parameters, own.buffers, own.integers
-        theirs = f"torch.{header.dtype[:20]}", header.parameters, header.buffers, header.integers
-        if ours != theirs:
-            raise InvalidPayload(
-                f"the server's model must have the type, parameters, buffers and integers {ours}, got {theirs}: do "
-                "both run the same version of fed, and of the model's code?"
-            )
-        kept = own.sends_models, len(own.parts), len(own.broadcast)
-        said = header.sends_models, len(header.parts), len(header.broadcast)
-        lengths = zip([*header.parts, *header.broadcast], [*own.parts, *own.broadcast], strict=False)
-        if kept != said or any(numbers != expected and numbers > MOST_CLIENTS for numbers, expected in lengths):
-            lists = [*header.parts[:4]], [*header.broadcast[:4]]
-            raise InvalidPayload(
-                f"the server's messages must have parts of {own.parts} numbers beside {own.broadcast} broadcast, or as "
-                f"many as there are clients, got {lists}: do both run the same version of fed?"
-            )
-        fixed = own.fixed
-        if (fixed is None) != (not header.most_clients) or header.most_clients > MOST_CLIENTS:
-            raise InvalidPayload(
-                f"the server's sessions must have from 1 to {MOST_CLIENTS} clients under secure aggregation, and 0 "
-                f"without, got {header.most_clients}: do both run the same experiment?"
-            )
-        if fixed is not None:
-            fixed = replace(fixed, most_clients=header.most_clients)
-        return replace(own, parts=tuple(header.parts), broadcast=tuple(header.broadcast), fixed=fixed)
-
     @property
     def most_clients(self) -> int:
         """Clients of a session of secure aggregation; 0 without."""
@@ -203,38 +154,13 @@ class Format:
         """
         for key, encoder in (("uplink", self.encoder), ("downlink", self.downlink_encoder)):
             if encoder is not None:
-                self._check(key, encoder.chain)
+                check_chain(key, encoder.chain)
                 encoder.init()
-
-    def _check(self, key: str, chain: CodecChain) -> None:
-        draw = Draw(Streams(0), [1], [0])
-        for place, (codec, values) in enumerate(zip(chain.lossy, chain.stages, strict=False)):
-            alone = CodecChain((codec,), values)
-            name = type(codec).__name__
-            rows_1M = torch.zeros(1, values.numbers, dtype=values.dtype)
-            try:
-                state = {key: part[None] for key, part in alone.init().items()}
-                if state and (place or codec.is_common):
-                    raise InvalidExperiment(_state_refused(codec, state))
-                message = alone.encode(rows_1M, state, draw).content
-                decoded = [*alone.read(alone.decode(message, draw), draw).shape]
-            except InvalidExperiment as error:
-                raise InvalidExperiment(f"{key}: {error}") from None
-            except Exception as error:
-                raise InvalidExperiment(
-                    f"{key}'s {name} must encode and decode {values.numbers} zeros, got {type(error).__name__}: "
-                    f"{error}: correct {name}"
-                ) from error
-            if decoded != [1, values.numbers]:
-                raise InvalidExperiment(
-                    f"{key}'s {name} must decode {values.numbers} values to [1, {values.numbers}], got {decoded}: "
-                    f"correct {name}"
-                )
 
     def codec_state(self) -> CodecState:
         """State that codecs keep of a client before its first task, [·] each: of all coded parts, one after another."""
         kept = self.encoder.init() if self.encoder else {}
-        return {name: part.repeat(self._coded) for name, part in kept.items()}
+        return {name: part.repeat(self.coded) for name, part in kept.items()}
 
     @property
     def numbers(self) -> int:
@@ -251,15 +177,15 @@ class Format:
         """The tensors of one client's message on the wire, integers last."""
         if self.fixed is not None:
             return TensorSpec(self.fixed.dtype, self.fixed.lanes), TensorSpec(torch.int64, 0)
-        coded = [TensorSpec(torch.uint8, self.encoder.most_bytes, True)] * self._coded if self.encoder else []
-        raw = sum(self.sizes) - self._coded * self.parameters
+        coded = [TensorSpec(torch.uint8, self.encoder.most_bytes, True)] * self.coded if self.encoder else []
+        raw = sum(self.sizes) - self.coded * self.parameters
         values = [TensorSpec(self.dtype, raw)] if raw or not coded else []
         return (*coded, *values, TensorSpec(torch.int64, self.integers))
 
     @cached_property
     def uplink_bytes(self) -> int:
         """Bytes of one client's message; where they depend on its numbers, the most before lossless compression."""
-        coded = self._coded * self.encoder.size_bytes if self.encoder and self.fixed is None else 0
+        coded = self.coded * self.encoder.size_bytes if self.encoder and self.fixed is None else 0
         return coded + sum(spec.size_bytes for spec in self.uplink if spec.dtype != torch.uint8)
 
     @property
@@ -340,7 +266,7 @@ class Format:
             # Rounded to the type on the wire like a real node's message: simulated and deployed runs end with the same
             # bits.
             values_KM = update_KM.to(self.dtype)
-            return Outgoing([(row_M,) for row_M in values_KM], self._counted(values_KM).double())
+            return Outgoing([(row_M,) for row_M in values_KM], self.counted(values_KM).double())
         encoder = self.encoder
         parts = update_KM.split_with_sizes(self.sizes, 1)
         coded = [part for part, is_coded in zip(parts, self.are_coded, strict=True) if is_coded]
@@ -385,7 +311,7 @@ class Format:
         draw = Draw(streams, [number], [0])
         chain = self.encoder.chain
         if self.fixed is not None:
-            parts = zip(mean_M.split_with_sizes(self._linear_sizes), self.are_coded, strict=True)
+            parts = zip(mean_M.split_with_sizes(self.linear_sizes), self.are_coded, strict=True)
             dtype = chain.values.dtype
             read = [
                 chain.from_linear(part[None].to(dtype), draw)[0].double() if is_coded else part
@@ -398,98 +324,8 @@ class Format:
         read = [chain.read(part[None], draw)[0].double() if is_coded else part for part, is_coded in parts]
         return torch.cat(read)
 
-    def secured(self, settings: SecureAggregation, most_clients: int) -> "Format":
-        """The format of the same messages in lanes that are masked and added.
-
-        Args:
-            settings: settings of secure aggregation.
-            most_clients: the largest number of clients that a round asks.
-
-        Raises:
-            InvalidExperiment: if the messages cannot be added in fixed point.
-        """
-        if self.integers:
-            raise InvalidExperiment(
-                f"secure_aggregation needs a model without integer buffers, whose largest values are no sums, got "
-                f"{self.integers} integers: replace batch normalisation by GroupNorm, or give it track_running_stats="
-                "False"
-            )
-        heaviest = settings.heaviest(weighs_samples=self.weighs_samples)
-        parts = [numbers for numbers in self._linear_sizes if numbers]
-        clips = (settings.clip,) * len(parts) if isinstance(settings.clip, float) else settings.clip
-        if len(clips) != len(parts):
-            raise InvalidExperiment(
-                f"secure_aggregation.clip must be one number, or one for each of {len(parts)} parts of a message, of "
-                f"{parts} numbers, got {[*clips]}: correct it"
-            )
-        fixed = FixedPoint(
-            bits=settings.bits,
-            parts=tuple(parts),
-            clips=clips,
-            most_clients=most_clients,
-            max_weight=heaviest,
-        )
-        return replace(self, fixed=fixed)
-
-    def hide(self, update_KM: Tensor, state: CodecState, draw: Draw, beside: ClientNumbers) -> Outgoing:
-        """Messages as lanes, to be masked and added.
-
-        Args:
-            update_KM: finite messages, [K, M].
-            state: states that the clients keep for the codecs, [K, ·] each.
-            draw: the random streams.
-            beside: numbers of the clients that are summed beside their messages.
-        """
-        assert self.fixed is not None
-        encoder = self.encoder
-        parts = update_KM.split_with_sizes(self.sizes, 1)
-        wanted = []
-        values = []
-        for part, is_coded, kept in zip(parts, self.are_coded, self._kept_by_part(state), strict=True):
-            if encoder is None or not is_coded:
-                values.append(part)
-                continue
-            wanted.append((encoder.feedback.wanted(part.to(encoder.chain.values.dtype), kept), kept))
-            values.append(encoder.linear(wanted[-1][0], draw).double())
-        generators = [draw._replace(purpose="rounding").own(row) for row in range(len(update_KM))]
-        values_KJ = self._counted(torch.cat(values, 1))
-        overflown = self.fixed.too_large_losses(beside)
-        if not torch.isfinite(values_KJ).all():
-            rows = torch.isfinite(values_KJ).all(1).logical_not().nonzero().flatten().tolist()
-            overflown |= dict.fromkeys(rows, "what the codecs of uplink make of its update is not finite")
-        if overflown:
-            return Outgoing([], torch.empty(len(values_KJ), 0), overflown=overflown)
-        lanes, read_KJ = self.fixed.quantise(values_KJ, beside, generators)
-        counted = []
-        lost = []
-        if encoder is not None and wanted[0][1]:  # a client knows what its lanes stand for, clipping and rounding too
-            read = read_KJ.split_with_sizes(self._linear_sizes, 1)
-            coded = [part for part, is_coded in zip(read, self.are_coded, strict=True) if is_coded]
-            for (wanted_KP, kept), part_KJ in zip(wanted, coded, strict=True):
-                decoded_KP = encoder.chain.from_linear(part_KJ.to(wanted_KP.dtype), draw)
-                states = encoder.feedback.states(wanted_KP, decoded_KP, kept)
-                counted.append(states[0])
-                lost.append(states[1])
-        joined = [
-            {name: torch.cat([of[name] for of in states], 1) for name in states[0]} if states else {}
-            for states in (counted, lost)
-        ]
-        return Outgoing(
-            payloads=[(row,) for row in lanes],
-            update_KM=torch.empty(len(lanes), 0),
-            counted=joined[0],
-            lost=joined[1],
-            lanes_KL=lanes,
-        )
-
-    def _kept_by_part(self, state: CodecState) -> Iterator[CodecState]:
-        """State of codecs that belongs to each part; none of those that are not coded."""
-        chunks = {name: iter(part.chunk(self._coded, 1)) for name, part in state.items()}
-        for is_coded in self.are_coded:
-            yield {name: next(parts) for name, parts in chunks.items()} if is_coded else {}
-
     @cached_property
-    def _linear_sizes(self) -> list[int]:
+    def linear_sizes(self) -> list[int]:
         """The numbers of each part and of the float buffers as a common chain leaves them."""
         coded = self.encoder.chain.stages[-1].numbers if self.encoder else 0
         return [coded if is_coded else size for size, is_coded in zip(self.sizes, self.are_coded, strict=True)]
@@ -505,9 +341,9 @@ class Format:
             InvalidPayload: if it cannot be decoded.
         """
         if self.encoder is None:
-            return self._counted(payload[0][None])[0]
-        coded = [self.encoder.decode([message], draw) for message in payload[: self._coded]]
-        return self._joined(coded, [part[None] for part in payload[self._coded :]])[0]
+            return self.counted(payload[0][None])[0]
+        coded = [self.encoder.decode([message], draw) for message in payload[: self.coded]]
+        return self._joined(coded, [part[None] for part in payload[self.coded :]])[0]
 
     def _joined(self, coded: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Messages [K, M] in float64 from their coded parts and from the values that go raw."""
@@ -520,9 +356,9 @@ class Format:
             elif raw is not None:
                 parts.append(raw[:, :numbers])
                 raw = raw[:, numbers:]
-        return self._counted(torch.cat(parts, 1))
+        return self.counted(torch.cat(parts, 1))
 
-    def _counted(self, update_KM: Tensor) -> Tensor:
+    def counted(self, update_KM: Tensor) -> Tensor:
         """Updates as they count: of votes the signs."""
         if not self.votes:
             return update_KM
@@ -535,14 +371,6 @@ class Format:
         return [self.encoder is not None and numbers == self.parameters for numbers in self.parts] + [False]
 
     @cached_property
-    def _coded(self) -> int:
+    def coded(self) -> int:
+        """Number of parts that are encoded."""
         return sum(self.are_coded)
-
-
-def _state_refused(codec: Codec, state: CodecState) -> str:
-    """Sentence on a codec that keeps a state where none is kept."""
-    kept = ", ".join(state)
-    name = type(codec).__name__
-    if codec.is_common:
-        return f"a codec that is the same for all clients must keep no client's state, got {kept}: correct {name}"
-    return f"a codec that keeps a state must be the first of its chain, got {kept} of {name}: put it first"

@@ -17,6 +17,7 @@ from fed.server.secure_fleet import SessionResult
 from fed.simulations.secure import SimulatedSessions
 from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
+from fed.wire.lanes import hide
 from tests.simulations.users_parts import Watcher
 
 SECTION = {"max_weight": 200, "clip": 8.0, "minimum_cohort": 3}
@@ -231,7 +232,7 @@ def test_residual_is_all_that_the_sum_lacks(chain: list[Any], clip: float) -> No
     assert message.fixed is not None
     update_1M, residual_1M = torch.randn(1, message.numbers, dtype=torch.float64), torch.randn(1, message.parameters)
     draw = Draw(Streams(0), [1], [4])
-    outgoing = message.hide(update_1M, {"residual": residual_1M}, draw, ClientNumbers([1], [5], [0.5]))
+    outgoing = hide(message, update_1M, {"residual": residual_1M}, draw, ClientNumbers([1], [5], [0.5]))
     total = SecureSum(16, message.fixed.lanes)
     assert outgoing.lanes_KL is not None
     total.add(outgoing.lanes_KL[0])

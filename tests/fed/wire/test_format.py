@@ -18,6 +18,7 @@ from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.protocol.protocol_pb2 import Format as FormatHeader
 from fed.vectors.randomness import Streams
+from fed.wire.agreed_format import agreed, header_of
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import check_tensors, read, type_name, written
@@ -307,9 +308,9 @@ def test_a_node_reads_from_a_plan_what_the_server_has(
     codecs: tuple[Codec, ...], sends_models: bool, dtype: torch.dtype
 ) -> None:
     message = replace(MESSAGE, dtype=dtype, sends_models=sends_models, codecs=codecs)
-    header = FormatHeader.FromString(message.header().SerializeToString())
+    header = FormatHeader.FromString(header_of(message).SerializeToString())
     own = replace(message, parts=(21, 21, 5), broadcast=(21, 1))  # with another number of clients
-    again = Format.of(header, own)
+    again = agreed(header, own)
     assert again == message
     assert (again.uplink, again.downlink, again.numbers) == (message.uplink, message.downlink, message.numbers)
 
@@ -325,11 +326,11 @@ def test_a_node_reads_from_a_plan_what_the_server_has(
     ],
 )
 def test_a_plan_of_another_model_is_refused_with_both_values(changed: dict[str, Any], theirs: Any) -> None:
-    header = MESSAGE.header()
+    header = header_of(MESSAGE)
     for name, value in changed.items():
         setattr(header, name, value)
     with pytest.raises(InvalidPayload) as refusal:
-        Format.of(header, MESSAGE)
+        agreed(header, MESSAGE)
     assert f"must have the type, parameters, buffers and integers ('torch.float32', 21, 6, 1), got {theirs}" in str(
         refusal.value
     )
@@ -342,4 +343,4 @@ def test_a_plan_of_another_model_is_refused_with_both_values(changed: dict[str, 
 )
 def test_a_plan_of_other_messages_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(InvalidPayload, match="the server's messages must have parts of"):
-        Format.of(replace(MESSAGE, **changed).header(), MESSAGE)
+        agreed(header_of(replace(MESSAGE, **changed)), MESSAGE)

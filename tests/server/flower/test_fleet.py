@@ -28,6 +28,7 @@ from fed.server.flower.fleet import FlowerFleet, flat_payload
 from fed.server.observer import Essential, MessageRefused, NodeCame, NodeWent
 from fed.server.telling import Observers
 from fed.vectors.randomness import Streams
+from fed.wire.agreed_format import agreed
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Difference, GlobalModel, Task
@@ -135,7 +136,7 @@ def test_task_is_sent_as_one_array_and_answered() -> None:
     assert (assignment.lr, assignment.repeats, assignment.broadcast_count) == (0.5, 2, 1)
     assert (assignment.HasField("steps"), assignment.HasField("kept_after")) == (False, False)
     assert request.plan.signature == SIGNATURE
-    assert Format.of(request.plan.format, FORMAT) == FORMAT
+    assert agreed(request.plan.format, FORMAT) == FORMAT
     assert not reply.problem
     assert (reply.tasks, reply.clients, reply.update.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
     assert torch.equal(reply.update.update_M, torch.ones(SIZE, dtype=torch.float64))

@@ -24,6 +24,7 @@ from fed.secure_aggregation.fixed_point import SecureSum, SumOfClients
 from fed.secure_aggregation.settings import settings_of
 from fed.secure_aggregation.terms import Terms
 from fed.vectors.tensors import Tensor
+from fed.wire.agreed_format import header_of
 from fed.wire.payloads import read
 from tests.server.hostile.coordinator import HostileCoordinator, NodeRefuses, View
 from tests.server.hostile.nodes import CLASSES, COHORT, FEATURES, GUEST, samples_of
@@ -70,7 +71,7 @@ class Run:
             experiment=json.dumps(part_of_nodes(self.experiment)),
             signature=pb.Signature(input_shape=[FEATURES], input_dtype="float32", classes=CLASSES),
             heartbeat_s=600.0,
-            format=self.format.header(),
+            format=header_of(self.format),
             identities=self.coordinator.credentials.identities().content,
         )
 
