@@ -42,6 +42,7 @@ from fed.protocol.protocol_pb2 import Tensor as TensorMessage
 from fed.server.grpc.service import NodeService
 from fed.server.way_in import received
 from fed.vectors.randomness import Streams
+from fed.wire.agreed_format import header_of
 from fed.wire.calls import TurnedAway
 from fed.wire.dialling import DialPatience
 from fed.wire.format import Format, TaskSpec
@@ -62,7 +63,9 @@ VALID: list[Message] = [
     FromNode(heartbeat=Heartbeat(held=[TASK, TASK])),
     FromNode(failed=protocol_pb2.Failed(task=TASK, reason="a reason", diverged=True)),
     FromNode(scores=Scores(id=1, samples=2, loss=0.5, metrics=[0.25])),
-    ToNode(plan=Plan(run="r", experiment='{"seed": 1}', signature=SIGNATURE, heartbeat_s=1.0, format=FORMAT.header())),
+    ToNode(
+        plan=Plan(run="r", experiment='{"seed": 1}', signature=SIGNATURE, heartbeat_s=1.0, format=header_of(FORMAT))
+    ),
     ToNode(
         assignment=Assignment(task=TASK, round=1, lr=0.5, steps=3, payload=PAYLOAD, kept_after=TASK, kept_discount=0.5)
     ),
