@@ -34,7 +34,7 @@ def compare(
     output: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    jobs: int | Literal["auto"] = 1,
+    jobs: int | Literal["auto"] | None = None,
     observer: ComparisonObserver | None = None,
 ) -> ComparisonResult:
     """Run every variant with every seed, and summarise them side by side.
@@ -57,8 +57,8 @@ def compare(
             that of an undisturbed comparison, to the bit, but for wall time. Data, model, loss and metric that were
             given must be given again.
         jobs: number of runs at a time, at least 1, each in a process of its own with one thread; "auto": one for each
-            core, or 1 where a part given in Python cannot be pickled. A program that asks for more than one must call
-            under ``if __name__ == "__main__":``, because those processes import it.
+            core, or 1 where a part given in Python cannot be pickled; None: the comparison's own, or 1. A program that
+            asks for more than one must call under ``if __name__ == "__main__":``, because those processes import it.
         observer: observer that is told of every run and round; None for none.
 
     Raises:
@@ -86,7 +86,7 @@ def compare(
     replaced = {"metrics" if name == "metric" else name for name in given}
     without = {name: None for name in ("data", "model", "loss") if name in replaced}
     comparison = comparison.model_copy(update={"base": {**comparison.base, **without}})
-    processes = jobs_of(jobs, given)
+    processes = jobs_of(jobs if jobs is not None else comparison.jobs or 1, given)
     folder = _folder(comparison, replaced, output, overwrite=overwrite, resume=resume)
     with contextlib.ExitStack() as stack:
         if folder:

@@ -51,9 +51,14 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[
-        int,
-        typer.Option(parser=_jobs, metavar="N|auto", help="Runs side by side; auto: as many as cores."),
-    ] = "auto",  # type: ignore[assignment]  # which the parser makes a number
+        int | None,
+        typer.Option(
+            parser=_jobs,
+            metavar="N|auto",
+            help="Runs side by side; auto: as many as cores.",
+            show_default="the file's jobs, else auto",
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Run the variants of an experiment with several seeds, and write a report; or compare runs that exist.
@@ -64,7 +69,7 @@ def compare(
         output: folder of the comparison; None: a new one below ``runs``.
         overwrite: True to replace a comparison that is there.
         resume: folder of a comparison to go on with.
-        jobs: number of runs side by side.
+        jobs: number of runs side by side; None: the file's, else as many as cores.
         json: True to print the result as JSON.
 
     Returns:
@@ -79,6 +84,7 @@ def compare(
         bar.enter_context(shown.running())
         shown.doing("loading PyTorch, and the comparison")
         comparison = _asked_for(what or [], settings, output, overwrite=overwrite, resume=resume)
+        jobs = jobs or _jobs(str(comparison.jobs or "auto"))
         _load(jobs)
         total = len(comparison.variants()) * len(comparison.repetitions())
         watch = ComparisonProgress(shown, lambda name: _expect(name, comparison), total=total, jobs=jobs)

@@ -160,6 +160,9 @@ class Comparison(Document):
     """Rate at which intervals of differences cover the true one."""
     target: float | None = None
     """Value of the first metric on test data; rounds, bytes and time are counted until it is reached; null for none."""
+    jobs: PositiveInt | Literal["auto"] | None = None
+    """Number of runs side by side, which changes no bit of a result; auto: one for each core; null: whoever starts the
+    comparison decides."""
 
     _variants: dict[str, Experiment] = PrivateAttr(default_factory=dict)
 
@@ -217,7 +220,7 @@ class Comparison(Document):
             "name": self.name,
             "base": shared,
             "compare": [{key: value for key, value in one.items() if key not in shared} for one in variants],
-            **{key: getattr(self, key) for key in ("seeds", "vary", "folds", "confidence", "target")},
+            **{key: getattr(self, key) for key in ("seeds", "vary", "folds", "confidence", "target", "jobs")},
             "baseline": self.baseline_in_force(),
         }
 

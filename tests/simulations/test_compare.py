@@ -347,6 +347,19 @@ def test_objects_that_no_pickle_holds_stay_in_this_process() -> None:
         fed.compare(comparison(), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2)
 
 
+def test_the_files_jobs_hold_unless_others_are_given() -> None:
+    class Refused(Exception):
+        pass
+
+    def refused() -> nn.Module:
+        raise Refused
+
+    with pytest.raises(InvalidInput, match=r"cannot be pickled .* so jobs must be 1, got 2"):
+        fed.compare(comparison(jobs=2), model=refused, loss=nn.functional.cross_entropy)
+    with pytest.raises(InvalidInput, match="the model"):
+        fed.compare(comparison(jobs=2), model=refused, loss=nn.functional.cross_entropy, jobs=1)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_bad_input_found_in_a_run_leaves_no_folder(jobs: int, tmp_path: Path) -> None:
     crowd = {"name": "crowd", "data.clients": 100_000}

@@ -394,7 +394,7 @@ def test_doctor_names_what_a_gpu_needs(run: Run, monkeypatch: pytest.MonkeyPatch
 
 
 def test_compare_prints_its_table_and_where_the_report_is(run: Run, folder: Path) -> None:
-    code, out, _ = run("compare", "two.yaml", "--jobs", "1")
+    code, out, _ = run("compare", "two.yaml", "--set", "jobs=1")
     *table, report = out.splitlines()
     assert code == 0
     assert any("FedAvg" in line for line in table)
