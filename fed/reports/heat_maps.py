@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fed.reports.plot_style import INK, WIDTH_INCH, blank, see_through, svg_of
+from fed.reports.plot_style import INK, WIDTH_INCH, Cells, blank, see_through, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,10 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64], width_inch: f
         last.set_xlabel("client")
         last.set_xlim(-0.5, clients - 0.5)
         _ticks(last.xaxis, ids, int(2.6 * width_inch))
-        return svg_of(figure, dpi=200)
+        cells = [Cells(totals, ["all"], ids, counts_KC.sum(axis=1)[None], ("client", "", "samples"))]
+        if classes > 1:
+            cells.append(Cells(last, range(classes), ids, counts_KC.T, ("client", "class", "samples")))
+        return svg_of(figure, cells, dpi=200)
 
 
 def _shade(axes: "Axes", values: NDArray[Any], label: str, *, highest: float | None = None, **scale_keys: Any) -> None:
@@ -108,4 +111,5 @@ def confusion(counts_CC: NDArray[np.int64], names: Sequence[object], width_inch:
             for (row, column), count in np.ndenumerate(counts_CC):
                 if count:
                     axes.text(column, row, str(count), ha="center", va="center", fontsize=7)
-        return svg_of(figure, dpi=200)
+        labels = ("predicted class", "true class", "test samples")
+        return svg_of(figure, [Cells(axes, names, names, counts_CC, labels)], dpi=200)

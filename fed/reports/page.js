@@ -94,6 +94,12 @@
   };
 
   const valuesOf = (panels) => {
+    const maps = panels.filter((panel) => panel.cells);
+    if (maps.length) {
+      // The last map has the values of those above it, which are its sums.
+      const { labels, columns, rows, cells } = maps.at(-1);
+      return csv([labels, ...rows.flatMap((row, y) => columns.map((column, x) => [column, row, cells[y][x]]))]);
+    }
     const rows = [["line", "x axis", "x", "y axis", "y"]];
     for (const { labels, lines } of panels)
       for (const line of lines) line.y.forEach((y, index) => rows.push([line.name, labels[0], line.x[index] ?? "", labels[1], y]));
@@ -108,6 +114,7 @@
     picture.tabIndex = 0;
     const { width, height } = svg.viewBox.baseVal;
     const at = (panel, x) => {
+      if (panel.cells) return panel.box[0] + ((x + 0.5) / panel.columns.length) * (panel.box[2] - panel.box[0]);
       const [low, high, value] = panel.log ? [...panel.x, x].map(Math.log10) : [...panel.x, x];
       return panel.box[0] + ((value - low) / (high - low)) * (panel.box[2] - panel.box[0]);
     };
@@ -115,7 +122,29 @@
       xs.reduce((best, x, index) => (Math.abs(at(panel, x) - place) < Math.abs(at(panel, xs[best]) - place) ? index : best), 0);
     const hide = () => (tip.hidden = rule.hidden = true);
 
-    const show = (panel, place) => {
+    const put = (panel, place, ...lines) => {
+      tip.replaceChildren(...lines);
+      const scale = svg.clientWidth / width;
+      const left = place * scale;
+      tip.hidden = rule.hidden = false;
+      Object.assign(rule.style, { left: `${left}px`, top: `${panel.box[1] * scale}px`, height: `${(panel.box[3] - panel.box[1]) * scale}px` });
+      const beside = left + 12 + tip.offsetWidth > picture.clientWidth ? left - 12 - tip.offsetWidth : left + 12;
+      Object.assign(tip.style, { left: `${Math.max(0, beside)}px`, top: `${panel.box[1] * scale}px` });
+    };
+
+    // Number of the part of a panel that a place lies in, of so many parts of equal size.
+    const part = (place, low, high, count) => Math.min(count - 1, Math.max(0, Math.floor(((place - low) / (high - low)) * count)));
+
+    const showCell = (panel, place, height) => {
+      const x = part(place, panel.box[0], panel.box[2], panel.columns.length);
+      const y = part(height ?? panel.box[1], panel.box[1], panel.box[3], panel.rows.length);
+      const [columns, rows, what] = panel.labels;
+      const where = [`${columns}: ${panel.columns[x]}`, ...(panel.rows.length > 1 ? [`${rows}: ${panel.rows[y]}`] : [])];
+      put(panel, at(panel, x), make("b", {}, where.join(", ")), make("div", {}, `${what}: ${panel.cells[y][x]}`));
+    };
+
+    const show = (panel, place, height) => {
+      if (panel.cells) return showCell(panel, place, height);
       const found = panel.lines.map((line) => {
         const index = line.x.length ? nearest(panel, line.x, place) : 0;
         return { ...line, x: line.x[index], y: line.y[index] };
@@ -127,20 +156,15 @@
       const here = found.filter((one) => distance(one) <= Math.max(reach, closest)).sort((a, b) => b.y - a.y);
       const x = here.find((one) => distance(one) === closest && one.x !== undefined)?.x;
       const head = make("b", {}, x === undefined ? panel.labels[1] : `${panel.labels[0]}: ${shortNumber(x, panel.labels[0])}`);
-      tip.replaceChildren(
+      const values = [
         head,
         ...here.map((one) => {
           const dot = make("i", {});
           dot.style.background = one.colour;
           return make("div", {}, dot, `${one.name || panel.labels[1]}: ${shortNumber(one.y, panel.labels[1])}`);
         }),
-      );
-      const scale = svg.clientWidth / width;
-      const left = (x === undefined ? place : at(panel, x)) * scale;
-      tip.hidden = rule.hidden = false;
-      Object.assign(rule.style, { left: `${left}px`, top: `${panel.box[1] * scale}px`, height: `${(panel.box[3] - panel.box[1]) * scale}px` });
-      const beside = left + 12 + tip.offsetWidth > picture.clientWidth ? left - 12 - tip.offsetWidth : left + 12;
-      Object.assign(tip.style, { left: `${Math.max(0, beside)}px`, top: `${panel.box[1] * scale}px` });
+      ];
+      put(panel, x === undefined ? place : at(panel, x), ...values);
     };
 
     svg.addEventListener("pointermove", (event) => {
@@ -148,13 +172,14 @@
       const x = ((event.clientX - seen.left) * width) / seen.width;
       const y = ((event.clientY - seen.top) * height) / seen.height;
       const panel = panels.find(({ box }) => x >= box[0] - 3 && x <= box[2] + 3 && y >= box[1] && y <= box[3]);
-      if (panel) show(panel, x);
+      if (panel) show(panel, x, y);
       else hide();
     });
     picture.addEventListener("pointerleave", hide);
     picture.addEventListener("blur", hide);
 
     const stops = panels.flatMap((panel) => {
+      if (panel.cells) return panel.rows.flatMap((_, y) => panel.columns.map((_, x) => [panel, at(panel, x), panel.box[1] + ((y + 0.5) / panel.rows.length) * (panel.box[3] - panel.box[1])]));
       const longest = panel.lines.reduce((most, line) => (line.x.length > most.length ? line.x : most), []);
       return longest.map((x) => [panel, at(panel, x)]);
     });

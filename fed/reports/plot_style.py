@@ -8,12 +8,16 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -21,6 +25,7 @@ __all__ = [
     "INK",
     "NARROW_INCH",
     "WIDTH_INCH",
+    "Cells",
     "Style",
     "blank",
     "for_file",
@@ -42,6 +47,8 @@ NARROW_INCH = 3.6
 EM_INCH = _EM_POINTS / 72
 """Size of a figure's letters."""
 _BASELINES = {"centralized": (6, 2), "local": (1.5, 2)}
+_MOST_CELLS = 5_000
+"""Largest number of a heat map's cells whose values a page holds."""
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
@@ -102,13 +109,38 @@ def blank(width_inch: float, height_inch: float) -> "Iterator[Figure]":
         yield figure
 
 
-def svg_of(figure: "Figure", **options: Any) -> str:
-    """The picture, with the values of its named lines for the page's script; to be called before :func:`blank` ends."""
+@dataclass(frozen=True)
+class Cells:
+    """Values of a heat map's cells, for the page's script.
+
+    Args:
+        axes: axes that they are drawn in, each cell one unit wide and high, the first at 0.
+        rows: names of the rows.
+        columns: names of the columns.
+        values: number in each cell, of shape (rows, columns).
+        labels: what a column, a row and a number stand for.
+    """
+
+    axes: "Axes"
+    rows: Sequence[object]
+    columns: Sequence[object]
+    values: NDArray[np.int64]
+    labels: tuple[str, str, str]
+
+
+def svg_of(figure: "Figure", cells: Sequence[Cells] = (), **options: Any) -> str:
+    """The picture, with its values for the page's script; to be called before :func:`blank` ends.
+
+    Args:
+        figure: figure whose named lines have values.
+        cells: values of its heat maps.
+        options: further arguments of matplotlib's ``savefig``.
+    """
     svg = io.StringIO()
     figure.savefig(svg, format="svg", metadata=_NO_METADATA, **options)
     text = svg.getvalue()
     text = text[text.index("<svg") :]  # XML's declaration has no place within HTML
-    panels = _panels(figure)
+    panels = [*_panels(figure), *(_panel_of(figure, one) for one in cells if one.values.size <= _MOST_CELLS)]
     if not panels:
         return text
     opened, closed, drawn = text.partition(">")
@@ -120,14 +152,12 @@ def _panels(figure: "Figure") -> list[dict[str, Any]]:
 
     A line with one y and no x is level.
     """
-    width, height = 72 * figure.get_size_inches()
     panels: list[dict[str, Any]] = []
     vertical = ""
     for axes in figure.axes:
         named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_child")]
         if not named:
             continue
-        place = axes.get_position()
         vertical = axes.get_ylabel() or vertical  # panels that share an axis share its label
         lines = []
         for line in named:
@@ -137,7 +167,7 @@ def _panels(figure: "Figure") -> list[dict[str, Any]]:
             lines.append({"name": line.get_label(), "colour": line.get_color(), "x": x, "y": y[:1] if is_level else y})
         panels.append(
             {
-                "box": _rounded([place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height]),
+                "box": _box(figure, axes),
                 "x": [*map(float, axes.get_xlim())],
                 "y": [*map(float, axes.get_ylim())],
                 "log": axes.get_xscale() == "log",
@@ -146,6 +176,25 @@ def _panels(figure: "Figure") -> list[dict[str, Any]]:
             }
         )
     return panels
+
+
+def _panel_of(figure: "Figure", cells: Cells) -> dict[str, Any]:
+    """A heat map's place in the picture, its axes, and its values, the row at the top first."""
+    is_upright = cells.axes.yaxis_inverted()
+    return {
+        "box": _box(figure, cells.axes),
+        "labels": cells.labels,
+        "columns": [*map(str, cells.columns)],
+        "rows": [*map(str, cells.rows)][:: 1 if is_upright else -1],
+        "cells": cells.values[:: 1 if is_upright else -1].tolist(),
+    }
+
+
+def _box(figure: "Figure", axes: "Axes") -> list[float]:
+    """Left, upper, right and lower edge of a panel, in units of the SVG."""
+    place = axes.get_position()
+    width, height = 72 * figure.get_size_inches()
+    return _rounded([place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height])
 
 
 def _rounded(values: Any) -> list[float]:

@@ -102,8 +102,15 @@ class Browser:
     def open(self, page: Path, width: int) -> None:
         """Load a page from its file into a window of a width in pixels."""
         self.resize(width)
+        self.load(page)
+
+    def load(self, page: Path) -> None:
+        """Load a page from its file, whose script may be switched off."""
+        loaded = sum(event["method"] == "Page.loadEventFired" for event in self.events)
         self.call("Page.navigate", url=page.as_uri())
-        self.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
+        until = time.monotonic() + _LIMIT_S
+        while sum(event["method"] == "Page.loadEventFired" for event in self.events) == loaded:
+            self.events.append(self._next(until))
 
     def resize(self, width: int) -> None:
         """Give the window another width in pixels."""

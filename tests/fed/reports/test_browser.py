@@ -111,6 +111,37 @@ def test_tables_and_curves_are_saved_as_csv(browser: Browser) -> None:
     assert ["local", "bytes sent and received by all", "", "test accuracy", "0.45"] in curves
 
 
+def test_cells_of_a_heat_map_have_values(browser: Browser) -> None:
+    maps = (
+        "[...document.querySelectorAll('.picture')].filter(one => one.innerHTML.includes('cells') && one.offsetParent)"
+    )
+    held = data_of(40, 10)
+    counts = partition_of(held)
+    assert counts is not None
+    browser.value_of(f"{maps}[0].scrollIntoView()")
+    row, column = 3, 7
+    left, top = browser.value_of(
+        f"(() => {{ const svg = {maps}[0].querySelector('svg'), seen = svg.getBoundingClientRect();"
+        "const {box, rows, columns} = JSON.parse(svg.querySelector('metadata').textContent).at(-1);"
+        "const scale = seen.width / svg.viewBox.baseVal.width;"
+        f"const x = box[0] + ({column} + 0.5) / columns.length * (box[2] - box[0]);"
+        f"const y = box[3] - ({row} + 0.5) / rows.length * (box[3] - box[1]);"
+        "return [seen.x + x * scale, seen.y + y * scale]; })()"
+    )
+    browser.move(left, top)
+    lines = browser.value_of(f"[...{maps}[0].querySelector('.tip').children].map(line => line.textContent)")
+    assert lines == [f"client: {column}, class: {row}", f"samples: {counts.counts_KC[column, row]}"]
+    browser.value_of(f"[...{maps}[0].closest('figure').querySelectorAll('.tools button')].at(-1).click()")
+    saved = [*csv.reader(browser.downloaded("what.csv").read_text(encoding="utf-8").splitlines())]
+    assert saved[0] == ["client", "class", "samples"]
+    assert len(saved) == 1 + counts.counts_KC.size
+    assert {tuple(line) for line in saved[1:]} == {
+        (str(client), str(label), str(counts.counts_KC[client, label]))
+        for client in range(len(counts.counts_KC))
+        for label in range(counts.counts_KC.shape[1])
+    }
+
+
 def test_picture_is_saved_as_a_file_of_its_own(browser: Browser) -> None:
     browser.click("document.querySelector('figure .tools button')")
     root = ElementTree.parse(browser.downloaded(".svg")).getroot()
@@ -141,7 +172,7 @@ def test_paper_has_the_wide_pictures_and_no_tools(browser: Browser) -> None:
 
 def test_page_reads_without_its_script(browser: Browser, page: Path) -> None:
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
-    browser.call("Page.navigate", url=page.as_uri())
+    browser.load(page)
     document = browser.call("DOM.getDocument", depth=0)["root"]["nodeId"]
     html = browser.call("DOM.getOuterHTML", nodeId=document)["outerHTML"]
     assert "<td" in html
