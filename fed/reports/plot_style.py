@@ -118,7 +118,7 @@ class Cells:
         rows: names of the rows.
         columns: names of the columns.
         values: number in each cell, of shape (rows, columns).
-        labels: what a column, a row and a number stand for.
+        labels: names of what a column, a row and a number stand for.
     """
 
     axes: "Axes"
