@@ -19,7 +19,8 @@ from fed.errors import RunFailed
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.members.service_thread import ServiceThread
 from fed.server.peer.replica.ballots import Value
-from fed.server.peer.replica.replica_service import Decision, ReplicaService, Snapshot
+from fed.server.peer.replica.replica_files import Snapshot
+from fed.server.peer.replica.replica_service import Decision, ReplicaService
 from fed.server.peer.replica.ring import RoundSum
 from fed.server.round_stats import RoundStats
 from fed.server.rounds.coordinated import Coordinated

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
@@ -18,10 +18,22 @@ from fed.storage.checkpoints import Checkpoints, Tree
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.payloads import read, written
 
-__all__ = ["ReplicaFiles"]
+__all__ = ["ReplicaFiles", "Snapshot"]
 
 _RECORD = "record.json"
 _ROOM = "make room there, then resume the run"
+
+
+class Snapshot(NamedTuple):
+    """State of a replica after a round.
+
+    Args:
+        round: the round that the state comes after, from 0.
+        state: state that all replicas have in common, with the value that was agreed on.
+    """
+
+    round: int
+    state: Tree
 
 
 class ReplicaFiles:
@@ -129,15 +141,12 @@ class ReplicaFiles:
         file = given.folder / file_name(number)
         return written(path, [torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8)])
 
-    def take_copy(self, path: Path, number: int) -> tuple[int, Tree]:
+    def take_copy(self, path: Path, number: int) -> Snapshot:
         """Keep a copy of another's state, on the disk and not only in a cache.
 
         Args:
             path: file of the copy, which is moved.
             number: the round that the copied state comes after.
-
-        Returns:
-            The round, and the state after it.
 
         Raises:
             InvalidPayload: if the file is no copy of that state.
@@ -154,26 +163,23 @@ class ReplicaFiles:
             raise InvalidPayload(str(error)) from None
         if newest is None or newest[0] != number:
             raise InvalidPayload(f"the copy of the state after round {number} is damaged, or is of another round")
-        return newest
+        return Snapshot(*newest)
 
-    def keep_copy(self, number: int, state: Tree) -> None:
+    def keep_copy(self, snapshot: Snapshot) -> None:
         """Keep this replica's own state as the last copy.
-
-        Args:
-            number: the round that the state comes after.
-            state: state to keep.
 
         Raises:
             CheckpointFailed: if it cannot be written.
         """
-        self._copies.write(number, state)
+        self._copies.write(snapshot.round, snapshot.state)
 
-    def copy(self) -> tuple[int, Tree] | None:
+    def copy(self) -> Snapshot | None:
         """The last copy that was taken, if there is a whole one."""
         try:
-            return self._copies.newest()
+            newest = self._copies.newest()
         except InvalidCheckpoint:
             return None
+        return None if newest is None else Snapshot(*newest)
 
     def sum(self, sha256: str) -> RoundSum:
         """A sum that is on disk."""

@@ -4,7 +4,6 @@ Promises, votes and sums stay on disk, so that a replica that was killed goes on
 """
 
 import asyncio
-import logging
 import math
 import random
 from collections.abc import Collection, Sequence
@@ -18,7 +17,7 @@ from fed.protocol import protocol_pb2 as pb
 from fed.server.peer.members.link import Link, Refused
 from fed.server.peer.members.member import MOST_MEMBERS
 from fed.server.peer.members.member_service import MemberService
-from fed.server.peer.members.waiting import Waiting, nobody_came
+from fed.server.peer.members.waiting import Waiting
 from fed.server.peer.replica.agreement import Agreement
 from fed.server.peer.replica.ballots import (
     Apply,
@@ -32,26 +31,21 @@ from fed.server.peer.replica.ballots import (
     Send,
     Value,
 )
+from fed.server.peer.replica.copy_taker import CopyTaker
 from fed.server.peer.replica.decrees import from_wire, to_wire
 from fed.server.peer.replica.founding import Founding
-from fed.server.peer.replica.replica_files import ReplicaFiles
+from fed.server.peer.replica.peers_needed import PeersNeeded
+from fed.server.peer.replica.replica_files import ReplicaFiles, Snapshot
 from fed.server.peer.replica.ring import RoundSum, most_ring_bytes, sum_specs
 from fed.server.peer.replica.ring_transport import RingTransport
 from fed.storage.checkpoints import Tree
-from fed.vectors.tensors import torch
 from fed.wire.format import Format
 from fed.wire.payloads import Incoming, TensorSpec
 
-__all__ = ["Decision", "ReplicaService", "Snapshot"]
+__all__ = ["Decision", "ReplicaService"]
 
-_log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _REACHED_WITHIN_S = 5.0  # wait for a stream with the next member of a ring, where deadlines are short
-_LOGS_EVERY_S = 30.0
-_SAID_AFTER_S = 1.0  # a shorter wait is not worth a line of the log
-_MOST_COPY_BYTES_PER_NUMBER = 1024
-_COPY_AGAIN_S = 3.0  # seconds after which a copy that makes no progress is asked for again
-_COPY_BYTES = 1 << 28  # most bytes of a copy beside its numbers
 
 
 class Decision(NamedTuple):
@@ -64,18 +58,6 @@ class Decision(NamedTuple):
 
     value: Value
     total: RoundSum
-
-
-class Snapshot(NamedTuple):
-    """State of a replica after a round.
-
-    Args:
-        round: the round that the state comes after, from 0.
-        state: state that all replicas have in common, with the value that was agreed on.
-    """
-
-    round: int
-    state: Tree
 
 
 @dataclass(kw_only=True)
@@ -94,8 +76,8 @@ class ReplicaService(MemberService):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._numbers = sum(self.message.summed_sizes)
-        self._disk = ReplicaFiles(self.folder, self._numbers)
+        numbers = sum(self.message.summed_sizes)
+        self._disk = ReplicaFiles(self.folder, numbers)
         self._founding = Founding(self.own.name, self.min_peers)
         self._agreement: Agreement | None = None
         self._contribution: tuple[int, RoundSum] | None = None
@@ -109,15 +91,13 @@ class ReplicaService(MemberService):
             limit_s=self.ballots.ballot_s,
             reached_s=reached_s,
         )
+        self._copies_taken = CopyTaker(disk=self._disk, numbers=numbers, clock=self.clock, ask=self._ask_for_copy)
+        waiting = Waiting(self.patience_s)
+        self._peers_needed = PeersNeeded(
+            own=self.own.name, rounds=self.rounds, waiting=waiting, have_ended=self.have_ended
+        )
         self._wanted: set[str] = set()
-        self._copy: Snapshot | None = None
-        self._coming: Incoming | None = None
-        self._received_bytes = 0
-        self._wants_copy = self._lacks_sums = False
         self._applied = self._sums_sent = self._sums_received = 0
-        self._logged_s = self._asked_s = -math.inf
-        self._waiting = Waiting(self.patience_s)
-        self._seen_round = 0
         self._began_s = self.clock.monotonic_s()
 
     # The run's side.
@@ -160,7 +140,7 @@ class ReplicaService(MemberService):
 
     def is_decided(self, number: int) -> bool:
         """Tell whether a round is over, or a copy of a later state has come."""
-        return number in self._decided or self._copy is not None
+        return number in self._decided or self._copies_taken.copy is not None
 
     async def founded(self) -> tuple[str, ...]:
         """Wait until this replica is one of a group; returns the first round's members, none where it joins later."""
@@ -170,8 +150,7 @@ class ReplicaService(MemberService):
 
     def kept_copy(self) -> Snapshot | None:
         """The copy of another's state that came last, before this process began."""
-        found = self._disk.copy()
-        return None if found is None else Snapshot(*found)
+        return self._disk.copy()
 
     async def decision(self, number: int) -> Decision | Snapshot:
         """Wait for the outcome of a round, or a copy of another's state after this round or a later one.
@@ -180,11 +159,10 @@ class ReplicaService(MemberService):
             RunFailed: if a file that must be on disk cannot be written.
         """
         while True:
-            if self._copy is not None:
-                copy = self._copy
-                self._copy = None
-                if copy.round >= number:
-                    return copy
+            copy = self._copies_taken.copy
+            self._copies_taken.copy = None
+            if copy is not None and copy.round >= number:
+                return copy
             if (value := self._decided.get(number)) is not None:
                 return Decision(value, self._disk.sum(value.sum_sha256))
             await self._changed_or_failed()
@@ -198,7 +176,8 @@ class ReplicaService(MemberService):
     def adopt(self, number: int, value: Value) -> None:
         """Take note that this replica's state is now, on disk too, a copy of another's after a round."""
         assert self._agreement is not None
-        self._wants_copy = self._lacks_sums = False
+        self._copies_taken.is_wanted = False
+        self._copies_taken.lacks_sums = False
         self.apply(number)
         self._do(self._agreement.copied(number, value, self.clock.monotonic_s()))
 
@@ -208,7 +187,7 @@ class ReplicaService(MemberService):
         Raises:
             CheckpointFailed: if it cannot be written.
         """
-        self._disk.keep_copy(snapshot.round, snapshot.state)
+        self._disk.keep_copy(snapshot)
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
         """Listen, and begin to look for others; returns the port."""
@@ -246,8 +225,7 @@ class ReplicaService(MemberService):
         self._hear(link)
         match header.WhichOneof("what"):
             case "ring_part":
-                record = Record() if self._agreement is None else self._agreement.record
-                if not self._rings.wants(link.name, header.ring_part, record):
+                if not self._rings.wants(link.name, header.ring_part, self._record):
                     return None
                 return Incoming(self.new_file(), header.ring_part.payload, self._sum_specs())
             case "sum":
@@ -257,21 +235,17 @@ class ReplicaService(MemberService):
                 return Incoming(self.new_file(), header.sum.payload, self._sum_specs())
             case "copy":
                 self._check_round(header.copy.round)
-                if not self._wants_copy:
+                if not self._copies_taken.is_wanted:
                     return None
-                # A state has several vectors of the model's length, and tables of all members.
-                most_bytes = _COPY_BYTES + _MOST_COPY_BYTES_PER_NUMBER * self._numbers
-                spec = [TensorSpec(torch.uint8, most_bytes, True)]
-                self._coming = Incoming(self.new_file(), header.copy.payload, spec)
-                return self._coming
+                return self._copies_taken.incoming(self.new_file(), header.copy.payload)
         raise Refused("replicas exchange no vectors with neighbours")
 
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
         """Take a file that is whole."""
         if header.HasField("copy"):
             # A copy that came late may be of an earlier round than this replica is in by now.
-            if self._wants_copy and header.copy.round >= self._least_copy():
-                self._copy = Snapshot(*self._disk.take_copy(incoming.path, header.copy.round))
+            if self._copies_taken.is_wanted and header.copy.round >= self._least_copy():
+                self._copies_taken.arrived(incoming.path, header.copy.round)
         elif header.HasField("sum"):
             self._take_sum(incoming)
         else:
@@ -284,8 +258,7 @@ class ReplicaService(MemberService):
                 if self._agreement is not None:
                     self._do(self._agreement.receive(link.name, from_wire(message.decree), self.clock.monotonic_s()))
             case "founding":
-                number = 0 if self._agreement is None else self._agreement.record.round
-                self._go_on_founding(self._founding.receive(link.name, message.founding, number))
+                self._go_on_founding(self._founding.receive(link.name, message.founding, self._record.round))
             case "sum_wanted":
                 if (found := self._disk.file(message.sum_wanted.sha256)) is not None:
                     path, payload = found
@@ -298,6 +271,11 @@ class ReplicaService(MemberService):
         self._rings.resend(link)
 
     # Details.
+
+    @property
+    def _record(self) -> Record:
+        """State of this replica on disk."""
+        return Record() if self._agreement is None else self._agreement.record
 
     async def _changed_or_failed(self) -> None:
         """Wait until something may have changed.
@@ -327,7 +305,11 @@ class ReplicaService(MemberService):
         # A stream proves the certificate: hearsay makes nobody a member.
         candidates = [name for name in ready if self.links.link(name) is not None]
         listening = [member.name for member in there if member.address]
-        self._bound_waiting(now_s, frozenset(names), len(ready))
+        if self._agreement is None:
+            needs = f"{len(ready)} of {self.min_peers} peers are there" if len(ready) < self.min_peers else ""
+        else:
+            needs = self._peers_needed.needs(self._record, names, lacks_sums=self._copies_taken.lacks_sums)
+        self._peers_needed.wait(needs, self._record, now_s)
         if self._agreement is None:
             messages = self._founding.tick(now_s, present=ready, rounds=self.reached, listening=listening)
             self._go_on_founding(messages)
@@ -339,63 +321,13 @@ class ReplicaService(MemberService):
             members = self.admitted([name for name in self._agreement.record.members if name != self.own.name])
             names += [name for name in members if self.members.is_unheard(name)]
         self._do(self._agreement.tick(now_s, present=names, candidates=candidates, listening=listening))
-        if self._lacks_sums:
-            self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
-
-    def _bound_waiting(self, now_s: float, present: frozenset[str], ready: int) -> None:
-        """Log that this replica waits for others, and end the run where too few come.
-
-        Args:
-            now_s: seconds on a monotonic clock.
-            present: the names of present members, with this one's.
-            ready: the number of present members that take part, with this one.
-
-        Raises:
-            RunFailed: if it has waited for as long as it may, or nobody is left who could come.
-        """
-        record = Record() if self._agreement is None else self._agreement.record
-        is_moving = record.round != self._seen_round
-        self._seen_round = record.round
-        needs = self._needs(record, present, ready)
-        if is_moving or not needs:
-            self._waiting.renew()
-            self._logged_s = -math.inf
-            return
-        # No member is left that could come: to wait until the time limit would be in vain.
-        if self.have_ended({*record.members} - {self.own.name}):
-            raise nobody_came(needs, None)
-        if self._waiting.is_exhausted(now_s):
-            raise nobody_came(needs, self.patience_s)
-        if now_s - self._logged_s > _LOGS_EVERY_S and self._waiting.waited_s > _SAID_AFTER_S:
-            self._logged_s = now_s
-            _log.warning("%s: this peer waits for up to %.0f s more", needs, self._waiting.left_s)
-
-    def _needs(self, record: Record, present: frozenset[str], ready: int) -> str:
-        """Clause that names the peers that this replica lacks; empty where it can go on."""
-        if record.round > self.rounds:
-            return ""
-        if self._agreement is None:
-            return f"{ready} of {self.min_peers} peers are there" if ready < self.min_peers else ""
-        here = [name for name in record.members if name in present]
-        if record.members and len(here) <= len(record.members) // 2:
-            return (
-                f"round {record.round} waits: {len(here)} of its {len(record.members)} members are there, and more "
-                "than half are needed"
+        if self._copies_taken.lacks_sums:
+            self._copies_taken.ask_one_of(
+                [name for name, number in self.reached.items() if number > self._least_copy()]
             )
-        if (self._lacks_sums or not record.members) and len(present) == 1:
-            return "this peer waits for a copy of another's state, and no other is there"
-        return ""
 
-    def _ask_for_copy(self, holders: Sequence[str]) -> None:
-        """Ask one of these for a copy of its state, unless one is on its way."""
-        now_s = self.clock.monotonic_s()
-        received_bytes = 0 if self._coming is None else self._coming.received_bytes
-        if not holders or now_s - self._asked_s < _COPY_AGAIN_S:
-            return
-        self._asked_s = now_s
-        if received_bytes == self._received_bytes:  # none is on its way, or it has stalled
-            self._tell(random.choice(holders), pb.PeerMessage(copy_wanted=pb.CopyWanted()))
-        self._received_bytes = received_bytes
+    def _ask_for_copy(self, name: str) -> None:
+        self._tell(name, pb.PeerMessage(copy_wanted=pb.CopyWanted()))
 
     def _go_on_founding(self, messages: Sequence[tuple[str, pb.Founding]]) -> None:
         """Send messages of the founding, and begin to agree once there is a group."""
@@ -420,7 +352,9 @@ class ReplicaService(MemberService):
             held={*self._disk.held},
         )
         missed = self._agreement.missed(self._applied)
-        self._wants_copy = self._lacks_sums = missed is None
+        if missed is None:
+            self._copies_taken.is_wanted = True
+            self._copies_taken.lacks_sums = True
         self._do(missed or [])
         self._changed.set()
 
@@ -459,8 +393,8 @@ class ReplicaService(MemberService):
                     self._decided[number] = value
                 self._changed.set()
             case Copy(_, _, holder):
-                self._wants_copy = True
-                self._ask_for_copy([holder])
+                self._copies_taken.is_wanted = True
+                self._copies_taken.ask_one_of([holder])
 
     def _tell(self, name: str, message: pb.PeerMessage) -> None:
         if (link := self.links.link(name)) is not None:
@@ -484,13 +418,12 @@ class ReplicaService(MemberService):
 
     def earlier_members(self) -> Collection[str]:
         """Founders, and members of the last rounds."""
-        record = Record() if self._agreement is None else self._agreement.record
+        record = self._record
         decided = [name for _, value in record.decided for name in value.members]
         return {*(self._founding.members or ()), *record.members, *decided}
 
     def _sum_specs(self) -> Sequence[TensorSpec]:
-        members = () if self._agreement is None else self._agreement.record.members
-        return sum_specs(self.message, len(members) or MOST_MEMBERS)
+        return sum_specs(self.message, len(self._record.members) or MOST_MEMBERS)
 
     def _take_sum(self, incoming: Incoming) -> None:
         sha256 = incoming.payload.sha256
