@@ -18,9 +18,10 @@ from fed.server.observer import NodeCame, NodeWent
 from fed.server.peer.gossip.copies import Copies
 from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.gossip_service import GossipService
+from fed.server.peer.gossip.own_weights import OwnWeights
 from fed.server.peer.members.member import Member
-from fed.server.peer.members.member_service import Standing
 from fed.server.peer.members.service_thread import ServiceThread
+from fed.server.peer.members.standing import Standing, round_of_most
 from fed.server.peer.members.waiting import Waiting, nobody_came
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
@@ -32,7 +33,7 @@ from fed.wire.messages import client_id_of
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["RealNeighbourhood", "round_of_most"]
+__all__ = ["RealNeighbourhood"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
@@ -79,8 +80,7 @@ class RealNeighbourhood:
         self.skips_to = 0
         self._moved = (0, 0)
         self._seen = 1  # members at the beginning of the round, with this peer
-        self._weights_from: dict[str, float] = {}  # W_ij by sender
-        self._weights_to: dict[str, float] = {}  # W_ji by receiver
+        self._weights = OwnWeights()
         self._topology = lru_cache(2)(topology)
         self._pushes = pushes
         self._deadline_s = deadline_s
@@ -196,42 +196,37 @@ class RealNeighbourhood:
             differences = self._copies.begin(
                 self.service.round,
                 encoded.before_NM[0],
-                receivers=self._weights_to,
-                senders=self._weights_from,
+                receivers=self._weights.of_receivers,
+                senders=self._weights.of_senders,
             )
         exchange = GossipExchange(
             ExchangeKey(self.service.round, self._exchange),
             tensors,
             # of another generation's state a sum would be wrong, so the view names it, too
             view=f"{self._standing.view}.{self.service.generations.own}",
-            senders=frozenset(self._weights_from),
-            receivers=frozenset(self._weights_to),
+            senders=frozenset(self._weights.of_senders),
+            receivers=frozenset(self._weights.of_receivers),
             differences=differences,
         )
         self._exchange += 1
-        self.thread.wait_for(self.service.send_and_await(exchange, self._deadline_s))
-        self.left_out |= self._weights_from.keys() - exchange.received.keys()
-        here = [name for name in self._weights_from if name in exchange.received]  # in the order of the members
+        outcome = self.thread.wait_for(self.service.send_and_await(exchange, self._deadline_s))
+        self.left_out |= exchange.senders - outcome.received.keys()
+        here = [name for name in self._weights.of_senders if name in outcome.received]  # in the order of the members
         self._has_mixed |= bool(here)
-        weights = Weights(
-            own_N1=torch.full((1, 1), self._weight_kept(exchange), dtype=torch.float64),
-            degrees_N=torch.tensor([len(here)]),
-            senders_X=torch.arange(len(here)),
-            weights_X=torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
-        )
+        weights = self._weights.after(outcome.received, outcome.reached, pushes=self._pushes)
         tensors_SM = [
-            torch.stack([exchange.received[name][place] for name in here]) if here else tensor_NM[:0]
+            torch.stack([outcome.received[name][place] for name in here]) if here else tensor_NM[:0]
             for place, tensor_NM in enumerate(tensors_NM)
         ]
         if encoded is not None:
-            messages = {name: exchange.received[name][len(tensors_NM)] for name in here}
+            messages = {name: outcome.received[name][len(tensors_NM)] for name in here}
             decoded_SM = self._decoded(encoded, messages, exchange.key.round)
             if differences is not None:
                 if here:
-                    before = [self._copies.before(name, exchange.received[name][-1]) for name in here]
+                    before = [self._copies.before(name, outcome.received[name][-1]) for name in here]
                     decoded_SM = torch.stack(before) + decoded_SM
                 after = dict(zip(here, decoded_SM, strict=True))
-                self._copies.end(after, exchange.reached, self._last_names)
+                self._copies.end(after, outcome.reached, self._last_names)
             tensors_SM.append(decoded_SM)
         return weights, tuple(tensors_SM)
 
@@ -257,7 +252,8 @@ class RealNeighbourhood:
         own = self.service.members.own.name
         graph: nx.Graph[str] = nx.DiGraph() if self._pushes else nx.Graph()
         graph.add_nodes_from(self._last_names or [own])
-        graph.add_edges_from([(name, own) for name in self._weights_from] + [(own, name) for name in self._weights_to])
+        graph.add_edges_from((name, own) for name in self._weights.of_senders)
+        graph.add_edges_from((own, name) for name in self._weights.of_receivers)
         return graph
 
     def state(self) -> Tree:
@@ -348,14 +344,6 @@ class RealNeighbourhood:
         last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
         return frozenset(self.thread.call(self.service.admitted, last))
 
-    def _weight_kept(self, exchange: GossipExchange) -> float:
-        """Weight of this peer's own vector after an exchange, with the weight of vectors that did not arrive."""
-        if self._pushes:  # the column of W still sums to 1, and with it the mass of all peers stays
-            return self._own + sum(weight for name, weight in self._weights_to.items() if name not in exchange.reached)
-        # the row of W still sums to 1
-        missing = sorted(self._weights_from.keys() - exchange.received.keys())
-        return self._own + sum(self._weights_from[name] for name in missing)
-
     def _decoded(self, encoded: EncodedRows, messages: Mapping[str, Tensor], number: int) -> Tensor:
         """Vectors that neighbours' encoded messages give, a row for each.
 
@@ -372,18 +360,11 @@ class RealNeighbourhood:
     def _find_neighbours(self, number: int, standing: Standing) -> None:
         self._standing = standing
         self._last_names = [member.name for member in standing.present]
-        place = self._last_names.index(self.service.members.own.name)
         # without counts, which grow with each heartbeat: equal members have a topology that is cached
         alike = tuple(Member(member.name, member.address, 0) for member in standing.present)
-        matrix_NN = self._topology(alike).matrix(number).coalesce()
-        rows_X, senders_X = matrix_NN.indices()
-        weights_X = matrix_NN.values()
-        row = rows_X == place
-        column = senders_X == place
-        self._own = float(weights_X[row & column].sum())
-        self._weights_from = _by_name(self._last_names, senders_X[row & ~column], weights_X[row & ~column])
-        self._weights_to = _by_name(self._last_names, rows_X[column & ~row], weights_X[column & ~row])
-        self.neighbours = frozenset(self._weights_from) | frozenset(self._weights_to)
+        matrix_NN = self._topology(alike).matrix(number)
+        self._weights = OwnWeights.of(matrix_NN, self._last_names, self.service.members.own.name)
+        self.neighbours = self._weights.neighbours
 
     def _catch_up(self, number: int, standing: Standing) -> None:
         """Skip rounds that neighbours have left behind without this peer, where most of the others are ahead.
@@ -393,7 +374,7 @@ class RealNeighbourhood:
         for this peer. If only a minority is ahead, this peer does not skip: the minority may come from the other side
         of a partition that has healed.
         """
-        ahead = [name for name, its in standing.rounds.items() if name in self._weights_from and its > number + 1]
+        ahead = [name for name, its in standing.rounds.items() if name in self._weights.of_senders and its > number + 1]
         # messages of these rounds may have been here before this peer was killed
         is_replay = number <= self.service.replays_until
         until_s = self._time.monotonic_s() + (_MESSAGES_WITHIN_S if is_replay else 0.0)
@@ -407,22 +388,3 @@ class RealNeighbourhood:
             if is_replay:  # the others may have counted vectors of rounds that this peer skips
                 self.thread.call(self.service.begin_generation)
             _log.warning("round %d: most of the others are ahead, and this peer goes on in round %d", number, later)
-
-
-def round_of_most(number: int, rounds: Sequence[int]) -> int:
-    """The smallest round of the peers that are more than a round ahead, if these are more than half of all; else 0.
-
-    Args:
-        number: the round that this peer is in, from 1.
-        rounds: the rounds of the other peers.
-
-    Example:
-        >>> round_of_most(3, [3, 9, 8]), round_of_most(3, [3, 9])
-        (8, 0)
-    """
-    further = [its for its in rounds if its > number + 1]
-    return min(further) if 2 * len(further) > len(rounds) else 0
-
-
-def _by_name(names: Sequence[str], places_X: Tensor, weights_X: Tensor) -> dict[str, float]:
-    return {names[place]: weight for place, weight in zip(places_X.tolist(), weights_X.tolist(), strict=True)}

@@ -9,11 +9,11 @@ import logging
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fed.errors import FedError, InvalidCredentials, RunFailed
 from fed.identity.credentials import PeerCredentials
@@ -26,32 +26,14 @@ from fed.server.peer.members.links import Links
 from fed.server.peer.members.member import Member
 from fed.server.peer.members.membership import MembershipList, Timing
 from fed.server.peer.members.presence_log import PresenceLog
+from fed.server.peer.members.standing import Standing
 from fed.version import __version__
 from fed.wire.rate_limits import Refusals
 
-__all__ = ["MemberService", "Standing"]
+__all__ = ["MemberService"]
 
 _log = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 1.0
-
-
-class Standing(NamedTuple):
-    """View that one peer has of the members and their rounds.
-
-    Args:
-        present: the present members that take part in rounds, in the order of their clients.
-        view: hash of the members' names, and of which of them listen: all that neighbours are found from.
-        rounds: the round that each of the others is in, by name, where it is known.
-    """
-
-    present: tuple[Member, ...]
-    view: str
-    rounds: Mapping[str, int]
-
-    @property
-    def furthest(self) -> int:
-        """The round that the furthest of the others is in."""
-        return max(self.rounds.values(), default=0)
 
 
 @dataclass(kw_only=True)

@@ -6,9 +6,9 @@ import pytest
 
 from fed.errors import RunFailed
 from fed.server.observer import Essential, NodeCame, NodeWent
-from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood, round_of_most
+from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.members.member import Member
-from fed.server.peer.members.member_service import Standing
+from fed.server.peer.members.standing import Standing, round_of_most
 from fed.server.telling import Observers
 from tests.observing import Trial
 from tests.server.peer.services import made
