@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Curve",
-    "against_bytes",
     "against_time",
     "by_round",
     "curve_of",
@@ -115,6 +114,7 @@ def curves(
     *,
     label: str,
     target: float | None = None,
+    by_way: bool = False,
     width_inch: float = WIDTH_INCH,
 ) -> str:
     """Two panels, against rounds and against bytes; an algorithm that sends no bytes is a level line in the second.
@@ -124,44 +124,19 @@ def curves(
         look: name → its style.
         label: label of the vertical axis.
         target: level to mark, or None.
+        by_way: True for panels against the bytes that clients send, and against those that they are sent.
         width_inch: width of the picture; panels of a narrow one stand below each other.
     """
 
     def draw(figure: "Figure") -> list["Line2D"]:
         left, right = _two_panels(figure, width_inch)
-        handles = [_line(left, curve.rounds, curve, look[name], name, len(lines)) for name, curve in lines.items()]
-        _rounds_axis(left)
-        left.set_ylabel(label)
-        _bytes_axis(right, lines, look, "size_bytes", "bytes sent and received by all")
-        _mark_target(left, target)
-        _mark_target(right, target, is_named=True)
-        return handles
-
-    return _with_names(list(lines), 3.9, draw, width_inch, panels=2)
-
-
-def against_bytes(
-    lines: Mapping[str, Curve],
-    look: Mapping[str, Style],
-    *,
-    label: str,
-    target: float | None = None,
-    width_inch: float = WIDTH_INCH,
-) -> str:
-    """Two panels, against the bytes that clients send and against those that they are sent.
-
-    Args:
-        lines: name → its curve. More than one are named beneath the panels.
-        look: name → its style.
-        label: label of the vertical axis.
-        target: level to mark, or None.
-        width_inch: width of the picture; panels of a narrow one stand below each other.
-    """
-
-    def draw(figure: "Figure") -> list["Line2D"]:
-        left, right = _two_panels(figure, width_inch)
-        handles = _bytes_axis(left, lines, look, "bytes_up", "bytes sent by all clients")
-        _bytes_axis(right, lines, look, "bytes_down", "bytes received by all clients")
+        if by_way:
+            handles = _bytes_axis(left, lines, look, "bytes_up", "bytes sent by all clients")
+            _bytes_axis(right, lines, look, "bytes_down", "bytes received by all clients")
+        else:
+            handles = [_line(left, curve.rounds, curve, look[name], name, len(lines)) for name, curve in lines.items()]
+            _rounds_axis(left)
+            _bytes_axis(right, lines, look, "size_bytes", "bytes sent and received by all")
         left.set_ylabel(label)
         _mark_target(left, target)
         _mark_target(right, target, is_named=True)

@@ -288,7 +288,7 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
             draw = partial(charts.curves, lines, look, label=label, target=level)
             yield _figure(f"{metric.title} against rounds and bytes", "curves", draw)
             if charts.differ_by_way(lines.values()):
-                draw = partial(charts.against_bytes, lines, look, label=label, target=level)
+                draw = partial(charts.curves, lines, look, label=label, target=level, by_way=True)
                 yield _figure(f"{metric.title} against bytes up and down", "bytes", draw)
             draw = partial(charts.against_time, lines, look, label=label, target=level)
             yield _figure(f"{metric.title} against simulated time", "seeds", draw)

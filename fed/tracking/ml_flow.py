@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fed.processes.clock import SYSTEM_CLOCK
-from fed.tracking.tracker import TrackedRun, hold_installed
+from fed.tracking.tracker import PackageTracker, TrackedRun
 
 __all__ = ["MLflow"]
 
@@ -18,7 +18,7 @@ _LETTERS = 500
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
-class MLflow:
+class MLflow(PackageTracker):
     """A run of MLflow, with the experiment's keys as parameters and the group, seed and algorithm as tags.
 
     Args:
@@ -26,23 +26,15 @@ class MLflow:
         experiment: MLflow's experiment, which holds runs; null: the comparison's name, or else ``fed``.
     """
 
+    package = "mlflow"
+    installs = "'fed[mlflow]'"
+
     def __init__(self, uri: str | None = None, experiment: str | None = None) -> None:
         self._uri = uri
         self._experiment = experiment
         self._client: Any = None
         self._make_metric: Any = None
         self._run_id = ""
-
-    def check(self, folder: Path | None) -> None:
-        """Refuse what cannot be tracked, before the run begins.
-
-        Args:
-            folder: folder of the run.
-
-        Raises:
-            InvalidInput: if the package is missing.
-        """
-        hold_installed("mlflow", "'fed[mlflow]'")
 
     def begin(self, run: TrackedRun) -> str:
         """Make the run, or go on with the one that there was before a resume."""

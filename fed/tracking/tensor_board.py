@@ -5,32 +5,28 @@ from pathlib import Path
 from typing import Any
 
 from fed.errors import InvalidInput
-from fed.tracking.tracker import TrackedRun, hold_installed
+from fed.tracking.tracker import PackageTracker, TrackedRun
 
 __all__ = ["TensorBoard"]
 
 
-class TensorBoard:
+class TensorBoard(PackageTracker):
     """Event files for TensorBoard: ``tensorboard --logdir runs`` shows all runs below a folder.
 
     Args:
         path: folder of the event files; null: ``tensorboard`` in the run's folder.
     """
 
+    package = "tensorboard"
+    installs = "'fed[tensorboard]'"
+
     def __init__(self, path: str | None = None) -> None:
         self._path = path
         self._writer: Any = None
 
     def check(self, folder: Path | None) -> None:
-        """Refuse what cannot be tracked, before the run begins.
-
-        Args:
-            folder: folder of the run.
-
-        Raises:
-            InvalidInput: if the package is missing, or there is no place for the files.
-        """
-        hold_installed("tensorboard", "'fed[tensorboard]'")
+        """Refuse also a run without a place for the files."""
+        super().check(folder)
         if folder is None and self._path is None:
             raise InvalidInput(
                 "tracking with tensorboard writes into the run's folder, got none: give output, or the tracker a path"

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from fed.errors import InvalidInput
 
-__all__ = ["TrackedRun", "Tracker", "hold_installed"]
+__all__ = ["PackageTracker", "TrackedRun", "Tracker"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +76,28 @@ class Tracker(Protocol):
         """
 
 
-def hold_installed(package: str, how: str) -> None:
-    """Refuse a tracker whose package is missing.
+class PackageTracker:
+    """Base of trackers that need a package, which is imported when a run begins.
 
-    Args:
+    Attributes:
         package: package that is imported.
-        how: name to install it by, such as that of an extra.
-
-    Raises:
-        InvalidInput: if it is missing.
+        installs: name to install it by, such as that of an extra.
     """
-    if find_spec(package) is None:
-        raise InvalidInput(
-            f"tracking with {package} needs that package, which is not installed: pip install {how}, or leave "
-            "it out of tracking"
-        )
+
+    package: ClassVar[str]
+    installs: ClassVar[str]
+
+    def check(self, folder: Path | None) -> None:
+        """Refuse what cannot be tracked, before the run begins.
+
+        Args:
+            folder: folder of the run.
+
+        Raises:
+            InvalidInput: if the package is missing.
+        """
+        if find_spec(self.package) is None:
+            raise InvalidInput(
+                f"tracking with {self.package} needs that package, which is not installed: pip install "
+                f"{self.installs}, or leave it out of tracking"
+            )

@@ -10,39 +10,45 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from fed.tracking.tracker import TrackedRun, hold_installed
+from fed.tracking.tracker import PackageTracker, TrackedRun
 
 __all__ = ["Trackio", "WandB"]
 
 _log = logging.getLogger(__name__)
 
 
-class WandB:
+class _ProjectTracker(PackageTracker):
+    """Run in a project of wandb, or of a package with its functions.
+
+    Args:
+        project: project that the run belongs to.
+    """
+
+    def __init__(self, project: str = "fed") -> None:
+        self._project = project
+        self._run: Any = None
+
+    def log(self, number: int, values: Mapping[str, float]) -> None:
+        """Write a round's numbers."""
+        self._run.log(dict(values), step=number)
+
+
+class WandB(_ProjectTracker):
     """A run of Weights & Biases, in the group of its comparison, with the experiment's keys as its config.
 
     Without a key (in ``WANDB_API_KEY``, or in the file ``.netrc`` that ``wandb login`` writes) the run is kept on this
     machine, and nobody is asked for one.
 
     Args:
-        project: project that the run belongs to.
         mode: online, offline, or disabled; null: ``WANDB_MODE``, or else online with a key and offline without one.
     """
 
+    package = "wandb"
+    installs = "'fed[wandb]'"
+
     def __init__(self, project: str = "fed", mode: Literal["online", "offline", "disabled"] | None = None) -> None:
-        self._project = project
+        super().__init__(project)
         self._mode = mode
-        self._run: Any = None
-
-    def check(self, folder: Path | None) -> None:
-        """Refuse what cannot be tracked, before the run begins.
-
-        Args:
-            folder: folder of the run.
-
-        Raises:
-            InvalidInput: if the package is missing.
-        """
-        hold_installed("wandb", "'fed[wandb]'")
 
     def begin(self, run: TrackedRun) -> str:
         """Make the run, or go on with the one that there was before a resume."""
@@ -79,10 +85,6 @@ class WandB:
         )
         return str(self._run.id)
 
-    def log(self, number: int, values: Mapping[str, float]) -> None:
-        """Write a round's numbers."""
-        self._run.log(dict(values), step=number)
-
     def keep(self, file: Path) -> None:
         """Copy a file into the run."""
         self._run.save(str(file), base_path=str(file.parent), policy="now")
@@ -94,27 +96,11 @@ class WandB:
         self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-class Trackio:
-    """A run of trackio, a tracker on this machine with the functions of wandb.
+class Trackio(_ProjectTracker):
+    """A run of trackio, a tracker on this machine with the functions of wandb."""
 
-    Args:
-        project: project that the run belongs to.
-    """
-
-    def __init__(self, project: str = "fed") -> None:
-        self._project = project
-        self._run: Any = None
-
-    def check(self, folder: Path | None) -> None:
-        """Refuse what cannot be tracked, before the run begins.
-
-        Args:
-            folder: folder of the run.
-
-        Raises:
-            InvalidInput: if the package is missing.
-        """
-        hold_installed("trackio", "trackio")
+    package = "trackio"
+    installs = "trackio"
 
     def begin(self, run: TrackedRun) -> str:
         """Make the run, or go on with the newest one of this name."""
@@ -132,10 +118,6 @@ class Trackio:
             auto_log_cpu=False,
         )
         return name
-
-    def log(self, number: int, values: Mapping[str, float]) -> None:
-        """Write a round's numbers."""
-        self._run.log(dict(values), step=number)
 
     def keep(self, file: Path) -> None:
         """Copy a file into the run, as an artifact of the project."""

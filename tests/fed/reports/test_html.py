@@ -387,7 +387,7 @@ def test_bytes_have_a_logarithmic_axis_where_settings_differ() -> None:
         for name, factor in (("raw", 10.0), ("coded", 1.0))
     }
     look = styles(dict.fromkeys(curves, ""))
-    places = bytes_labels(charts.against_bytes(curves, look, label="accuracy"))
+    places = bytes_labels(charts.curves(curves, look, label="accuracy", by_way=True))
     assert [*places] == ["100 B", "1 kB", "10 kB", "100 kB"]
     assert np.diff([*places.values()]) == pytest.approx([places["1 kB"] - places["100 B"]] * 3)
     alike = dict.fromkeys(curves, curves["coded"])
