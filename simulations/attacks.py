@@ -18,7 +18,7 @@ from fed.clients.data.held import labels_of, whole
 from fed.clients.data.samples import pattern_of
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
-from fed.config.registry import AdversariesSection
+from fed.config.sections import AdversariesSection
 from fed.errors import InvalidData
 from fed.vectors import trees
 from fed.vectors.randomness import Streams

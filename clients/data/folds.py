@@ -12,7 +12,7 @@ from fed.clients.data.federated import FederatedData
 from fed.clients.data.held import Held, size_of, taken
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId
-from fed.config.registry import FoldSection
+from fed.config.sections import FoldSection
 from fed.errors import InvalidData
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import torch

@@ -18,7 +18,8 @@ from fed.clients.data.frames import is_frame, parted_by_name
 from fed.clients.data.held import Held, SamplesOnDemand, joined, size_of, whole
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Samples
-from fed.config.registry import PARTITIONS, DataSection, PartitionSection
+from fed.config.registry import PARTITIONS, DataSection
+from fed.config.sections import PartitionSection
 from fed.config.table import TableSection
 from fed.errors import InvalidData, users_errors_as
 from fed.vectors.randomness import Streams, seeded_torch

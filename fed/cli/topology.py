@@ -13,7 +13,7 @@ from fed.config.docstrings import summary
 from fed.errors import FedError, InvalidInput, os_errors_as
 
 if TYPE_CHECKING:
-    from fed.config.registry import TopologySection
+    from fed.config.sections import TopologySection
     from fed.topology import Facts, Topology
 
 __all__ = ["topology"]

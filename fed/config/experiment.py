@@ -25,7 +25,8 @@ from fed.config.components import Component
 from fed.config.document import Document
 from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
-from fed.config.registry import AdversariesSection, DataSection, MetricSection
+from fed.config.registry import DataSection
+from fed.config.sections import AdversariesSection, FixedSection, MetricSection, ModelSection, TrackerSection
 from fed.config.table import TableSection
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
@@ -220,9 +221,9 @@ class Experiment(Document):
     table: TableSection | None = None
     """Schema of the clients' tables, by which columns are found by name, on nodes too; null: every table has the same
     columns in the same order."""
-    model: Annotated[registry.ModelSection, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
+    model: Annotated[ModelSection, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
     """Model that is trained; null where a model is given in Python."""
-    fixed: registry.FixedSection | None = None
+    fixed: FixedSection | None = None
     """File of the parameters that are not trained; null: they are as the model makes them. Nodes name their own files,
     or are sent the server's once."""
     loss: Annotated[Component, registry.LOSSES] | None = Field(default_factory=registry.LOSSES.make)
@@ -273,7 +274,7 @@ class Experiment(Document):
     """Simulated clients that attack, and their attack; null for none."""
     checkpoints: Checkpointing = Checkpointing()
     """State from which an interrupted run resumes."""
-    tracking: tuple[Annotated[registry.TrackerSection, registry.TRACKERS], ...] | None = Field(None, strict=False)
+    tracking: tuple[Annotated[TrackerSection, registry.TRACKERS], ...] | None = Field(None, strict=False)
     """Trackers that the run's numbers go to, such as mlflow; they change no result. null for none."""
     simulation: Execution = Execution()
     """Computation of a simulation: batching and worker processes."""

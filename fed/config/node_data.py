@@ -5,7 +5,8 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt
 
 from fed.config.document import Document
-from fed.config.registry import DATA, DataSection, FixedSection
+from fed.config.registry import DATA, DataSection
+from fed.config.sections import FixedSection
 
 __all__ = ["NodeData"]
 

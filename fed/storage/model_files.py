@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from fed.config.registry import ModelSection
+from fed.config.sections import ModelSection
 from fed.errors import InvalidInput
 from fed.storage.atomic_files import replaced, write_atomically
 from fed.storage.serialization import bytes_of

@@ -13,7 +13,8 @@ import fed
 from fed.clients.data import ClientsOnDemand, FederatedData, load
 from fed.clients.data.folds import fold_of, holding_out
 from fed.clients.setup import Preparation
-from fed.config.registry import DATA, FoldSection
+from fed.config.registry import DATA
+from fed.config.sections import FoldSection
 from fed.errors import InvalidData, InvalidExperiment
 from fed.vectors.randomness import Streams
 
