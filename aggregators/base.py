@@ -33,8 +33,10 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
     personal: ClassVar[bool] = False
     """True if the purpose is a model for each client, scored on that client's own data."""
     asks: ClassVar[frozenset[str]] = frozenset()
-    """Quantities that a report needs beside the local steps: "loss" and "gradient" of x on the client's own data, and
-    the client's "place" among all."""
+    """Quantities that a report needs beside the local steps: "loss" and "gradient" of x on the client's own data, the
+    number of "steps", and the client's "place" among all."""
+    told_to_apps: ClassVar[tuple[str, ...]] = ()
+    """Hyper-parameters by which clients with code of their own change their steps as the algorithm does."""
     votes: ClassVar[bool] = False
     """True if clients send votes: only the signs of a message count, and each client counts alike."""
     uplink: ClassVar[tuple[str, ...]] = ()
@@ -130,6 +132,8 @@ class Aggregator(Algorithm):
         if not self.linear:
             way_out = "choose an algorithm that needs only their mean such as fedavg"
             terms.append(Term(Feature.SINGLE_ANSWERS, way_out))
+        if why := self._change_of_local_training():
+            terms.append(Term(Feature.OWN_TRAINING, "choose an algorithm such as fedavg", why))
         if self.keeps_client_state and not self.linear_client_state:
             way_out = "choose an algorithm whose clients keep nothing such as fedavg"
             why = "because what a client keeps does not move linearly with its update"
@@ -151,6 +155,17 @@ class Aggregator(Algorithm):
         if why := self._beside_updates():
             terms.append(Term(Feature.PLAIN_UPDATES, "choose an algorithm such as fedavg", why))
         return terms
+
+    def _change_of_local_training(self) -> str:
+        """Clause on the part of local training that is the algorithm's own; empty where there is none."""
+        if (self.corrects or self.contrasts) and not self.told_to_apps:
+            return "because it corrects each gradient" if self.corrects else "because it adds a term to the loss"
+        if asked := sorted(self.asks & {"loss", "gradient", "steps"}):
+            return f"because it asks each client for its {asked[0]}"
+        kind = type(self)
+        if kind.phases is not Aggregator.phases or kind.steps is not Aggregator.steps:
+            return "because it says which steps clients take"
+        return "because parts of the model stay with each client" if self.keeps_private else ""
 
     def _beside_updates(self) -> str:
         """Clause on what clients report or keep beside the update of the model that they were sent."""

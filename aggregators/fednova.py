@@ -7,6 +7,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
@@ -30,6 +31,8 @@ class FedNova(FedAvg):
     and with Nesterov's momentum ρ² in place of the ρ before the fraction. η cancels, so clients divide by ‖a‖₁ alone.
     Where all take as many steps this is FedAvg. Under Adam, whose steps are no sum of gradients, ‖a‖₁ is τ.
     """
+
+    asks: ClassVar[frozenset[str]] = frozenset({"steps"})
 
     def report(self, work: ClientWork) -> Report:
         """The normalised update −η d_i = (y − x) / ‖a‖₁, ‖a‖₁ and a 1; weighted by samples."""

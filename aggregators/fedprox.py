@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import NonNegativeFloat
 
@@ -28,6 +28,8 @@ class FedProx(FedAvg):
     Args:
         mu: μ ≥ 0, the pull towards x; the paper tries 0.001 to 1.
     """
+
+    told_to_apps: ClassVar[tuple[str, ...]] = ("mu",)
 
     mu: NonNegativeFloat = 0.01
 

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fed.aggregators.base import Aggregator, Phase
 from fed.aggregators.client_side import first_client_state, format_of
 from fed.aggregators.peer_rule import PeerRule
+from fed.clients.apps.app import App
+from fed.clients.apps.app_trainer import AppTrainers, metrics_of, unmeasured
+from fed.clients.apps.arrays import AppModel, specs_of
 from fed.clients.casting import fitted, what_was_cast, with_labels
 from fed.clients.checks import (
     check_batch_norm,
@@ -24,6 +27,7 @@ from fed.clients.checks import (
 )
 from fed.clients.data import ClientId, FederatedData, Held, held_out
 from fed.clients.data.collate import Collating
+from fed.clients.data.on_demand import ByClient
 from fed.clients.data.samples import pattern_of
 from fed.clients.scoring.losses import cross_entropy, outputs_for
 from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, metrics_in_force
@@ -36,7 +40,7 @@ from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
 from fed.compression.lossless import Zstd
 from fed.compression.stage import Stage, check_stage
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
-from fed.config.experiment import Experiment
+from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidExperiment, InvalidModel, users_errors_as
 from fed.secure_aggregation.settings import settings_of
 from fed.storage.model_files import ModelInputs, read_fixed_part
@@ -85,6 +89,7 @@ class Preparation:
         loss: (output, target) → scalar, in place of the experiment's.
         metric: (output, target) → number, to be called accuracy, or several by name, in place of the experiment's.
             With a ``loss`` alone, metrics are those that the experiment names itself.
+        app: code of the clients' own, in the place of model, loss and metrics; None: fed trains.
 
     Raises:
         InvalidInput: if the parts do not fit each other.
@@ -97,18 +102,23 @@ class Preparation:
         model: "Callable[[], nn.Module] | nn.Module | None" = None,
         loss: Loss | None = None,
         metric: Metric | Metrics | None = None,
+        app: App | None = None,
     ) -> None:
         self.streams = Streams(experiment.seed)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.data = data
-        self.loss = loss_in_force(experiment, loss)
-        self.metrics = metrics_in_force(experiment, loss, metric)
+        self.app = app
+        self.casting = ""
+        self.loss: Loss = loss_in_force(experiment, loss if app is None else unmeasured)
+        self.metrics = metrics_in_force(experiment, loss, metric) if app is None else metrics_of(app.section)
         self.collate = _collate_in_force(experiment, data)
         self.inputs: ModelInputs | None = None
-        self.module = self._first_module(experiment, model)
+        self.module = self._first_module(experiment, model) if app is None else self._module_of(app)
         self.held_out: Mapping[ClientId, Held] | None = None
         evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
-        if isinstance(evaluation, ByClients):
+        if isinstance(evaluation, ByClients) and app is not None:
+            self.held_out = ByClient(self.data.clients, self.data.read)  # each scores on samples of its own
+        elif isinstance(evaluation, ByClients):
             self.data, self.held_out = held_out.for_each(self.data, evaluation.fraction, experiment.data_streams)
         is_tested = isinstance(evaluation, ByCoordinator | ByBoth)
         self.data = self.data.with_test_set() if is_tested else self.data
@@ -136,6 +146,7 @@ class Preparation:
             streams=self.streams,
             held_out=None if self.held_out is None else self.held_out.__getitem__,
             collate=self.collate,
+            make_trainer=self._trainers_of(app, experiment.local),
         )
 
     def fixed_part(self) -> list[Tensor]:
@@ -294,6 +305,23 @@ class Preparation:
         self.inputs = ModelInputs(shape, outputs, dtype)
         with users_errors_as(InvalidModel, f"the model's factory {section.kind}"):
             return self.inputs.make(section)
+
+    def _module_of(self, app: App) -> AppModel:
+        """Model of an app's arrays: its first ones, or zeros where a server has told their names and shapes."""
+        if app.section.arrays is not None:
+            return AppModel(app.section.arrays)
+        with app.seeded(self.streams.torch_seed("model")):
+            arrays = app.first_arrays(self.data.clients[0])
+        module = AppModel(specs_of(arrays), arrays)
+        check_state(module, "float32")
+        return module
+
+    def _trainers_of(self, app: App | None, local: Local) -> AppTrainers | None:
+        if app is None:
+            return None
+        assert isinstance(self.module, AppModel)
+        told = {name: getattr(self.algorithm, name) for name in self.algorithm.told_to_apps}
+        return AppTrainers(app, self.module.specs, local, told)
 
     def _stages(self, experiment: Experiment) -> tuple[Stage, ...]:
         stages = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())

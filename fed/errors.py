@@ -13,6 +13,7 @@
     │   └── OutputExists        a folder that would be overwritten
     ├── InvalidPayload          what came over the wire is not what was said or asked for
     │   └── DamagedPayload      its bytes are not those that were sent, which may be sent again
+    ├── AppFailed               a client's own code failed in a task, which fails, while the run goes on
     ├── RunFailed               a run that had begun could not go on; the command line exits with 1
     │   ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
     │   └── Diverged            a client's loss or update is no longer finite
@@ -26,6 +27,7 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 __all__ = [
+    "AppFailed",
     "CheckpointFailed",
     "DamagedPayload",
     "Diverged",
@@ -96,6 +98,10 @@ class InvalidPayload(FedError):
 
 class DamagedPayload(InvalidPayload):
     """A payload's bytes differ from those that were sent; it may be sent again."""
+
+
+class AppFailed(FedError):
+    """Failure of a client's own code in one task; the message names the client."""
 
 
 class RunFailed(FedError):

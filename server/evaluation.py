@@ -1,5 +1,6 @@
 """Evaluation of models, on the test set or on clients' held-out samples, by idle executors during the next round."""
 
+import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ __all__ = [
     "scores_of_both",
     "scores_over_clients",
 ]
+
+_log = logging.getLogger(__name__)
 
 CLIENTS_AT_ONCE = 32
 """Largest number of clients in one item that score the same model."""
@@ -154,14 +157,22 @@ class ScoringByClients:
         metrics: metrics to compute, by name.
         federation: federation whose models are scored, as they are now.
         executor: executor that does the work.
+        is_of_app: True if clients score on samples of their own, which nothing else knows: they may have none.
     """
 
     def __init__(
-        self, held_out: Mapping[ClientId, Held], metrics: Metrics, federation: Federation, executor: Executor
+        self,
+        held_out: Mapping[ClientId, Held],
+        metrics: Metrics,
+        federation: Federation,
+        executor: Executor,
+        *,
+        is_of_app: bool = False,
     ) -> None:
         self._executor = executor
         self._held_out = held_out
         self._metrics = metrics
+        self._is_of_app = is_of_app
         self._model = federation.model()
         self._own = federation.models()
         groups = _split(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
@@ -179,7 +190,10 @@ class ScoringByClients:
             for answer in answers
             for client, samples, score in zip(answer.clients, answer.samples, answer.scores, strict=True)
         ]
-        if not found:
+        for answer in answers:
+            for client, reason in answer.failed:
+                _log.warning("client %r could not score the model: %s", client, reason)
+        if not found and not self._is_of_app:
             raise no_held_out_samples(len(self._held_out))
         return scores_over_clients(found, self._metrics)
 

@@ -199,6 +199,7 @@ def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_b
         integers_I=torch.stack(integers).amax(0) if integers[0].numel() else integers[0],
         samples=tuple(count for answer in answers for count in answer.samples),
         train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
+        metrics=tuple(numbers for answer in answers for numbers in answer.metrics),
         size_bytes=sum(answer.size_bytes for answer in answers) + size_bytes,
         more_bytes_down=more_bytes_down,
     )

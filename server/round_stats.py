@@ -1,15 +1,16 @@
 """The counts of a round: who was asked, who replied, bytes and losses."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fed.clients.data.holdings import in_order
 
-__all__ = ["Participation", "RoundStats", "joined", "mean_loss"]
+__all__ = ["Participation", "RoundStats", "joined", "mean_loss", "mean_metrics"]
 
 
 class Participation(NamedTuple):
@@ -50,6 +51,8 @@ class RoundStats(NamedTuple):
         capped_weights: number of clients in that sum whose weight was capped; None without such a sum.
         diverged: number of failed tasks whose numbers were not finite; None where such a client ends the run.
         participation: clients that are counted here.
+        metrics: further numbers that an app's clients tell of their training, by name: the mean over those that tell
+            it, weighted by samples.
     """
 
     selected: int
@@ -64,13 +67,23 @@ class RoundStats(NamedTuple):
     capped_weights: int | None = None
     diverged: int | None = None
     participation: Participation = Participation()
+    metrics: Mapping[str, float] = MappingProxyType({})
 
-    def measured(self) -> dict[str, Any]:
-        """The counts as a part of the round's metrics, without those that are not measured."""
+    def measured(self, *, is_of_app: bool = False) -> dict[str, Any]:
+        """The counts as a part of the round's metrics, without those that are not measured.
+
+        Args:
+            is_of_app: True if an app trains, whose training loss is one of its metrics, or not known.
+        """
         values = self._asdict()
         optional = ("clipped_share", "capped_weights", "diverged")
         del values["participation"]
-        return {name: value for name, value in values.items() if name not in optional or value is not None}
+        del values["metrics"]
+        told = dict(self.metrics)
+        if is_of_app:
+            values["train_loss"] = told.pop("train_loss", None)
+        measured = {name: value for name, value in values.items() if name not in optional or value is not None}
+        return {**measured, **{f"fit_{name}": value for name, value in told.items()}}
 
 
 def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
@@ -85,8 +98,23 @@ def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
     if len(replied) == 1:  # it keeps its figures to the bit
         return replied[0]._replace(**counts, participation=who)
     loss = mean_loss([(one.train_loss or 0.0, one.replied) for one in replied])
+    metrics = mean_metrics([(one.metrics, one.replied) for one in replied])
     staleness = sum(one.staleness_mean * one.replied for one in replied) / max(counts["replied"], 1)
-    return RoundStats(**counts, train_loss=loss, staleness_mean=staleness, participation=who)
+    return RoundStats(**counts, train_loss=loss, staleness_mean=staleness, participation=who, metrics=metrics)
+
+
+def mean_metrics(told: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """The mean of each metric over those that tell it, weighted by samples, to the bit in any order.
+
+    Args:
+        told: metrics by name, and the number of samples, of each client.
+    """
+    found: dict[str, float] = {}
+    for name in sorted({name for numbers, _ in told for name in numbers}):
+        mean = mean_loss([(numbers[name], samples) for numbers, samples in told if name in numbers])
+        assert mean is not None
+        found[name] = mean
+    return found
 
 
 def mean_loss(losses: Sequence[tuple[float, int]]) -> float | None:

@@ -217,7 +217,7 @@ class TrainingLoop:
         self._pending = None
         unscored = {"test_accuracy": None, "test_loss": None, **{f"test_{name}": None for name in self.metrics}}
         scores = pending.scoring() if pending.scoring else Scores(unscored)
-        line = {**pending.line, **scores.line, **pending.stats.measured()}
+        line = {**pending.line, **scores.line, **pending.stats.measured(is_of_app=self.experiment.app is not None)}
         # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states
         number = line["round"]

@@ -16,7 +16,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -31,7 +31,7 @@ from fed.errors import InvalidPayload
 from fed.protocol.protocol_pb2 import Answer as AnswerHeader
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskAnswered, TaskFailed, TaskLate
-from fed.server.round_stats import Participation, RoundStats, mean_loss
+from fed.server.round_stats import Participation, RoundStats, mean_loss, mean_metrics
 from fed.server.sent_sum import SentSum
 from fed.server.telling import Observers
 from fed.vectors.randomness import Streams
@@ -49,6 +49,7 @@ from fed.wire.messages import (
     TrainedModel,
     Update,
     one_line,
+    refusal_of_metrics,
     refusal_of_numbers,
 )
 from fed.wire.payloads import check_tensors, type_name
@@ -91,6 +92,9 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
         raise InvalidPayload(reason)
     _refuse_claim(header, message)
+    told = {one.name: one.value for one in header.metrics}
+    if reason := refusal_of_metrics(told, len(header.metrics)):
+        raise InvalidPayload(reason)
     # before anything is decoded: codecs rely on finite numbers
     for tensor in tensors:
         _refuse_unusable(tensor)
@@ -104,7 +108,8 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     )
     if message.fixed is not None:  # masked: there is nothing to be known of one client
         return answer
-    return answer._replace(samples=(header.samples,), train_losses=(header.train_loss,))
+    metrics = (told,) if told else ()
+    return answer._replace(samples=(header.samples,), train_losses=(header.train_loss,), metrics=metrics)
 
 
 def _content(
@@ -162,6 +167,7 @@ class UpdateAccumulator:
         counted: task → the factor that its update was counted with.
         staleness: staleness of each update that counts, in versions.
         losses: (training loss, samples) of each update that counts.
+        metrics: (further numbers by name, samples) of each update that counts, where an app tells some.
         loss_of: client → its training loss.
         samples_of: client → its number of samples, of those whose updates count.
         hidden: the sum of the round's clients under secure aggregation, which tells nothing of one of them.
@@ -195,6 +201,7 @@ class UpdateAccumulator:
         self.counted: dict[int, float] = {}
         self.staleness: list[int] = []
         self.losses: list[tuple[float, int]] = []
+        self.metrics: list[tuple[Mapping[str, float], int]] = []
         self.loss_of: dict[int | str, float] = {}
         self.samples_of: dict[int | str, int] = {}
         self.hidden: SumOfClients | None = None
@@ -257,6 +264,8 @@ class UpdateAccumulator:
             # counters, such as numbers of batches: the furthest stands for all
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
+        # Without their clients' numbers of samples: an answer has metrics of all its clients or of none.
+        self.metrics += zip(answer.metrics, answer.samples, strict=False)
         self.staleness += [staleness] * len(tasks)
         self._note_end(answer, self.replied, TaskAnswered)
 
@@ -290,6 +299,7 @@ class UpdateAccumulator:
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             train_loss=hidden.train_loss if hidden else mean_loss(self.losses),
+            metrics=mean_metrics(self.metrics),
             staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
             capped_weights=hidden.capped if hidden else None,

@@ -101,6 +101,12 @@ def choose(
     Raises:
         InvalidExperiment: if batching is asked for and cannot be.
     """
+    if recipe.make_trainer is not None:
+        if execution.batching == "on":
+            raise InvalidExperiment(
+                "simulation.batching must be auto or off where an app trains, got on: set it to auto"
+            )
+        return Batching(False, 1, "an app trains its clients")
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
     group = execution.group

@@ -4,6 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import heapq
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from fed.wire.format import Outgoing
 from fed.wire.messages import Answer, Failure, Lanes, Task, Update
 
 __all__ = ["SimulatedFleet"]
+
+_log = logging.getLogger(__name__)
 
 _Event: TypeAlias = tuple[float, int, Flight | ClientId]
 """Time of an event, its number, and its subject: a flight that arrives, or a client that comes or goes.
@@ -81,6 +84,7 @@ class SimulatedFleet:
         self._present = Presence(clients.data.clients)
         self._occupation = Occupation()
         self._away: set[ClientId] = set()
+        self._has_failed: set[ClientId] = set()
         self._flights: dict[int, Flight] = {}
         self._busy: set[ClientId] = set()
         self._events: list[_Event] = []
@@ -325,6 +329,9 @@ class SimulatedFleet:
         while items:  # in turn, so that of several errors the same one is raised
             ticket, group, is_reduced = items.popleft()
             for _, trained, tensors in self.clients.executor.results([ticket]):
+                if trained.failed:
+                    yield from self._failed(group, dict(trained.failed), due_tasks)
+                    continue
                 if not trained.diverged:
                     yield from self._landed(group, is_reduced, trained, tensors)
                     continue
@@ -342,6 +349,17 @@ class SimulatedFleet:
                 flight.has_diverged = True
             if flight.task.id in due or not self.drops_diverged:
                 yield Answer.failure(flight.task, reason, has_diverged=True)
+
+    def _failed(self, group: list[Flight], reasons: Mapping[ClientId, str], due: set[int]) -> Iterator[Answer]:
+        """Failures of clients whose own code has failed, each when it is due."""
+        for flight in group:
+            flight.problem = reasons[flight.task.client]
+            if flight.task.client not in self._has_failed:
+                # Once a client: an app that fails in each round would fill the log.
+                _log.warning("round %d: %s; it is said once a client", flight.task.round, flight.problem)
+                self._has_failed.add(flight.task.client)
+            if flight.task.id in due:
+                yield Answer.failure(flight.task, flight.problem)
 
     def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
         tasks = [flight.task for flight in flights]
@@ -382,6 +400,7 @@ class SimulatedFleet:
                 integers_I=integers_KI,
                 samples=trained.samples,
                 train_losses=trained.train_losses,
+                metrics=self._told(trained),
                 size_bytes=sum(sizes),
             )
             return
@@ -397,8 +416,13 @@ class SimulatedFleet:
                 integers_I=integers_I,
                 samples=(samples,),
                 train_losses=(loss,),
+                metrics=self._told(trained),
                 size_bytes=size_bytes,
             )
+
+    def _told(self, trained: Trained) -> tuple[Mapping[str, float], ...]:
+        """Further numbers of clients; none under secure aggregation, where they tell none."""
+        return () if self.message.fixed is not None else trained.metrics
 
     def _content(self, update_M: Tensor, weight: float) -> Update | Lanes:
         """Update as workers give it: in lanes under secure aggregation, where no attacker reads it."""

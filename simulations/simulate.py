@@ -45,6 +45,7 @@ def simulate(
     model: "Callable[[], nn.Module] | None" = None,
     loss: Loss | None = None,
     metric: Metric | Metrics | None = None,
+    app: object = None,
     output: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -63,6 +64,9 @@ def simulate(
             the test set, or of one client's held-out samples. A function with the attribute ``mean_over_samples =
             True`` is called with batches instead, and its values are averaged. Of a metric with ``higher_is_better =
             False`` low values are better.
+        app: code of the clients' own, in any framework, in place of ``app.kind``: a class of a client, or a function
+            that makes one of its id, with ``fit`` and maybe ``evaluate``; or what was written for Flower. Data, model,
+            loss and metrics are then the app's.
         output: folder of the run; None: nothing is written.
         overwrite: True if a run that the folder holds is replaced.
         resume: True if the run that the folder holds continues, from its newest whole checkpoint, or from the beginning
@@ -105,12 +109,12 @@ def simulate(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
         folder = _folder(output, overwrite, resume)
-        given_parts = {"data": data, "model": model, "loss": loss, "metric": metric}
+        given_parts = {"data": data, "model": model, "loss": loss, "metric": metric, "app": app}
         given = [name for name, part in given_parts.items() if part is not None]
         if folder is not None and resume:
             check_given_parts(given, folder)
         # Before the folder is touched, so that bad input costs no earlier run.
-        simulation = Simulation(experiment, data, model, loss, metric)
+        simulation = Simulation(experiment, data, model, loss, metric, app)
         _log.info("training: %s", simulation.batching)
         if simulation.prepared.casting:
             _log.info("%s", simulation.prepared.casting)

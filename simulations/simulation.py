@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
+from fed.clients.apps.app import App
+from fed.clients.apps.app_trainer import stand_in
 from fed.clients.data import ClientId, FederatedData, Held, SamplesOnDemand, load
 from fed.clients.data.held_out import no_held_out_samples
 from fed.clients.scoring.losses import cross_entropy
@@ -61,6 +63,7 @@ class Simulation:
         model: factory of modules, or a module to copy, in place of the experiment's.
         loss: (output, target) → scalar, in place of the experiment's.
         metric: (output, target) → number, or several by name, in place of the experiment's.
+        app: class of a client, function that makes one, or Flower's ``ClientApp``, in place of the experiment's.
 
     Raises:
         InvalidInput: if the parts do not fit each other.
@@ -73,11 +76,13 @@ class Simulation:
         model: "Callable[[], nn.Module] | None" = None,
         loss: Loss | None = None,
         metric: Metric | Metrics | None = None,
+        app: object = None,
     ) -> None:
-        data_of_clients = _data(experiment, data)
+        code = _app(experiment, app)
+        data_of_clients = _data(experiment, data) if code is None else _clients_of(code)
         self.policy = experiment.rounds.make()
         self.policy.check(len(data_of_clients.clients))
-        self.prepared = Preparation(experiment, data_of_clients, model, loss, metric)
+        self.prepared = Preparation(experiment, data_of_clients, model, loss, metric, code)
         self.streams = self.prepared.streams
         self.data = self.prepared.data
         self.held_out = self.prepared.held_out
@@ -115,7 +120,7 @@ class Simulation:
             may_ignore=recipe.loss is not cross_entropy and self._may_hold_ignored(),
         )
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
-        given = {"data": data, "model": model, "loss": loss, "metrics": metric}
+        given = {"data": data, "model": model, "loss": loss, "metrics": metric, "app.kind": app}
         replaced = [name for name, part in given.items() if part is not None]
         self.experiment = _resolved(experiment, replaced, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
@@ -390,7 +395,9 @@ def _by_clients(
     if simulation.has_peers and simulation.attackers is not None:
         # An attacker's model says nothing of how the honest peers fare.
         held_out = {client: held_out[client] for client in simulation.honest_peers if client in held_out}
-    scoring = ScoringByClients(held_out, simulation.recipe.metrics, federation, executor)
+    metrics = simulation.recipe.metrics
+    is_of_app = simulation.prepared.app is not None
+    scoring = ScoringByClients(held_out, metrics, federation, executor, is_of_app=is_of_app)
     return scoring.scores
 
 
@@ -416,6 +423,27 @@ def _held(data: FederatedData) -> FederatedData:
         if size_bytes > _MOST_HELD_BYTES:
             return data
     return replace(data, train=held)
+
+
+def _app(experiment: Experiment, given: object) -> App | None:
+    """App of the experiment, or the one that is given in Python with the experiment's settings; None: fed trains."""
+    section = experiment.app
+    if section is None:
+        if given is not None:
+            raise InvalidExperiment(
+                "an app needs the number of its clients, got an experiment without the section app: give "
+                'fed.Experiment(app={"clients": 10}, …)'
+            )
+        return None
+    return App(given if given is not None else section.kind, section)
+
+
+def _clients_of(app: App) -> FederatedData:
+    if app.section.clients is None:
+        raise InvalidExperiment(
+            "app.clients must say how many clients a simulation has, for their data are the app's own, got null: set it"
+        )
+    return stand_in(range(app.section.clients))
 
 
 def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:

@@ -82,6 +82,7 @@ class EdgeNode(Dialler):
         folder: folder of files in transfer.
         allowed: ``python:`` names that the node accepts.
         tasks_done: number of tasks whose answers the server has accepted.
+        app: name of the node's own app; None: it trains on data, as fed does.
         secure: sessions of a node that takes part under secure aggregation alone; None for any other.
     """
 
@@ -91,6 +92,7 @@ class EdgeNode(Dialler):
     folder: Path
     allowed: Sequence[str] = ()
     tasks_done: int = 0
+    app: str | None = None
     secure: SecureNode | None = None
 
     def __post_init__(self) -> None:
@@ -254,7 +256,7 @@ class EdgeNode(Dialler):
             raise ClientRefusal(
                 "the server's plan is for other samples than this node's: is it the right server?", Reason.CANNOT_FOLLOW
             )
-        experiment = as_experiment(plan.experiment, self.allowed)
+        experiment = as_experiment(plan.experiment, self.allowed, self.app)
         try:
             self.training.prepare(experiment, plan)
         except FixedPartMissing:
@@ -449,7 +451,10 @@ class EdgeNode(Dialler):
             held.path.unlink(missing_ok=True)
             return
         if receipt.accepted:
-            loss = "" if self.secure is not None else f", with a training loss of {answer.train_loss:.4g}"
+            told = {one.name: one.value for one in answer.metrics}
+            train_loss = answer.train_loss if self.app is None else told.get("train_loss")
+            is_silent = self.secure is not None or train_loss is None
+            loss = "" if is_silent else f", with a training loss of {train_loss:.4g}"
             _log.info("round %d: answered%s", held.assignment.round, loss)
             self._delivery_s = self.clock.monotonic_s() - began_s
         else:

@@ -154,6 +154,8 @@ class FlowerNode:
         """The node's data, under its id."""
         if "data" in self._config:
             description = NodeData.load(str(self._config["data"]))
+            if description.data is None:
+                raise InvalidInput("a node on Flower's engine trains on data, got an app: run it as Flower's own app")
             self._experiment = self._experiment.model_copy(update={"fixed": description.fixed})
             client = self._config.get("client", description.client)
             if not isinstance(client, int | str):

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from itertools import accumulate
 
+from fed.clients.apps.app_trainer import stand_in
 from fed.clients.data import ClientId, FederatedData, Held, Names, SamplesOnDemand, load
 from fed.clients.data.forms import form_of
 from fed.clients.data.samples import pattern_of
@@ -45,6 +46,8 @@ def samples_of(description: NodeData, client: ClientId, schema: TableSection | N
     Raises:
         InvalidData: if the source has no such client, or brings a collate of its own.
     """
+    if description.data is None:
+        return stand_in([client])
     streams = Streams(description.seed)
     if description.client is None:
         # The whole source is this node's, whatever clients it names, and the node itself holds out what it scores on.

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fed.config.apps import ArraySpec
 from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
@@ -19,21 +20,36 @@ _OF_NODES = (
 )
 
 
-def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
-    """Sections of an experiment that nodes need to know."""
+def part_of_nodes(experiment: Experiment, arrays: Sequence[ArraySpec] | None = None) -> dict[str, Any]:
+    """Sections of an experiment that nodes need to know.
+
+    Args:
+        experiment: experiment of the server.
+        arrays: names, types and shapes of an app's arrays; None where no app trains.
+    """
     keys = experiment.dump()
     if not isinstance(experiment.evaluation.make(), ByClients):
         keys["metrics"] = []  # they score nothing, and need not know the code of any
-    if keys["model"]["train"] is None:
+    if keys["model"] is not None and keys["model"]["train"] is None:
         del keys["model"]["train"]  # nodes of an older version do not know it
     table = {} if keys["table"] is None else {"table": keys["table"]}  # likewise
     collate = {} if keys["collate"] is None else {"collate": keys["collate"]}  # likewise
     stages = {} if keys["stages"] is None else {"stages": keys["stages"]}  # nodes of an older version know none
-    return {**{key: keys[key] for key in _OF_NODES}, **stages, **collate, **table, "data": None}
+    found = {**{key: keys[key] for key in _OF_NODES}, **stages, **collate, **table, "data": None}
+    if arrays is None:
+        return found
+    # The first arrays are the server's business: nodes are told names, types and shapes.
+    told = {**keys["app"], "initial": None, "arrays": [spec.model_dump(mode="json") for spec in arrays]}
+    return {**found, "app": told}
 
 
-def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
+def as_experiment(plan: str, allowed: Sequence[str], app: str | None = None) -> Experiment:
     """A plan's experiment, after a check that it names no code that is not accepted.
+
+    Args:
+        plan: experiment in JSON, as the server told it.
+        allowed: list of accepted names, such as ``python:package.module:Name``.
+        app: name of the node's own app, which takes the place of the server's; None: the node has none.
 
     Raises:
         InvalidExperiment: if it names such code, is no experiment, or is one that nodes cannot run.
@@ -47,11 +63,14 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
-    known = {*_OF_NODES, "stages", "collate", "table", "data"}
+    known = {*_OF_NODES, "stages", "collate", "table", "data", "app"}
     # An unknown section may ask for something that this version would not check.
     if others := sorted(keys.keys() - known) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan must hold only keys that nodes use, got {others[0][:40]!r}")
-    hold_to_allowed(keys, allowed)  # before validation, which imports the code that is named
+    _take_own_app(keys, app)
+    hold_to_allowed(
+        keys, allowed if app is None else [*allowed, app]
+    )  # before validation, which imports the code that is named
     try:
         experiment = Experiment(**keys)
     except RecursionError:
@@ -78,6 +97,17 @@ def as_table(text: str) -> TableSection:
     except (ValueError, TypeError, RecursionError) as error:
         problem = " ".join(str(error).split())[:200]
         raise InvalidExperiment(f"the server's schema of tables is none: {problem}") from None
+
+
+def _take_own_app(keys: dict[str, Any], app: str | None) -> None:
+    """Put the node's own app in the place of the server's."""
+    section = keys.get("app")
+    if app is None and section is not None:
+        raise InvalidExperiment("the run's clients are an app's: start fed client with --app MODULE:NAME")
+    if app is not None:
+        if not isinstance(section, dict) or not section.get("arrays"):
+            raise InvalidExperiment("this node brings an app, and the server's experiment has no section app")
+        keys["app"] = {**section, "kind": app}
 
 
 def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -93,6 +93,7 @@ WITHHELD: Mapping[str, object] = {
     "Answer.weight": 1.0,
     "Answer.samples": 1,
     "Answer.train_loss": 0.0,
+    "Answer.metrics": (),
 }
 """Fields that a node sets to a constant, whatever its data are, each with that constant."""
 

@@ -5,12 +5,14 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from fed.clients.apps.app import App
 from fed.clients.casting import in_type, what_was_cast
 from fed.clients.data import FederatedData
 from fed.clients.data.samples import pattern_of
@@ -75,6 +77,7 @@ class NodeTraining:
         clock: time, by which tasks have deadlines.
         fixed_part: file of the model's fixed part that the server has sent, which is moved to the folder; None: it has
             sent none.
+        node_config: facts of the node that an app is told.
 
     Raises:
         FixedPartMissing: if the server must send the model's fixed part.
@@ -90,6 +93,7 @@ class NodeTraining:
         folder: Path,
         clock: Clock,
         fixed_part: Path | None = None,
+        node_config: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._clock = clock
         (self._client,) = data.clients
@@ -99,9 +103,14 @@ class NodeTraining:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # A folder that is there already keeps its mode, whatever mkdir is told.
             folder.chmod(0o700)
-        asked = replace(in_type(data, plan.signature.input_dtype), classes=plan.signature.classes or None)
-        # A built-in model has the plan's type, whatever the node's own samples are made of.
-        self._prepared = Preparation(experiment, replace(asked, is_from_arrays=False))
+        section = experiment.app
+        app = None if section is None else App(section.kind, section, dict(node_config))
+        if app is None:
+            asked = replace(in_type(data, plan.signature.input_dtype), classes=plan.signature.classes or None)
+            # A built-in model has the plan's type, whatever the node's own samples are made of.
+            self._prepared = Preparation(experiment, replace(asked, is_from_arrays=False))
+        else:
+            self._prepared = Preparation(experiment, data, app=app)
         self.casting = what_was_cast(*(pattern_of(held.read(self._client)) for held in (data, self._prepared.data)))
         if plan.HasField("format"):
             hold_to_plan(self._prepared.module, plan, folder, fixed_part)
@@ -178,10 +187,10 @@ class NodeTraining:
         trained, tensors = self._tried(train, given)
         before = states.of(self._client, model)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
-        if trained.diverged:
-            ((_, reason),) = trained.diverged
+        if trained.diverged or trained.failed:
+            ((_, reason),) = trained.diverged or trained.failed
             if self.fixed is None:
-                return pb.Failed(task=assignment.task, reason=reason, diverged=True)
+                return pb.Failed(task=assignment.task, reason=reason, diverged=bool(trained.diverged))
             # A state that is gone would show in the next task that this one gave no message.
             rows = [before[name] for name in (*states.names, *states.codec_names)]
             self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
@@ -211,6 +220,8 @@ class NodeTraining:
         rows = tuple(part.unsqueeze(0) for part in model)
         found, _ = self._work(EvaluateByClients((self._client,)), rows)
         assert isinstance(found, Evaluated)
+        if found.failed:
+            return pb.Scores(id=examination.id, problem=found.failed[0][1])
         if not found.samples:
             return pb.Scores(id=examination.id)
         loss, metrics = found.scores[0]
@@ -252,6 +263,8 @@ class NodeTraining:
         answer.weight = trained.weights[0]
         answer.samples = trained.samples[0]
         answer.train_loss = trained.train_losses[0]
+        for name, value in trained.metrics[0].items() if trained.metrics else ():
+            answer.metrics.add(name=name, value=value)
         return answer
 
     def _tried(self, train: Train, given: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:

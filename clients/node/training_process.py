@@ -190,7 +190,10 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             elif what == "prepare":
                 experiment, plan, fixed_part = arguments
                 experiment = experiment.model_copy(update={"fixed": description.fixed})
-                training = NodeTraining(own(table_text(experiment)), experiment, plan, folder, SYSTEM_CLOCK, fixed_part)
+                samples = own(table_text(experiment))
+                training = NodeTraining(
+                    samples, experiment, plan, folder, SYSTEM_CLOCK, fixed_part, description.node_config
+                )
                 answer = training.spec(), training.fixed, training.keeps_states, training.casting
             else:
                 answer = getattr(training, what)(*arguments)

@@ -24,10 +24,11 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, TrainedClients, label_of
 from fed.compression.codec import CodecState
+from fed.errors import AppFailed
 from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
-    from fed.clients.training.local_trainer import LocalTrainer
+    from fed.clients.training.local_trainer import LocalResult, LocalTrainer
 
 __all__ = ["GroupTraining", "completed", "rows_not_finite"]
 
@@ -85,6 +86,9 @@ class GroupTraining:
         pairs = [dense(self._recipe.read(client)) for client in task.clients]
         try:
             return self._answer(self._sent(task, pairs, *tensors))
+        except AppFailed as error:
+            # Only apps raise it, whose clients train alone.
+            return Trained((1,), (0.0,), failed=((task.clients[0], str(error)),)), ()
         except Exception as error:
             # The user's own error, with the clients on whose samples it arose.
             error.add_note(f"while {label_of(task)} trained")
@@ -128,12 +132,14 @@ class GroupTraining:
         own: Any = sent.own
         params, integers = self._whole(begin, sent)
         reasons: dict[int, str] = {}
+        told: list[LocalResult] = []
         for phase in self._phases:
             if phase.is_personal:
                 own, own_losses = phase(sent, own)
                 _note_diverged(reasons, own[0], own_losses)
             else:
                 (params, integers), losses = phase(sent, (params, integers))
+                told = phase.told
                 _note_diverged(reasons, params, losses)
         if self._layout.private:
             (params, integers), own = self._layout.split(params, integers)
@@ -145,19 +151,19 @@ class GroupTraining:
             params_KV=params,
             integers_KI=integers,
             own=own,
-            samples=sent.samples(),
+            samples=_counted(sent, told),
             train_losses=tuple(losses),
             client_state=sent.context.client_state,
             kept=codec_state(sent.state),
-            facts=partial(self._facts, sent, losses),
+            facts=partial(self._facts, sent, losses, _counted(sent, told)),
+            metrics=tuple(one.metrics for one in told) if any(one.metrics for one in told) else (),
         )
         return trained, tuple((sent.task.clients[row], reasons[row]) for row in sorted(reasons))
 
-    def _facts(self, sent: _Sent, losses: Sequence[float]) -> dict[str, Any]:
+    def _facts(self, sent: _Sent, losses: Sequence[float], samples: Sequence[int]) -> dict[str, Any]:
         """Numbers that a report needs beside models and states, by :class:`fed.aggregators.base.ClientWork`'s names."""
         task = sent.task
         local = self._recipe.local
-        samples = sent.samples()
         assert self._recipe.aggregator is not None
         said = task.steps or (None,) * len(samples)
         steps = [self.trainer.steps(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
@@ -224,6 +230,7 @@ class _PhaseTraining:
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
         self._is_read = recipe.collate is not None
+        self.told: list[LocalResult] = []  # of the last group that trained one by one
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
 
@@ -243,17 +250,28 @@ class _PhaseTraining:
         rows = zip(sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
         for row, (pair, vector_V, integers_I) in enumerate(rows):
             seed = self._seed(sent.task, row)
-            context = sent.context.of(row)._replace(steps=sent.task.steps[row : row + 1])
+            context = sent.context.of(row)._replace(
+                steps=sent.task.steps[row : row + 1], client=sent.task.clients[row], round=sent.task.round
+            )
             order = self._order(sent.task, row)
             trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, context=context))
-        params, integers, losses = zip(*trained, strict=True)
-        return (torch.stack(params), torch.stack(integers)), [*losses]
+        self.told = trained
+        params = torch.stack([one.params_V for one in trained])
+        integers = torch.stack([one.integers_I for one in trained])
+        return (params, integers), [one.train_loss for one in trained]
 
     def _seed(self, task: Train, row: int) -> int:
         return self._streams.torch_seed("module" + self._named, *task.key_of(row))
 
     def _order(self, task: Train, row: int) -> np.random.Generator:
         return self._streams.generator("order" + self._named, *task.key_of(row))
+
+
+def _counted(sent: _Sent, told: Sequence["LocalResult"]) -> tuple[int, ...]:
+    """Number of samples of each client: as its trainer says, where that alone knows."""
+    given = sent.samples()
+    said = [one.samples for one in told] or [None] * len(given)
+    return tuple(count if own is None else own for count, own in zip(given, said, strict=True))
 
 
 def _rows(states: _States, count: int) -> list[Tensor]:
@@ -304,6 +322,7 @@ def completed(
         weights=weights or tuple(map(float, trained.samples)),
         sizes=sizes,
         diverged=tuple((task.clients[row], overflown[row]) for row in sorted(overflown)),
+        metrics=trained.metrics,
     )
     if overflown:
         return answer, ()

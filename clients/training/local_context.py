@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fed.aggregators.base import Broadcast, LocalRule
 from fed.aggregators.client_side import each_part
+from fed.clients.data import ClientId
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["LocalContext"]
@@ -23,6 +24,8 @@ class LocalContext(NamedTuple):
         anchor_P: the model that the rule calls x, of a group one or [K, P]; None: the model where training starts.
         lr: step size, > 0; None: the section's.
         steps: number of steps of each client, None where the section or the phase decides; empty: it decides for all.
+        client: id of the client, where it trains alone.
+        round: number of the task's round, from 1, where it trains alone.
     """
 
     client_state: Any = None
@@ -30,6 +33,8 @@ class LocalContext(NamedTuple):
     anchor_P: Tensor | None = None
     lr: float | None = None
     steps: tuple[int | None, ...] = ()
+    client: ClientId = 0
+    round: int = 1
 
     def of(self, rows: int | slice | list[int]) -> "LocalContext":
         """Context of one client of the group, or of some, all with the group's step counts."""

@@ -3,15 +3,16 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from fed.aggregators.base import Phase
-from fed.clients.data import Held
+from fed.clients.data import ClientId, Held
 from fed.clients.data.collate import Collating
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.local_context import LocalContext
@@ -19,17 +20,30 @@ from fed.config.experiment import Local
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["LocalResult", "LocalTrainer", "MakeTrainer", "TorchTrainer"]
+if TYPE_CHECKING:
+    from fed.clients.training.evaluation import Score
+
+__all__ = ["LocalResult", "LocalTrainer", "MakeTrainer", "ScoringTrainer", "TorchTrainer"]
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class LocalResult(NamedTuple):
-    """Result of local training: the state, and the mean loss over the samples seen."""
+    """Result of local training.
+
+    Args:
+        params_V: floating-point state.
+        integers_I: integer buffers.
+        train_loss: mean loss over the samples seen; 0 where the trainer finds none.
+        samples: number of samples, where the trainer alone knows them; None: those that it was given.
+        metrics: name → further numbers that an app tells of its training.
+    """
 
     params_V: Tensor
     integers_I: Tensor
     train_loss: float
+    samples: int | None = None
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class LocalTrainer(Protocol):
@@ -92,6 +106,21 @@ class LocalTrainer(Protocol):
         Args:
             vector_V: the floating-point state.
             integers_I: the integer buffers.
+        """
+
+
+@runtime_checkable
+class ScoringTrainer(Protocol):
+    """Trainer whose clients score models on samples of their own, which nothing else sees."""
+
+    def evaluate(self, client: ClientId, vector_V: Tensor, integers_I: Tensor, seed: int) -> "tuple[Score, int]":
+        """Score of a state, and the number of samples that it was scored on.
+
+        Args:
+            client: id of the client.
+            vector_V: the floating-point state.
+            integers_I: the integer buffers.
+            seed: seed of the client's own draws.
         """
 
 

@@ -145,6 +145,8 @@ class Trained:
         sizes: bytes of each client's message, where codecs decide on them; else empty.
         diverged: clients whose loss or model is no longer finite, each with a sentence that says so. If there is one,
             no tensors come with the result.
+        failed: clients whose own code has failed, each with a sentence that says why; no tensors come with the result.
+        metrics: further numbers of each client, where an app tells some; else empty.
     """
 
     samples: tuple[int, ...]
@@ -152,6 +154,8 @@ class Trained:
     weights: tuple[float, ...] = ()
     sizes: tuple[int, ...] = ()
     diverged: tuple[tuple[ClientId, str], ...] = ()
+    failed: tuple[tuple[ClientId, str], ...] = ()
+    metrics: tuple[Mapping[str, float], ...] = ()
 
 
 class TrainedClients(NamedTuple):
@@ -172,6 +176,7 @@ class TrainedClients(NamedTuple):
         kept: states of the clients' codecs, [K, ·] each.
         facts: () → all else that :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their
             own.
+        metrics: further numbers of each client, where an app tells some; else empty.
     """
 
     task: Train
@@ -186,6 +191,7 @@ class TrainedClients(NamedTuple):
     client_state: Any
     kept: CodecState
     facts: Callable[[], Mapping[str, Any]]
+    metrics: tuple[Mapping[str, float], ...] = ()
 
 
 class Leaving(Protocol):
@@ -233,12 +239,14 @@ class EvaluateByClients:
 class Evaluated:
     """Each model's loss and metrics, with the number of samples that were scored.
 
-    An :class:`EvaluateByClients` has a score for each client that holds samples out; ``clients`` names these clients.
+    An :class:`EvaluateByClients` has a score for each client that holds samples out; ``clients`` names these clients,
+    and ``failed`` those whose own code has failed, each with a sentence that says why.
     """
 
     scores: tuple[Score, ...]
     samples: tuple[int, ...]
     clients: tuple[ClientId, ...] = ()
+    failed: tuple[tuple[ClientId, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,13 @@ import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
-from fed.clients.data import Held
+from fed.clients.data import ClientId, Held
 from fed.clients.data.held import dense, size_of, taken
 from fed.clients.training.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.group_trainer import GroupTraining
+from fed.clients.training.local_trainer import ScoringTrainer
 from fed.clients.training.work_items import CountClasses, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
+from fed.errors import AppFailed
 from fed.processes.machine import keep_freed_memory
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
@@ -93,6 +95,8 @@ class Work:
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
         assert self._recipe.held_out is not None
         rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
+        if isinstance(self._trainer, ScoringTrainer):
+            return self._evaluate_by_themselves(self._trainer, task.clients, rows)
         scores = []
         samples = []
         clients = []
@@ -104,6 +108,25 @@ class Work:
                 samples.append(count)
                 clients.append(client)
         return Evaluated(tuple(scores), tuple(samples), tuple(clients))
+
+    def _evaluate_by_themselves(
+        self, trainer: ScoringTrainer, clients: Sequence[ClientId], rows: Sequence[Tensor]
+    ) -> Evaluated:
+        """Scores of clients on samples that nothing else sees."""
+        found: dict[ClientId, tuple[Score, int]] = {}
+        failed = []
+        for client, vector_V, integers_I in zip(clients, *rows, strict=True):
+            seed = self._recipe.streams.torch_seed("evaluation", client)
+            try:
+                score, samples = trainer.evaluate(client, vector_V, integers_I, seed)
+            except AppFailed as error:
+                failed.append((client, str(error)))
+                continue
+            if samples:
+                found[client] = score, samples
+        scores = tuple(score for score, _ in found.values())
+        counts = tuple(samples for _, samples in found.values())
+        return Evaluated(scores, counts, tuple(found), tuple(failed))
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Held) -> Score:
         module = self._trainer.load(vector_V, integers_I)

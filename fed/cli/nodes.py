@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
+from fed.cli.documents import changes
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import RoundLines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
@@ -21,6 +22,7 @@ from fed.quantities import bytes_text
 if TYPE_CHECKING:
     from fed.clients.node.sessions import SecureNode
     from fed.clients.node.training_process import TrainingProcess
+    from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
     from fed.protocol.protocol_pb2 import Signature
 
@@ -129,7 +131,9 @@ def _round_text(rounds: int, line: Mapping[str, Any]) -> str:
 
 
 def client(
-    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="File on the data of this node, which stay here.")],
+    data: Annotated[
+        Path | None, typer.Option(metavar="DATA.yaml", help="File on the data of this node, which stay here.")
+    ] = None,
     server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address of the server.")] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
@@ -139,6 +143,14 @@ def client(
         typer.Option(
             metavar="python:…", help="Code on this node that an experiment may name. Repeatable; none unless given."
         ),
+    ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:NAME", help="Code of this node's own client, in the place of data."),
+    ] = None,
+    node_config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Fact of this node that its app is told. Repeatable."),
     ] = None,
     state: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the node's state; beside DATA.yaml unless given.")
@@ -179,12 +191,14 @@ def client(
     """Train on this node what a server asks for; its data never leave it.
 
     Args:
-        data: file that describes the node's own data.
+        data: file that describes the node's own data; None only with ``app``.
         server: address of the server, HOST:PORT; None only with ``dry_run``.
         credentials: folder of the node's keys; None only with ``insecure``.
         insecure: True to connect without certificates, to this machine alone.
         name: name of the node, where no certificate gives it one.
         allow: modules whose ``python:`` kinds the server may name.
+        app: class of the node's own client, or function that makes one, as MODULE:NAME.
+        node_config: facts of the node that its app is told, as KEY=VALUE.
         state: folder in which the client's state is kept.
         secure: True to refuse runs without secure aggregation.
         minimum_cohort: smallest number of clients in a sum; runs that allow fewer are refused.
@@ -195,7 +209,6 @@ def client(
         dry_run: True to check the data, and not to connect.
     """
     from fed.clients.node.training_process import TrainingProcess
-    from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
     from fed.processes.child_processes import load_for_children
     from fed.wire.messages import client_id_of
@@ -218,16 +231,35 @@ def client(
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
     name = name_of("node", name=name, credentials=credentials, certified=loaded.name if loaded else None)
     # The name is part of the folder's, so that several nodes may share one DATA.yaml.
-    place = state or data.parent / f".fed-{name}"
-    training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
+    own = _described(data, app, node_config or ())
+    place = state or (Path() if data is None else data.parent) / f".fed-{name}"
+    training = TrainingProcess(client_id_of(name), own, place / "kept")
     if dry_run:
-        _say_what_would_leave(training, name, secure=secure)
+        _say_what_would_leave(training, name, secure=secure, is_app=own.app is not None)
         return 0
     assert server is not None
     sessions = None
     if secure:
         sessions = partial(_sessions, loaded, place, given_limits, allows_state=allow_state, begins_record=new_record)
-    return _attend(server, loaded, name, training, place, allow=allow or (), sessions=sessions)
+    return _attend(server, loaded, name, training, place, allow=allow or (), app=own.app, sessions=sessions)
+
+
+def _described(file: Path | None, app: str | None, node_config: Sequence[str]) -> "NodeData":
+    """The node's data, or its app, from a file or from options."""
+    from fed.config.node_data import NodeData
+
+    if (file is None) == (app is None):
+        got = "neither" if file is None else "both"
+        raise InvalidInput(
+            f"a node needs data or an app, got {got}: give one of --data DATA.yaml and --app MODULE:NAME"
+        )
+    if app is None:
+        if node_config:
+            raise InvalidInput("--node-config goes with --app, got --data: write node_config into that file")
+        assert file is not None
+        return NodeData.load(file)
+    kind = app if app.startswith("python:") else f"python:{app}"
+    return NodeData(app=kind, node_config=changes(node_config, "--node-config"))
 
 
 def _attend(
@@ -238,6 +270,7 @@ def _attend(
     folder: Path,
     *,
     allow: Sequence[str],
+    app: str | None,
     sessions: "Callable[[], SecureNode] | None",
 ) -> int:
     """Do a server's tasks until it says farewell, or a signal comes.
@@ -249,6 +282,7 @@ def _attend(
         training: process that trains.
         folder: folder of the node's state.
         allow: modules whose ``python:`` kinds the server may name.
+        app: name of the node's own app; None: it trains on data.
         sessions: function that makes the node's sessions under secure aggregation; None: it takes part without it.
     """
     from fed.clients.node.edge_node import EdgeNode
@@ -266,7 +300,8 @@ def _attend(
     with held(folder, "give another --state"):
         folder.chmod(0o700)  # it may be there from an earlier version
         secure = sessions() if sessions else None  # only now: its record is in the folder that is held
-        node = EdgeNode(server, channel, name, client_id_of(name), training, folder / "files", allow, secure=secure)
+        files = folder / "files"
+        node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow, app=app, secure=secure)
         try:
             farewell = node.run(stopped=stopped)
         finally:
@@ -292,7 +327,7 @@ def _sessions(
     return SecureNode(credentials, folder, Limits(**limits, allows_state=allows_state), begins_record=begins_record)
 
 
-def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
+def _say_what_would_leave(training: Any, name: str, *, secure: bool, is_app: bool) -> None:
     from fed.clients.node.said import disclosed
 
     joining = training.describe()
@@ -308,18 +343,28 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
         return
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
     samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
+    samples += f" ({signature.input_dtype})"
+    if is_app:
+        samples = "data of its app's own, not which"
     limits = ", that it takes part under secure aggregation alone" if secure else ""
     typer.echo(
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
-        f"({signature.input_dtype}){limits}, that its targets are {_targets(signature)}, and the names "
-        f"of {_named(signature)} (of very many, only the hash); whether its data are a table, and the names, shapes "
-        "and types of a sample's tensors where there are several.\n"
-        f"{_MASKED if secure else _PLAIN}\n"
+        f"{limits}{'' if is_app else _names_of(signature)}.\n"
+        f"{_MASKED if secure else _PLAIN}{_OF_AN_APP if is_app and not secure else ''}\n"
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
         f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
         "lost; whether the fixed part of its model is another than the server's.\n"
         "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
         "docs/security.md."
+    )
+
+
+def _names_of(signature: "Signature") -> str:
+    """Description of a sample's targets, and of the names of columns and classes, as the node gives it."""
+    names = f"the names of {_named(signature)} (of very many, only the hash)"
+    return (
+        f", that its targets are {_targets(signature)}, and {names}; whether its data are a table, and the names, "
+        "shapes and types of a sample's tensors where there are several"
     )
 
 
@@ -344,6 +389,7 @@ def _counted(number: int, name: str) -> str:
     return f"{number} {name if number == 1 else plural}"
 
 
+_OF_AN_APP = " The numbers among the metrics that its app returns go with them."
 _PLAIN_SENTENCES = "a sentence of why, which may name a folder of this node or a label that was out of range"
 _SECURE_SENTENCES = "a sentence of why, from a closed list, without any number or name of this node"
 _PLAIN = (

@@ -95,6 +95,8 @@ def peer(
         return 0
 
     own = NodeData.load(data)
+    if own.data is None:
+        raise InvalidInput(f"a peer trains on data, got an app in {data}: an app's clients go with fed server")
     addresses = {"--join": join or []}
     addresses["--listen"] = [] if listen is None else [listen]
     addresses["--advertise"] = [] if advertise is None else [advertise]

@@ -18,6 +18,14 @@ class Sections(Protocol):
     """Sections of an experiment, as far as their kinds look at each other; :class:`fed.Experiment` has them."""
 
     @property
+    def app(self) -> Any:
+        """Section of clients that train with code of their own, or None."""
+
+    @property
+    def data(self) -> Any:
+        """Section of the data; None where they are given in Python."""
+
+    @property
     def model(self) -> Any:
         """Section of the model that is trained; None where a model is given in Python."""
 
@@ -70,6 +78,18 @@ class Sections(Protocol):
         """Section of the evaluation."""
 
     @property
+    def fixed(self) -> Any:
+        """Section of the file of what is not trained, or None."""
+
+    @property
+    def loss(self) -> Any:
+        """Section of the loss; None where one is given in Python."""
+
+    @property
+    def metrics(self) -> Any:
+        """Sections of the metrics; None where they are given in Python."""
+
+    @property
     def adversaries(self) -> Any:
         """Section of simulated attackers, or None."""
 
@@ -100,6 +120,7 @@ class Feature(Enum):
     FIXED_COHORTS = "rounds that ask their clients once"
     LEGIBLE_MESSAGES = "messages that attackers can read"
     DECODED_MESSAGES = "messages that are decoded one by one"
+    OWN_TRAINING = "clients that fed itself trains"
     ANONYMOUS_SUMS = "messages whose sum singles no client out"
     SAME_PARAMETERS = "parameters that mean the same from round to round"
 
@@ -151,9 +172,26 @@ def check_combination(experiment: Sections) -> None:
         InvalidExperiment: one line for each pair of them.
     """
     _refuse(_terms(experiment))
+    if experiment.app is not None:
+        _check_that_an_app_brings_all(experiment)
     # Only after the features, whose sentences name a way out on both sides.
     for _, part in _parts(experiment):
         part.check_experiment(experiment)
+
+
+def _check_that_an_app_brings_all(experiment: Sections) -> None:
+    """Refuse sections that would say what an app's own code says."""
+    for name in ("data", "model", "fixed", "loss", "metrics"):
+        if getattr(experiment, name):
+            raise InvalidExperiment(
+                f"{name} belongs to experiments that fed itself trains, and an app brings its own, got both: remove "
+                f"{'it, and name metrics in app.metrics' if name == 'metrics' else 'one of them'}"
+            )
+    if experiment.adversaries is not None and not getattr(experiment.adversaries.make(), "forges", True):
+        raise InvalidExperiment(
+            f"adversaries {experiment.adversaries.kind} changes samples, which an app keeps to itself: choose one that "
+            "changes messages, such as sign_flip"
+        )
 
 
 def check_deployment(experiment: Sections) -> None:
@@ -171,6 +209,8 @@ def check_deployment(experiment: Sections) -> None:
             f"{name} must be of a class that nodes can import, got {made!r}: define one at the top of a module, with "
             "numbers and texts as its hyper-parameters"
         )
+    if experiment.app is not None:
+        return
     if experiment.model is None:
         raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
 
@@ -207,7 +247,16 @@ def _terms(experiment: Sections) -> _Terms:
         features = Feature.NEIGHBOURS, Feature.GIVEN_NEIGHBOURS
         needed = [Term(feature, "set topology to null") for feature in features]
         terms[f"topology {experiment.topology.kind}"] = (needed, [])
+    if experiment.app is not None:
+        terms["an app"] = _terms_of_an_app()
     return terms
+
+
+def _terms_of_an_app() -> tuple[list[Term], list[Term]]:
+    why = "whose clients train with code of their own"
+    way_out = "set app to null, and name data and a model"
+    needed = Term(Feature.REPORTS, way_out, "to give them its model")
+    return [needed], [Term(Feature.OWN_TRAINING, way_out, why)]
 
 
 def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:

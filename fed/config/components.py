@@ -26,7 +26,7 @@ from fed.config.compatibility import Combinable
 from fed.config.validation import Section, nearest, sentence_error
 from fed.errors import InvalidExperiment, place_of
 
-__all__ = ["Component", "Family", "is_object", "keys_of"]
+__all__ = ["Component", "Family", "is_object", "keys_of", "named"]
 
 _OBJECT = "object:"
 
@@ -254,6 +254,15 @@ def _load(family: Family[Any], kind: str) -> Callable[..., Any]:
         )
     if not kind.startswith("python:"):
         raise InvalidExperiment(f"no such {family.name}{nearest(kind, list(family.builtin))}")
+    return named(kind)
+
+
+def named(kind: str) -> Callable[..., Any]:
+    """The class, function or other callable of a user's own that ``python:package.module:Name`` names.
+
+    Raises:
+        InvalidExperiment: if it cannot be imported, or cannot be called.
+    """
     module, _, name = kind.removeprefix("python:").partition(":")
     if not module or module.startswith(".") or not name:
         raise InvalidExperiment("must have the form python:package.module:Name")

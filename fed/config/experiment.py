@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -20,8 +20,9 @@ from pydantic import (
 )
 
 from fed.config import registry
+from fed.config.apps import AppSection
 from fed.config.compatibility import Feature, check_combination, lacks
-from fed.config.components import Component
+from fed.config.components import Component, Family
 from fed.config.document import Document
 from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
@@ -172,7 +173,9 @@ def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Componen
 
 
 def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
-    are_theirs = lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL)
+    # Under masks no client tells a score of its own.
+    scores_itself = values.get("app") is not None and values.get("secure_aggregation") is None
+    are_theirs = scores_itself or lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL)
     return registry.EVALUATIONS.make("clients" if are_theirs else "coordinator")
 
 
@@ -185,6 +188,11 @@ _METRICS_OF_LOSSES = {
 }
 
 _TAKEN = ("loss", "round", "client", "samples", "variant", "seed", "fold")  # by other columns of results
+
+
+def _of_no_app(family: Family[Any]) -> Callable[[dict[str, Any]], Any]:
+    """Default of a section that an app takes the place of: the family's, or None where there is an app."""
+    return lambda values: family.make() if values.get("app") is None else None
 
 
 def _metrics_of_the_loss(values: Mapping[str, Any]) -> tuple[MetricSection, ...]:
@@ -216,17 +224,19 @@ class Experiment(Document):
     """Seed of every random draw."""
     data_seed: NonNegativeInt | None = None
     """Seed of the data, in place of seed: draws of a source, its partition, samples that are held out; null: seed."""
-    data: Annotated[DataSection, registry.DATA] | None = Field(default_factory=registry.DATA.make)
+    app: AppSection | None = None
+    """Clients that train with code of their own, in the place of data, model, loss and metrics; null for none."""
+    data: Annotated[DataSection, registry.DATA] | None = Field(default_factory=_of_no_app(registry.DATA))
     """Samples to learn from, and their partition among clients; null where data are given in Python."""
     table: TableSection | None = None
     """Schema of the clients' tables, by which columns are found by name, on nodes too; null: every table has the same
     columns in the same order."""
-    model: Annotated[ModelSection, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
+    model: Annotated[ModelSection, registry.MODELS] | None = Field(default_factory=_of_no_app(registry.MODELS))
     """Model that is trained; null where a model is given in Python."""
     fixed: FixedSection | None = None
     """File of the parameters that are not trained; null: they are as the model makes them. Nodes name their own files,
     or are sent the server's once."""
-    loss: Annotated[Component, registry.LOSSES] | None = Field(default_factory=registry.LOSSES.make)
+    loss: Annotated[Component, registry.LOSSES] | None = Field(default_factory=_of_no_app(registry.LOSSES))
     """Function of (output, target) that training makes small; null where one is given in Python."""
     metrics: Annotated[tuple[Annotated[MetricSection, registry.METRICS], ...], Field(strict=False)] | None = Field(
         default_factory=_metrics_of_the_loss
@@ -269,7 +279,7 @@ class Experiment(Document):
     """Devices of simulated clients: their speed, their availability, and how often they fail."""
     evaluation: Annotated[Component, registry.EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
     """Scoring of models, by the coordinator on a test set or by clients; by the coordinator unless given, or by clients
-    where the algorithm is for models of their own."""
+    where the algorithm is for models of their own, or an app trains."""
     adversaries: Annotated[AdversariesSection, registry.ADVERSARIES] | None = None
     """Simulated clients that attack, and their attack; null for none."""
     checkpoints: Checkpointing = Checkpointing()
@@ -293,6 +303,13 @@ class Experiment(Document):
         rounds = handler({**defaults, **keys})
         rounds.model_fields_set.difference_update(defaults.keys() - keys.keys())  # an override may change the algorithm
         return rounds
+
+    @field_validator("app")
+    @classmethod
+    def _hold_metric_names(cls, app: AppSection | None) -> AppSection | None:
+        if app is not None:
+            check_metric_names(app.metrics)
+        return app
 
     @field_validator("metrics")
     @classmethod

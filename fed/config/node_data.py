@@ -1,8 +1,8 @@
 """Data of a node, described in a file that stays on the node."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, model_validator
 
 from fed.config.document import Document
 from fed.config.registry import DATA, DataSection
@@ -19,8 +19,12 @@ class NodeData(Document):
         True
     """
 
-    data: Annotated[DataSection, DATA] = Field()
-    """Source of the samples, as in an experiment."""
+    data: Annotated[DataSection, DATA] | None = None
+    """Source of the samples, as in an experiment; null where an app has data of its own."""
+    app: Annotated[str, Field(pattern="^python:[^:]+:[^:]+$")] | None = None
+    """Code of this node's own client in the place of data, python:package.module:Name, as in an experiment's app."""
+    node_config: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Facts of this node that its app is told, such as partition-id; Flower's node_config."""
     client: NonNegativeInt | str | None = None
     """Name or number of the source's client that this node is; unless given, the whole source is this node's."""
     seed: NonNegativeInt = 0
@@ -29,3 +33,10 @@ class NodeData(Document):
     fixed: FixedSection | None = None
     """File of this node with the parameters that are not trained; null: the server sends them once, where its own are
     others than the model makes."""
+
+    @model_validator(mode="after")
+    def _hold_to_one_source(self) -> Self:
+        if (self.data is None) == (self.app is None):
+            got = "both" if self.data is not None else "neither"
+            raise ValueError(f"a node has either data or an app, got {got}: give one of the keys data and app")
+        return self

@@ -287,7 +287,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("task", "payload", "offset", "weight", "samples", "train_loss", "began_anew")
+    __slots__ = ("task", "payload", "offset", "weight", "samples", "train_loss", "began_anew", "metrics")
     TASK_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class Answer(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TRAIN_LOSS_FIELD_NUMBER: _ClassVar[int]
     BEGAN_ANEW_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     payload: Payload
     offset: int
@@ -302,7 +303,16 @@ class Answer(_message.Message):
     samples: int
     train_loss: float
     began_anew: bool
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., train_loss: _Optional[float] = ..., began_anew: bool = ...) -> None: ...
+    metrics: _containers.RepeatedCompositeFieldContainer[NamedNumber]
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., train_loss: _Optional[float] = ..., began_anew: bool = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ...) -> None: ...
+
+class NamedNumber(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("answer", "chunk")

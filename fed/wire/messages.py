@@ -3,6 +3,7 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +13,8 @@ from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
     "LARGEST",
+    "METRIC_NAME",
+    "MOST_METRICS",
     "MOST_SAMPLES",
     "Answer",
     "Content",
@@ -29,6 +32,7 @@ __all__ = [
     "client_id_of",
     "client_order",
     "one_line",
+    "refusal_of_metrics",
     "refusal_of_numbers",
     "task_of",
 ]
@@ -42,6 +46,13 @@ LARGEST = 1e200
 
 MOST_SAMPLES = 2**53
 """Largest number of samples of a client; beyond it float64 does not count one by one."""
+
+
+MOST_METRICS = 100
+"""Largest number of further numbers in an answer."""
+
+METRIC_NAME = re.compile("[A-Za-z][A-Za-z0-9_]{0,59}")
+"""Name of a further number."""
 
 
 class Difference(NamedTuple):
@@ -239,6 +250,7 @@ class Answer(NamedTuple):
         train_losses: each client's mean loss over the samples trained on; empty likewise.
         size_bytes: bytes that travelled from the clients.
         more_bytes_down: bytes that travelled to clients beside their tasks, or to an edge coordinator to send on.
+        metrics: further numbers of each client, where an app tells some; else empty.
     """
 
     tasks: tuple[int, ...]
@@ -250,6 +262,7 @@ class Answer(NamedTuple):
     train_losses: tuple[float, ...] = ()
     size_bytes: int = 0
     more_bytes_down: int = 0
+    metrics: tuple[Mapping[str, float], ...] = ()
 
     @classmethod
     def failure(cls, task: Task, reason: str, *, has_diverged: bool = False) -> "Answer":
@@ -292,6 +305,7 @@ class Answer(NamedTuple):
         """Fields for a checkpoint, of an answer that holds an update or lanes."""
         fields = self._asdict()
         del fields["content"]
+        fields["metrics"] = tuple(map(dict, self.metrics))
         update = Update(self.content.lanes, 0.0) if isinstance(self.content, Lanes) else self.update
         # The name that earlier checkpoints have.
         return {**fields, "mean_update_M": update.update_M, "weight": update.weight}
@@ -299,7 +313,8 @@ class Answer(NamedTuple):
 
 def answer_of(saved: Mapping[str, Any]) -> Answer:
     """Answer whose fields a checkpoint holds."""
-    names = [name for name in Answer._fields if name != "content"]
+    # Checkpoints of earlier versions lack the newer fields.
+    names = [name for name in Answer._fields if name in saved]
     message = saved["mean_update_M"]
     # Lanes are whole numbers, updates are not.
     content = Update(message, saved["weight"]) if message.is_floating_point() else Lanes(message)
@@ -320,6 +335,21 @@ def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | 
         return f"the weight must be positive and at most {_HEAVIEST:.0e}, got {weight}"
     if not abs(train_loss) <= LARGEST:
         return f"the training loss must be finite and within ±{LARGEST:.0e}, got {train_loss}"
+    return None
+
+
+def refusal_of_metrics(metrics: Mapping[str, float], count: int | None = None) -> str | None:
+    """Reason why an app's further numbers must not count; None if they may.
+
+    Args:
+        metrics: name → number.
+        count: number of them as they came, names that came twice included; None: as many as names.
+    """
+    if len(metrics) > MOST_METRICS or count not in (None, len(metrics)):
+        return f"an answer may tell {MOST_METRICS} numbers at most, each once, got {max(len(metrics), count or 0)}"
+    for name, number in metrics.items():
+        if not METRIC_NAME.fullmatch(name) or not abs(number) <= LARGEST:
+            return f"an app's numbers must be finite, under names of letters, digits and _, got {name[:20]!r}: {number}"
     return None
 
 

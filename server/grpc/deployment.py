@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fed.clients.apps.app import App
+from fed.clients.apps.app_trainer import stand_in
+from fed.clients.apps.arrays import AppModel
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.data.forms import DTYPES, zeros_of
 from fed.clients.fingerprint import pair_sha256
@@ -87,6 +90,7 @@ class Deployment:
             identities()  # read now, so that unreadable ones are refused before any node dials
         self._identities = identities
         self.experiment = experiment
+        self._is_of_app = experiment.app is not None
         self._data = _data_of(experiment)
         if self._data is not None:
             check_collate(self._data)
@@ -97,14 +101,21 @@ class Deployment:
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
         self._signature: Signature | None = None
         # A loss that says its number of outputs needs no classes, even where targets are whole numbers, such as counts.
-        self._has_classes = not hasattr(loss_in_force(experiment, None), "outputs")
+        self._has_classes = not self._is_of_app and not hasattr(loss_in_force(experiment, None), "outputs")
         if self._data is not None:
             classes = self._data.number_of_classes() if self._has_classes else None
             self._signature = signature_of_data(self._data, classes or 0)
+        elif self._is_of_app:
+            self._signature = _signature_of_an_app()
 
     def accepts(self, joining: Joining) -> str | None:
         """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
         said = joining.signature
+        is_app = said == _signature_of_an_app()
+        if is_app != self._is_of_app:
+            if is_app:
+                return "this node brings an app, and the run's experiment has no section app"
+            return "the run's clients are an app's: start fed client with --app MODULE:NAME"
         for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype or "int64")):
             # A stand-in for the node's samples is made of it, before any of them is seen.
             if dtype not in _DTYPES and not said.form:
@@ -152,7 +163,7 @@ class Deployment:
             # Where the server has no data, the first node's samples decide the shape of the model.
             fleet.await_nodes(1)
         assert self._signature is not None
-        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
+        prepared = self._prepared()
         if self._data is not None and prepared.casting:
             _log.info("%s", prepared.casting)
         fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
@@ -163,7 +174,8 @@ class Deployment:
         self._gather(fleet, min_nodes, prepared, policy, is_resumed=kept is not None)
         message = self._message(prepared, policy, len(fleet.registered()))
         states = prepared.client_states(message)
-        plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
+        arrays = prepared.module.specs if isinstance(prepared.module, AppModel) else None
+        plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment, arrays)), signature=self._signature)
         seen = fleet if self.experiment.secure_aggregation is None else self._secured(fleet, message, plan)
         federation = Coordinated(
             experiment=self.experiment,
@@ -194,6 +206,13 @@ class Deployment:
         fleet.observers = observers  # only now: clients that are there already are in the run's first event
         fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
         return loop.run()
+
+    def _prepared(self) -> Preparation:
+        section = self.experiment.app
+        if section is not None:
+            return Preparation(self.experiment, stand_in([0]), app=App(section.kind, section))
+        assert self._signature is not None
+        return Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
 
     def _checkpoint(
         self, prepared: Preparation, fingerprint: Mapping[str, Any], folder: RunFolder, *, resume: bool
@@ -371,6 +390,11 @@ def _data_of(experiment: Experiment) -> FederatedData | None:
     if experiment.data is None:
         return None
     return load(experiment.data, experiment.data_streams, experiment.table, is_for_server=True)
+
+
+def _signature_of_an_app() -> Signature:
+    """The shape of data that an app keeps to itself."""
+    return signature_of_data(stand_in([0]), 0)
 
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:

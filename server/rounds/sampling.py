@@ -119,7 +119,7 @@ class Weighted(Sampling):
 
     def needs(self) -> Sequence[Term]:
         """Clients' numbers of samples."""
-        return (Term(Feature.CLIENT_NUMBERS, "write rounds.sampling: uniform", subject="rounds.sampling weighted"),)
+        return _terms_of_numbers("rounds.sampling weighted")
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Draw by samples."""
@@ -179,8 +179,7 @@ class PowerOfChoice(Sampling):
 
     def needs(self) -> Sequence[Term]:
         """Clients' losses and numbers of samples."""
-        subject = "rounds.sampling power_of_choice"
-        return (Term(Feature.CLIENT_NUMBERS, "write rounds.sampling: uniform", subject=subject),)
+        return _terms_of_numbers("rounds.sampling power_of_choice")
 
     def check(self, cohort: int) -> None:
         """Check that the candidates are not fewer than the cohort.
@@ -202,3 +201,9 @@ class PowerOfChoice(Sampling):
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
         # A stable sort: of equal losses the first drawn is taken on every machine.
         return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.size]]
+
+
+def _terms_of_numbers(subject: str) -> tuple[Term, ...]:
+    """Terms of a sampling by clients' numbers, which an app's clients tell with their answers alone."""
+    features = (Feature.CLIENT_NUMBERS, Feature.OWN_TRAINING)
+    return tuple(Term(feature, "write rounds.sampling: uniform", subject=subject) for feature in features)

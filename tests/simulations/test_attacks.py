@@ -167,7 +167,7 @@ def test_the_updates_of_attackers_change_and_nothing_else() -> None:
         unchanged = trained[client].with_update(answer.update.update_M)
         assert answer == unchanged
         assert answer.update.weight == client + 1.0
-        assert answer[4:] == (NO_INTEGERS, (client + 1,), (0.1 * client,), 56, 0)
+        assert answer[4:] == (NO_INTEGERS, (client + 1,), (0.1 * client,), 56, 0, ())
     mean_P = np.mean([row(client)[:5].numpy() for client in honest], axis=0)
     for client in honest:
         assert torch.equal(said[client].update.update_M, row(client))
