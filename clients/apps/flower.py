@@ -10,6 +10,7 @@ from typing import Any
 
 from fed.clients.apps.arrays import Array, named_arrays
 from fed.errors import AppFailed, InvalidModel
+from fed.wire.flower_records import flower
 
 __all__ = [
     "MessageClient",
@@ -61,9 +62,8 @@ def context_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) ->
     parts = {"node_id": _NODE, "node_config": dict(node_config), "run_config": dict(run_config)}
     if "flwr" not in sys.modules:
         return SimpleNamespace(run_id=_RUN, state={}, **parts)
-    from flwr.app import Context, RecordDict
-
-    return Context(run_id=_RUN, state=RecordDict(), **parts)
+    records = flower("app")
+    return records.Context(run_id=_RUN, state=records.RecordDict(), **parts)
 
 
 class MessageClient:
@@ -91,9 +91,7 @@ class MessageClient:
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[Array]:
         """First arrays, of a client that ``client_fn`` makes."""
-        from flwr.app import ConfigRecord
-
-        content = {"getparametersins.config": ConfigRecord(dict(config))}
+        content = {"getparametersins.config": flower("app").ConfigRecord(dict(config))}
         return _arrays_of(self._reply("get_parameters", content), ())
 
     def fit(self, arrays: Sequence[Array], config: Mapping[str, Any]) -> tuple[list[Array], int, dict[str, Any]]:
@@ -112,21 +110,19 @@ class MessageClient:
         return loss, samples, metrics
 
     def _content(self, earlier: str, arrays: Sequence[Array], config: Mapping[str, Any]) -> dict[str, Any]:
-        from flwr.app import Array as FlowerArray
-        from flwr.app import ArrayRecord, ConfigRecord
-
+        records = flower("app")
         names = self._names or [str(number) for number in range(len(arrays))]
-        record = ArrayRecord({name: FlowerArray(array) for name, array in zip(names, arrays, strict=True)})
-        settings = ConfigRecord(dict(config))
+        by_name = zip(names, arrays, strict=True)
+        record = records.ArrayRecord({name: records.Array(array) for name, array in by_name})
+        settings = records.ConfigRecord(dict(config))
         if self._has_client_fn:
             return {f"{earlier}.parameters": record, f"{earlier}.config": settings}
         return {"arrays": record, "config": settings}
 
     def _reply(self, kind: str, content: Mapping[str, Any]) -> Any:
-        from flwr.app import Message, Metadata, RecordDict
-
+        records = flower("app")
         # With metadata of its own: without them Flower asks for the run of its own process.
-        metadata = Metadata(
+        metadata = records.Metadata(
             run_id=_RUN,
             message_id="task",
             src_node_id=_SERVER,
@@ -137,7 +133,7 @@ class MessageClient:
             ttl=_TTL_S,
             message_type=kind,
         )
-        message = Message(content=RecordDict(dict(content)), metadata=metadata)
+        message = records.Message(content=records.RecordDict(dict(content)), metadata=metadata)
         reply = self._app(message, self._context)
         if reply.has_error():
             raise AppFailed(f"answers with Flower's error {reply.error.code}: {reply.error.reason}")
