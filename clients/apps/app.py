@@ -47,7 +47,7 @@ class Made:
     context: Any = None
 
     def call(self, name: str, owner: ClientId, *arguments: Any) -> Any:
-        """What a method of the client returns.
+        """Result of a method of the client.
 
         Args:
             name: name of the method.
@@ -214,7 +214,7 @@ def tried(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     Args:
         what: subject of the sentence.
         function: the user's function.
-        arguments: its arguments.
+        arguments: values that the function is called with.
 
     Raises:
         AppFailed: if it raises.

@@ -90,6 +90,14 @@ class AppTrainer:
     ) -> LocalResult:
         """Have a client fit the arrays of a state.
 
+        Args:
+            vector_V: floating-point state to start from.
+            integers_I: integers of the state to start from.
+            samples: samples that nothing is done with; the app has its own.
+            order: stream that is not drawn from.
+            seed: seed of the app's draws, in ``config["seed"]`` and of the global generators.
+            context: client, round and step size of the task.
+
         Raises:
             AppFailed: if it raises, or returns something else than arrays, a number of samples, and metrics.
         """
@@ -114,6 +122,12 @@ class AppTrainer:
 
     def evaluate(self, client: ClientId, vector_V: Tensor, integers_I: Tensor, seed: int) -> tuple[Score, int]:
         """Have a client evaluate the arrays of a state.
+
+        Args:
+            client: id of the client.
+            vector_V: floating-point state.
+            integers_I: integers of the state.
+            seed: seed of the app's draws.
 
         Returns:
             The score, with the metrics that the experiment names, NaN where the client gave none; and the number of
@@ -145,6 +159,13 @@ class AppTrainer:
         self, vector_V: Tensor, integers_I: Tensor, samples: Held, seed: int, *, gradient: bool
     ) -> tuple[float, Tensor]:
         """Refuse: an app computes neither a loss nor a gradient here.
+
+        Args:
+            vector_V: floating-point state.
+            integers_I: integers of the state.
+            samples: samples of nothing.
+            seed: seed of draws.
+            gradient: True if the gradient is wanted.
 
         Raises:
             InvalidModel: always.

@@ -45,7 +45,7 @@ def is_message_client(client: object) -> bool:
 
 
 def as_told_by_flower(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What an app is told with a task, with the names that Flower's strategies have for it beside ours."""
+    """Settings of a task, also under the names that Flower's strategies have for them."""
     told = dict(config)
     told |= {name: config["round"] for name in ("server_round", "server-round") if "round" in config}
     told |= {name: config["mu"] for name in ("proximal_mu", "proximal-mu") if "mu" in config}

@@ -123,6 +123,8 @@ def described_without_schema(description: NodeData, client: ClientId) -> tuple[p
     Raises:
         InvalidData: if the data cannot be read by any schema.
     """
+    if description.data is None:
+        return described(samples_of(description, client)), ""
     is_table = "schema" in inspect.signature(description.data.target).parameters
     try:
         joining = described(samples_of(description, client))

@@ -25,7 +25,7 @@ def part_of_nodes(experiment: Experiment, arrays: Sequence[ArraySpec] | None = N
 
     Args:
         experiment: experiment of the server.
-        arrays: names, types and shapes of an app's arrays; None where no app trains.
+        arrays: name, type and shape of each array of an app's model; None where no app trains.
     """
     keys = experiment.dump()
     if not isinstance(experiment.evaluation.make(), ByClients):
@@ -68,9 +68,8 @@ def as_experiment(plan: str, allowed: Sequence[str], app: str | None = None) -> 
     if others := sorted(keys.keys() - known) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan must hold only keys that nodes use, got {others[0][:40]!r}")
     _take_own_app(keys, app)
-    hold_to_allowed(
-        keys, allowed if app is None else [*allowed, app]
-    )  # before validation, which imports the code that is named
+    # Before validation, which imports the code that is named.
+    hold_to_allowed(keys, allowed if app is None else [*allowed, app])
     try:
         experiment = Experiment(**keys)
     except RecursionError:

@@ -19,7 +19,7 @@ class ArraySpec(Section):
     dtype: Annotated[str, Field(pattern="^(float(16|32|64)|u?int(8|16|32|64)|bool)$")]
     """Type of its numbers, by NumPy's name."""
     shape: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
-    """Its shape; empty for a single number."""
+    """Length of each dimension; empty for a single number."""
 
 
 class AppSection(Section):
@@ -38,7 +38,7 @@ class AppSection(Section):
     """First arrays: a file (.npz, .safetensors), or python:package.module:Name of a function or class that makes arrays
     or a model; null for those of the first client's initial() or get_parameters(config)."""
     arrays: Annotated[tuple[ArraySpec, ...], Field(strict=False)] | None = None
-    """Names, types and shapes of the arrays; null for those of the first arrays. A server tells them to its nodes."""
+    """Name, type and shape of each array; null for those of the first arrays. A server tells them to its nodes."""
 
     @model_validator(mode="before")
     @classmethod

@@ -91,6 +91,7 @@ _COMMON = {"data": "digits", "model": "logistic", "loss": "cross_entropy", "roun
 _SHARES = {"data": 0.12, "model": 0.2, "loss": 0.07, "metrics": 0.2, "rounds": 0.4}
 _SHARES["fixed"] = 0.0  # a file of one model fits no other
 _SHARES["table"] = 0.0  # a schema fits one file alone
+_SHARES["app"] = 0.0  # its clients are code, and bring their own data and model
 _SHARES["tracking"] = 0.0  # packages of trackers need not be installed
 _SHARES |= dict.fromkeys(("algorithm", "local", "checkpoints", "simulation"), 1.0)
 _SHARE = 0.35

@@ -102,7 +102,8 @@ def test_a_dry_run_counts_features_apart_from_targets(folder: Path, capsys: pyte
 
 def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dry = ["client", "--data", "data.yaml", "--name", "ann", "--dry-run"]
-    assert (main(dry), main([*dry, "--secure"])) == (0, 0)
+    app = ["client", "--app", "tests.clients.apps.arrays_only:Regression", "--name", "ann", "--dry-run"]
+    assert (main(dry), main([*dry, "--secure"]), main(app)) == (0, 0, 0)
     said = capsys.readouterr().out
     words = {
         "Joining": {
@@ -163,6 +164,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "samples": "how many samples it was trained on",
             "train_loss": "the mean training loss",
             "began_anew": "whether what it kept between tasks was lost",
+            "metrics": "numbers among the metrics that its app returns",
         },
     }
     for name, fields in words.items():
