@@ -1,7 +1,8 @@
 # Two commands do everything, each from a bare checkout: make test, make compare. The rest: make help.
 
 PYTHON ?= python3
-WORKERS ?= 2
+# One more than most cores: some tests wait for what other processes do.
+WORKERS ?= 3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation
 

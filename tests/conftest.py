@@ -1,5 +1,6 @@
 """What all tests share: the house's modules, and an environment in which they repeat to the bit."""
 
+import gc
 import logging
 import os
 import sys
@@ -26,10 +27,14 @@ settings.register_profile("long", deadline=None, derandomize=True, max_examples=
 def pytest_configure(config: pytest.Config) -> None:
     """Draw many examples where the long tests run too, few where they are left out."""
     settings.load_profile("short" if _leaves_out_long(config) else "long")
+    gc.disable()  # until all is collected, which makes a million objects and no garbage
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin to load what processes need, where a test starts some; beside the long tests, commands start anew."""
+    # The collector need not look at ten thousand tests again and again.
+    gc.enable()
+    gc.freeze()
     if "tests.programs" in sys.modules and not session.config.option.collectonly:
         sys.modules["tests.programs"].prepare(forks_commands=_leaves_out_long(session.config))
 

@@ -131,6 +131,12 @@ def page(several: ComparisonResult) -> str:
     )
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without pictures, for tests of what stands beside them: to draw is most of the work."""
+    monkeypatch.setattr(html, "_figure", lambda heading, note, draw: html._Figure(heading, note, "<svg></svg>"))
+
+
 def test_page_is_well_nested_and_asks_for_nothing_else(page: str) -> None:
     reading = Reading(page)
     assert reading.open == []
@@ -221,6 +227,7 @@ def failed(reason: str) -> dict[str, Any]:
     return {"metrics": [], "summary": {"status": "failed", "reason": reason}}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_each_failure_reason_stands_once_below_the_table() -> None:
     reason = "the training loss of client 7 is not finite"
     runs = {"A": [record(0.5)] * 4, "B": [failed(reason), failed(reason), record(0.5), failed("died")]}
@@ -240,6 +247,7 @@ def test_terminal_table_does_not_break_the_words_of_a_name() -> None:
     assert name in shown.getvalue()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_accuracy_is_not_measured_the_loss_is_drawn() -> None:
     runs = {"A": [record(0.5, 0.6)], "B": [record(0.5, 0.7)]}
     for of in runs.values():
@@ -250,6 +258,7 @@ def test_where_accuracy_is_not_measured_the_loss_is_drawn() -> None:
     assert "final loss" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("settings", [{}, {"algorithm": {"kind": "dpsgd"}}, {"algorithm": {"kind": "centralized"}}])
 def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
     keys: dict[str, Any] = {"name": HOSTILE, "data": {"clients": 5}, "rounds": {"count": 2}, **settings}
@@ -309,6 +318,7 @@ def test_the_page_of_a_real_peer_shows_what_it_saw() -> None:
     assert "What became of tasks" not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -336,6 +346,7 @@ def test_page_says_what_the_coordinator_could_see(changes: dict[str, Any], words
     assert ("What the coordinator could see" in text) == bool(words)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_interrupted_run_says_so() -> None:
     run = fed.simulate(fed.Experiment().override({"data.clients": 5, "rounds.count": 1}))
     cut_short = fed.Run(run.experiment, [], {**run.summary, "status": "interrupted", "rounds": 0}, run.model)
@@ -396,6 +407,7 @@ def test_bytes_have_a_logarithmic_axis_where_settings_differ() -> None:
     assert labels["20 kB"] - labels["10 kB"] == pytest.approx(labels["10 kB"] - labels["0 B"])
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("bytes_up", "is_shown"), [(3900, False), (40, True)])
 def test_bytes_of_each_way_are_drawn_where_they_differ(bytes_up: int, is_shown: bool) -> None:
     runs = {"A": [record(0.5, 0.6, bytes_up=4000)], "B": [record(0.5, 0.7, bytes_up=bytes_up)]}
@@ -597,6 +609,7 @@ def test_no_plotting_library_is_loaded_before_a_picture_is_drawn() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_unread_broken_client_costs_neither_summary_nor_report(tmp_path: Path) -> None:
     data = on_demand(bad=[7])
     keys = fed.Experiment(rounds={"count": 1, "cohort": 1}, seed=1, simulation={"workers": 0})
