@@ -53,6 +53,14 @@ def _logs_as_before() -> Iterator[None]:
     logger.setLevel(level)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, for tests of what stands beside them: to draw is most of the work."""
+    from fed.reports import html
+
+    monkeypatch.setattr(html, "_figure", lambda heading, note, _: html._Figure(heading, note, "<svg></svg>"))
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for ``module_name`` runs once for every module of the five rooms."""
     if "module_name" in metafunc.fixturenames:

@@ -73,6 +73,7 @@ def rows_and_runs(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return rows, {variant: {0: run, 1: run} for variant in rows}
 
 
+@pytest.mark.long
 def test_a_table_is_written_without_a_run(
     results: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

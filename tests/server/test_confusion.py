@@ -24,7 +24,12 @@ def kept(folder: Path) -> Any:
     return json.loads((folder / "population.json").read_text())["confusion"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"metrics": ["balanced_accuracy"]}, {"algorithm": "dpsgd"}], ids=str)
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"metrics": ["balanced_accuracy"]}, pytest.param({"algorithm": "dpsgd"}, marks=pytest.mark.long)],
+    ids=str,
+)
 def test_confusion_equals_a_count_of_the_kept_models_outputs(changes: dict[str, Any], tmp_path: Path) -> None:
     run = fed.simulate(fed.Experiment(**{**KEYS, **changes}), output=tmp_path / "run")
     assert run.experiment.data is not None
@@ -56,7 +61,10 @@ def test_parts_of_the_test_set_add_up(tmp_path: Path, monkeypatch: pytest.Monkey
     assert kept(tmp_path / "parts") == kept(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("changes", [{"evaluation": "clients"}, {"algorithm": "local"}], ids=str)
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "changes", [{"evaluation": "clients"}, pytest.param({"algorithm": "local"}, marks=pytest.mark.long)], ids=str
+)
 def test_there_is_none_where_no_model_meets_a_test_set(changes: dict[str, Any], tmp_path: Path) -> None:
     fed.simulate(fed.Experiment(**{**KEYS, **changes}), output=tmp_path / "run")
     assert kept(tmp_path / "run") is None

@@ -94,7 +94,7 @@ def test_scores_of_shards_are_those_of_the_whole_test_set(algorithm: str, batchi
         assert last["client_accuracy_std"] == pytest.approx(statistics.pstdev(accuracies), abs=1e-12)
 
 
-@pytest.mark.parametrize("batching", ["auto", "off"])
+@pytest.mark.parametrize("batching", ["auto", pytest.param("off", marks=pytest.mark.long)])
 @pytest.mark.parametrize("algorithm", ["fedavg", pytest.param("dpsgd", marks=pytest.mark.long)])
 @pytest.mark.parametrize("given", [{"metric": parts.correlation}, {"loss": parts.cox, "metric": parts.concordance}])
 def test_measures_other_than_means_use_the_whole_test_set(

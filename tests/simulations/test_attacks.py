@@ -433,6 +433,7 @@ ROBUST: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long
 def test_fedavg_collapses_on_digits_where_robust_rules_do_not() -> None:
     adversaries = {"kind": "ipm", "epsilon": 10.0}
     # Without attackers all reach about 0.92; ten classes guessed are 0.1. A fifth at −10 turns the mean around.

@@ -142,7 +142,7 @@ def test_feddyn_is_refused_where_silent_clients_count_as_zeros() -> None:
 
 
 @pytest.mark.parametrize("staleness", ["polynomial", "constant"])
-@pytest.mark.parametrize("clients", [3, 8])
+@pytest.mark.parametrize("clients", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_scaffold_in_buffers_reaches_the_optimum(clients: int, staleness: str) -> None:
     """Three clients with targets 0, 1 and 5 have it at 2."""
     three = Quadratics(np.ones((3, 1, 1)), np.array([[0.0], [1.0], [5.0]]), np.ones(3, dtype=np.int64), np.zeros(1))

@@ -286,12 +286,14 @@ def optimum_of_equals(quadratics: Quadratics, decay: float = 0.0) -> NDArray[np.
     return answer
 
 
+@pytest.mark.long
 def test_scaffold_with_weight_decay_reaches_the_decayed_optimum(quadratics: Quadratics) -> None:
     local = {"lr": 0.05, "steps": 4, "batch_size": 100, "weight_decay": DECAY}
     finished = run(quadratics, algorithm={"kind": "scaffold"}, local=local, rounds={"count": 400})
     np.testing.assert_allclose(point(finished), optimum_of_equals(quadratics, DECAY), rtol=0, atol=1e-10)
 
 
+@pytest.mark.long
 def test_mimelite_with_weight_decay_rests_where_the_decayed_losses_do(quadratics: Quadratics) -> None:
     # Of one step: at rest m is Σ p_i ∇f_i(x), and (1 − β) m + β m + λ x = 0. Momentum is slow: 0.95 a round at worst.
     equal = Quadratics(
@@ -310,6 +312,7 @@ def test_qfedavg_with_q_zero_is_fedavg_under_adam(quadratics: Quadratics, optimi
     np.testing.assert_allclose(point(fair), point(mean), rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 def test_feddyn_reaches_the_optimum_under_adam_and_fedavg_does_not(quadratics: Quadratics) -> None:
     # Adam's first step is η long however small the gradient, so that it comes as near as a few η.
     local = {"optimizer": "adam", "lr": 0.005, "steps": 30, "batch_size": 100}

@@ -179,7 +179,11 @@ def over_flower(given: fed.Experiment, folder: Path) -> tuple[list[int], list[An
     return [len(content["arrays"]["flat"].data) for content in grid.answers], [json.loads(line) for line in metrics]
 
 
-@pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+DEPLOYED = [pytest.param(over_grpc, id="grpc"), pytest.param(over_flower, id="flower", marks=pytest.mark.long)]
+"""Ways to deploy; codecs of every kind go over Flower in a test of their own."""
+
+
+@pytest.mark.parametrize("deployed", DEPLOYED)
 @everywhere
 def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],
@@ -210,7 +214,7 @@ def test_nodes_send_the_bytes_of_the_simulation(kind: str, tmp_path: Path, monke
     assert [line["bytes_up"] for line in metrics] == [line["bytes_up"] for line in simulated.metrics]
 
 
-@pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+@pytest.mark.parametrize("deployed", DEPLOYED)
 @pytest.mark.parametrize(
     ("uplink", "feedback"),
     [
@@ -239,7 +243,7 @@ def test_nodes_keep_what_codecs_keep_in_the_simulation(
     assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
 
 
-@pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+@pytest.mark.parametrize("deployed", DEPLOYED)
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova"])
 def test_nodes_make_models_of_differences(
     deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],

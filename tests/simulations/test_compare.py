@@ -274,6 +274,7 @@ def test_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
         fed.compare(comparison(), output=tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_overwriting_removes_an_earlier_comparison_and_nothing_else(tmp_path: Path) -> None:
     fed.compare(comparison(compare=SEVERAL, seeds=[0]), output=tmp_path)
     mine = [tmp_path / "mine.txt", tmp_path / "runs" / "local" / "mine.txt"]
@@ -320,6 +321,7 @@ def test_objects_that_no_file_names_are_refused_before_any_run(tmp_path: Path) -
     assert not (tmp_path / "result").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_folds_have_folders_and_test_sets_of_their_own(tmp_path: Path) -> None:
     base = {**BASE, "rounds": {"count": 1, "cohort": 2}, "data": {"kind": "digits", "clients": 3}}
     result = fed.compare(comparison(base=base, folds=2, seeds=[4]), output=tmp_path)
@@ -380,6 +382,7 @@ def test_observer_sees_every_run_from_its_beginning_to_its_end(both: Both) -> No
         assert all(("end", *run, "failed") in watching.events for run in runs[-2:])
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_interruption_keeps_what_was_done_and_leaves_no_process(jobs: int, tmp_path: Path) -> None:
     # Side by side those with most work begin first, and the second run is never over before the first has begun.

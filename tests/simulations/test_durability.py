@@ -120,7 +120,7 @@ IDLE = {
 
 @pytest.mark.parametrize(
     "case",
-    [case if case in ("power_of_choice", "choco") else pytest.param(case, marks=pytest.mark.long) for case in IDLE],
+    [case if case == "choco" else pytest.param(case, marks=pytest.mark.long) for case in IDLE],
 )
 def test_every_part_of_what_is_kept_counts(case: str, tmp_path: Path) -> None:
     """A run that went on without one of them would end with other bits, or not at all."""

@@ -30,6 +30,10 @@ def runs(rule: Any, **others: Any) -> tuple[fed.Run, fed.Run]:
     )  # type: ignore[return-value]
 
 
+def long(rule: str) -> Any:
+    return pytest.param(rule, marks=pytest.mark.long)
+
+
 def assert_same_bits(one: fed.Run, other: fed.Run) -> None:
     for name, tensor in one.model.state_dict().items():
         assert torch.equal(tensor, other.model.state_dict()[name]), name
@@ -38,7 +42,14 @@ def assert_same_bits(one: fed.Run, other: fed.Run) -> None:
             assert line[key] == its_line[key]
 
 
-@pytest.mark.parametrize("rule", [kind for kind in RULES.builtin if kind != "fedbn"])  # its model has BatchNorm
+@pytest.mark.parametrize(
+    "rule",
+    [
+        kind if kind in ("fedavg", "scaffold", "fedadam", "feddyn", "median", "ditto", "ffa_lora") else long(kind)
+        for kind in RULES.builtin
+        if kind != "fedbn"  # its model has BatchNorm
+    ],
+)
 def test_replicas_have_the_bits_of_a_coordinator(rule: str) -> None:
     adapters = {"model": "python:tests.lora_models:adapted", "data": {"kind": "digits", "clients": PEERS}}
     assert_same_bits(*runs(rule, **adapters if rule == "ffa_lora" else {}))

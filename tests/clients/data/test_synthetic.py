@@ -59,6 +59,7 @@ def test_devices_on_demand_are_those_drawn_at_once() -> None:
         assert torch.equal(data.test[part], torch.cat(tested))
 
 
+@pytest.mark.long
 def test_a_million_devices_are_read_when_they_are_needed(
     loaded: Callable[..., FederatedData], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -702,6 +702,7 @@ def test_what_is_nearly_sure_of_its_labels_is_not_refused(likely: int, loss: Los
     assert max(Task(module, pairs, local(), loss, own_starts=False).in_a_group().train_losses) < 1e-5
 
 
+@pytest.mark.long
 def test_training_a_group_needs_no_compiler() -> None:
     """Whose import takes seconds. In a process of its own, for others may have imported it here."""
     code = """

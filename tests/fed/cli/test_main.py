@@ -163,6 +163,7 @@ def test_json_is_the_summary_alone_on_standard_output(run: Run, folder: Path) ->
     assert "hello" in err
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("arguments", "note"),
     [
@@ -433,6 +434,7 @@ def test_compare_sets_runs_that_exist_side_by_side(run: Run, folder: Path) -> No
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_compare_exits_1_after_a_failed_run_and_reports(run: Run, folder: Path) -> None:
     path = folder / "two.yaml"
     path.write_text(COMPARISON.replace("lr: 0.5", "lr: 1e38"), encoding="utf-8")

@@ -54,7 +54,12 @@ def distance(of: Encoder, lr: Callable[[int], float], rounds: int) -> float:
     return largest
 
 
-@pytest.mark.parametrize("codecs", [(Sign(),), (TopK(fraction=0.1),), (TopK(fraction=0.2), TwoLevel())], ids=str)
+LONG = [
+    pytest.param(codecs, marks=pytest.mark.long) for codecs in ((TopK(fraction=0.1),), (TopK(fraction=0.2), TwoLevel()))
+]
+
+
+@pytest.mark.parametrize("codecs", [(Sign(),), *LONG], ids=str)
 def test_the_distance_falls_with_the_step_size(codecs: tuple[Codec, ...]) -> None:
     """Without feedback no step size helps: the codec leaves the same share of any step out. With it the sum of the
     messages lags the sum of the updates by the residuals, whose norm is at most 2 η G/δ with the largest gradient G and
@@ -68,7 +73,7 @@ def test_the_distance_falls_with_the_step_size(codecs: tuple[Codec, ...]) -> Non
     assert without[1] > without[0] / 3 or without[1] > 10 * with_it[1]
 
 
-@pytest.mark.parametrize("codecs", [(Sign(),), (TopK(fraction=0.1),)], ids=str)
+@pytest.mark.parametrize("codecs", [(Sign(),), LONG[0]], ids=str)
 def test_decreasing_steps_lead_to_the_optimum(codecs: tuple[Codec, ...]) -> None:
     found = [distance(encoder(EF(), *codecs), lambda number: 0.5 / (1 + number / 20), rounds) for rounds in (100, 1000)]
     assert found[1] < found[0] / 5
@@ -78,9 +83,8 @@ def test_decreasing_steps_lead_to_the_optimum(codecs: tuple[Codec, ...]) -> None
     "codecs",
     [
         (Sign(),),
-        pytest.param((TopK(fraction=0.1),), marks=pytest.mark.long),
-        pytest.param((TopK(fraction=0.2), TwoLevel()), marks=pytest.mark.long),
-        (QSGD(bits=2),),
+        *LONG,
+        pytest.param((QSGD(bits=2),), marks=pytest.mark.long),
     ],
     ids=str,
 )

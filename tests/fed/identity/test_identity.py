@@ -391,6 +391,7 @@ def test_identities_survive_folders_that_were_moved_away(authority: Authority) -
     assert ServerCredentials.load(authority.folder).identities().known().keys["ann"] == key
 
 
+@pytest.mark.long
 def test_many_that_issue_at_once_lose_nobody(authority: Authority) -> None:
     code = "import sys; from pathlib import Path; from fed.identity.authority import Authority\n"
     code += "for name in sys.argv[2:]: Authority.load(Path(sys.argv[1])).issue(name)"

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux alone")
 def test_children_see_todays_environment_and_end_with_what_forked_them(tmp_path: Path) -> None:
     # A module of the user's with the name of one that children load: it must not be theirs.

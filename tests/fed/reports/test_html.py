@@ -131,12 +131,6 @@ def page(several: ComparisonResult) -> str:
     )
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without pictures, for tests of what stands beside them: to draw is most of the work."""
-    monkeypatch.setattr(html, "_figure", lambda heading, note, draw: html._Figure(heading, note, "<svg></svg>"))
-
-
 def test_page_is_well_nested_and_asks_for_nothing_else(page: str) -> None:
     reading = Reading(page)
     assert reading.open == []

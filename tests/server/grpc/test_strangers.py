@@ -57,7 +57,8 @@ def running(folder: Path, command: Sequence[str]) -> Iterator[Program]:
         program.kill()
 
 
-@pytest.mark.parametrize("begun", [a_server, pytest.param(a_peer, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("begun", [a_server, a_peer])
 def test_strangers_are_counted_in_few_lines_of_ours(begun: Callable[[Path], list[str]], tmp_path: Path) -> None:
     foreign = Authority.create(tmp_path / "other").issue("mallory")
     with running(tmp_path, begun(tmp_path)) as program:

@@ -80,7 +80,7 @@ def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tu
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["scaffold", *(pytest.param(name, marks=pytest.mark.long) for name in ("fedavg", "fednova"))]
+    "algorithm", ["fedavg", *(pytest.param(name, marks=pytest.mark.long) for name in ("scaffold", "fednova"))]
 )
 def test_an_answer_by_the_deadline_is_that_of_fewer_steps(
     algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
