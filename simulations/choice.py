@@ -63,7 +63,7 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Exe
     count = _worthwhile(simulation, expectation) if asked == "auto" else asked
     if count:
         try:
-            # With auto this process does the work if no worker can start, which only waiting for one shows.
+            # With auto this process does the work where no worker can start; to wait for one is the only way to know.
             return _started(simulation, EXECUTORS.make("workers"), count, awaits=is_free)
         except (InvalidInput, RunFailed) as error:
             if not is_free:

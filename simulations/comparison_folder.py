@@ -214,7 +214,7 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.json", (to_json(contents, indent=2) + "\n").encode())
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":
-        """Names of variants → the graph of their peers, each graph once, of those with finished runs."""
+        """Names of variants with finished runs → the graph of their peers; variants with one graph share an entry."""
         import networkx as nx
 
         found: list[tuple[list[str], nx.Graph[int]]] = []

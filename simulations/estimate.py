@@ -120,7 +120,7 @@ def _task_s(simulation: Simulation) -> float:
 
 
 def _sizes(data: FederatedData) -> dict[ClientId, int]:
-    """Numbers of samples that clients hold, where they are known without reading; of the first client in any case."""
+    """Number of samples by client, if it is known without reading them; else that of the first client alone."""
     first = data.clients[0]
     says_sizes = isinstance(data.train, ClientsOnDemand) and data.train.size_of(first) is not None
     if data.is_on_demand and not says_sizes:

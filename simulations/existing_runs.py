@@ -119,7 +119,7 @@ def _names(groups: Sequence[Sequence[_Kept]]) -> list[str]:
 
 
 def _what_varies(experiments: Sequence[Experiment]) -> dict[str, int]:
-    """The seed that stays, by its key, where one of ``seed`` and ``data_seed`` does; empty where one seed sets all."""
+    """Key and value of the seed that all runs share; empty where no run has a ``data_seed``."""
     data_seeds = {experiment.data_seed for experiment in experiments}
     seeds = {experiment.seed for experiment in experiments}
     if data_seeds == {None}:

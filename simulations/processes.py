@@ -99,7 +99,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class _Reporter:
-    """Observer of a run that also keeps its metrics: of a run that fails nothing else holds them."""
+    """Observer of a run that also keeps its metrics, which are lost otherwise if the run fails."""
 
     tell: Callable[[dict[str, Any]], None]
     lines: list[dict[str, Any]] = field(default_factory=list)

@@ -70,8 +70,8 @@ def held_of(given: Any, owner: str, targets: TargetNames = None, names: Names | 
         inputs = aligned(inputs, names.columns[: len(names.columns) - len(names_of(its_targets))], f"inputs of {owner}")
     if names is not None and (found := categories_of(its_targets)) != names.labels:
         raise InvalidData(
-            f"targets of {owner} must have the categories of the first client, {names.labels}, got {found}: make them "
-            "on the whole table, before clients are dealt"
+            f"targets of {owner} must have the first client's categories, {names.labels or 'none'}, got "
+            f"{found or 'none'}: make the column categorical in the table of all clients, then part it into clients"
         )
     return tree_of(inputs, f"inputs of {owner}"), tree_of(its_targets, f"targets of {owner}", are_targets=True)
 

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]":
-    """A graph without edges between two members that only dial; parts that fall off are joined to a listening member.
+    """The graph without edges between two members that only dial; parts that this cuts off join a listening member.
 
     Args:
         members: one record for each of the graph's nodes, in their order.
@@ -54,7 +54,7 @@ def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Gr
 
 
 def _parts(reachable: Any, before: Any) -> list[list[int]]:
-    """Parts between which nothing passes, or one way alone where it passed both ways before edges were removed."""
+    """Parts that removed edges have cut off from each other; a path one way counts where all had paths both ways."""
     import networkx as nx
 
     if before.is_directed() and nx.is_strongly_connected(before):

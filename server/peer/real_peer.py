@@ -360,7 +360,7 @@ def _hash(fingerprint: Mapping[str, Any], fixed_part: Sequence[Tensor]) -> str:
     """Hash of the settings, the shapes and the fixed part of the model that all peers must share."""
     keys = fingerprint["experiment"]
     agreed = {**{key: keys[key] for key in _AGREED}, "shapes": fingerprint["shapes"]}
-    # without what an older version does not know, the hash must be that of the older version
+    # a peer of an older version leaves out keys that it does not know: where they are unused, the hashes agree
     if keys["stages"] is not None:
         agreed["stages"] = keys["stages"]
     if keys["model"] is not None and keys["model"]["train"] is None:

@@ -343,7 +343,7 @@ class Workers(Executor):
         words, details = report or (words_of_exit(code, worker.fault()), worker.fault())
         at_work = worker.given[0].task if worker.given else None
         doing = f"at {at_work.item.label}" if at_work else "idle"
-        # A process that ends by itself before it begins would do so again; a signal may not come again.
+        # A process that ends by itself at its start would do so again; one that a signal has ended might not.
         if not worker.is_ready and (code is None or (code >= 0 and code != UNKNOWN_EXIT_CODE)):
             self.close()
             raise RunFailed(_NO_START.format(words=words))

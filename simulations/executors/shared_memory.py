@@ -285,7 +285,7 @@ def _control_groups() -> list[Path]:
     except OSError:
         lines = []
     paths = [Path(f"{controller}{path}") for controller, path in lines if controller in ("", "memory")]
-    # A container may see the tree from its own group on, and yet be told its place in the whole.
+    # A container may be told its path in the whole tree, and see its own group as the root: the root is looked at, too.
     relative = {part for path in paths for part in (path, *path.parents)}
     return [_CONTROL_GROUPS, *(_CONTROL_GROUPS / str(path).lstrip("/") for path in relative)]
 

@@ -13,6 +13,7 @@ import torch
 
 import fed
 from fed.config import yaml
+from fed.errors import InvalidInput
 from fed.server.observer import Essential
 from fed.simulations.choice import hired
 from fed.simulations.simulation import Simulation
@@ -141,7 +142,7 @@ def test_every_part_of_what_is_kept_counts(case: str, tmp_path: Path) -> None:
         Checkpoints(folder / "checkpoints", 9).write(number, state)
         try:
             hold_same(whole, fed.simulate(one, output=folder, resume=True))
-        except Exception:  # whatever it is, it is noticed
+        except (AssertionError, InvalidInput, TypeError):  # a staleness below 0 has a complex weight
             continue
         idle.add(path[-1])
     assert len(kept) > 1

@@ -229,7 +229,7 @@ class Links:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         if (reason := self._refusal_of(greeting, name)) is not None:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
-        # whoever was dialled by address alone has shown that it is some peer, but not which
+        # a peer that was dialled by its address alone has proved no name: it is believed like hearsay
         is_hearsay = name is None and self._credentials is not None
         is_introduction = is_introduction or greeting.is_introduction
         link = Link(greeting, is_introduction=is_introduction, is_hearsay=is_hearsay)
@@ -284,7 +284,7 @@ class Links:
             return f"peers must speak protocol {PROTOCOL}, got {greeting.protocol}: install the same version of fed"
         if not NODE_NAME.fullmatch(greeting.name):
             return "a peer's name must be up to 64 letters, digits, dots, hyphens and underscores"
-        # in this peer's table a later one would make others refuse the whole table
+        # others would refuse this peer's whole table for one later start in it
         if greeting.start > MOST_START:
             return f"a peer's start must be up to 2^62, got {greeting.start}"
         if name is not None and greeting.name != name:

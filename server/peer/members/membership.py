@@ -12,9 +12,9 @@ of it.
   (Lifeguard, Dadgar, Phillips & Currey 2018).
 - Members that are gone are tried again now and then, and so are introducers, so that the sides of a partition merge.
 - A member refutes what others say of it by a larger beat or a later start. Starts in the upper half of their range are
-  believed of the member itself alone, and others pass on no more than the heartbeats of such a life, as far as they do
-  not lead its own word by days; so it tells all members itself, some at each beat. No hearsay, however large its
-  numbers, leaves a member without an answer.
+  believed only from the member itself, which therefore tells all members, some at each beat. Others pass on the
+  heartbeats of such a life, which are believed up to two days ahead of the member's own word. No hearsay, however large
+  its numbers, leaves a member without an answer.
 
 Trust: malformed names and addresses, and counts beyond bounds, are refused. A hostile member, which has a certificate
 of the run, can keep a dead member's count rising, or say that a living one has left, which that one refutes within some
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 _MOST_START_BY_HEARSAY = MOST_START // 2  # in nanoseconds since 1970: the year 2043
 _MOST_LEAD = 2**20  # beats by which hearsay may lead the member's own word, where that alone is believed: two days
 _MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
-_TOLD_AT_A_BEAT = 16  # members told at a beat, where a start is believed of this peer itself alone
+_TOLD_AT_A_BEAT = 16  # members told at a beat, where hearsay of this peer's start is not believed
 _FORGET_AFTER_S = 86_400.0  # seconds of silence, so long that a machine may be away for a day
 _FAN_OUT = 2  # members that a beat sends the table to: news reach all in about as many beats as their number has bits
 _RETURNS = 0.5  # the probability that a beat tries a member that is gone
@@ -309,13 +309,13 @@ class MembershipList:
             return False
         self.contested += 1
         own_beat = self.own.beat if self.own.start == said.start else 0
-        # After the latest start no other follows: the largest beat there, which nobody believes, would be the last.
+        # At the latest start only a larger beat refutes, and none is larger than the largest, which nobody believes.
         is_last = said.start == MOST_START and said.beat > max(MOST_BEAT // 2, own_beat + _MOST_LEAD)
         self._say(self.own._replace(start=said.start, beat=own_beat if is_last else said.beat))
         return True
 
     def _say(self, own: Member) -> None:
-        """Count a heartbeat of the changed own record, and tell it all members where they believe no other."""
+        """Take over a changed own record, a beat further; all members are told it if they believe no hearsay of it."""
         self.own = own.next_beat()
         if self.own.start > _MOST_START_BY_HEARSAY:
             self._untold = list(self._records)

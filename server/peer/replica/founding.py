@@ -13,9 +13,9 @@ from fed.wire.messages import client_order
 
 __all__ = ["Founding"]
 
-_STABLE_S = 0.5  # the present peers must have been the same for so long: of those that start together some come later
+_STABLE_S = 0.5  # seconds for which the same peers must be present: those that start together do not come at once
 _RESEND_S = 0.3
-_BELIEVED_S = 30.0  # so long is a peer believed that claims to be in a round without naming its group
+_BELIEVED_S = 30.0  # seconds for which a peer is believed that claims to be in a round and names no group
 
 
 class Founding:
@@ -65,7 +65,7 @@ class Founding:
             listening: the names of peers that listen; these propose before those that only dial.
         """
         names = tuple(sorted(present, key=client_order))
-        # Agreement to other founders is none to these.
+        # Who has agreed to other founders has not agreed to these.
         if names != self._present:
             self._present = names
             self._since_s = now_s
@@ -104,10 +104,10 @@ class Founding:
         if self.members is not None:
             return [] if message.is_founded else [(sender, self._founded(own_round))]
         if message.is_founded:
-            # A group without it, or past its first round: it joins with a copy.
+            # The group is without this peer, or past its first round: this peer joins with a copy.
             if self.own not in names or message.round > 1:
                 self.is_late = True
-            # The group that it agreed to, even if it sees others by now.
+            # This peer may see others by now: the group that it has agreed to counts all the same.
             elif names in (self._agreed_to, self._present):
                 self.members = names
         elif message.is_agreed:

@@ -72,7 +72,7 @@ def ring_order(names: Sequence[str], listening: Collection[str]) -> tuple[str, .
     ordered: list[str] = []
     for place, listener in enumerate(listeners):
         ordered.append(listener)
-        # An equal share of the others after each listener.
+        # Those that only dial are spread evenly among the listeners.
         begin = len(diallers) * place // len(listeners)
         end = len(diallers) * (place + 1) // len(listeners)
         ordered += diallers[begin:end]

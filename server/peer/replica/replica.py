@@ -156,7 +156,7 @@ class ReplicatedFleet:
             raise Overtaken(decision)
         counted = [client_id_of(one.name) for one in decision.total.contributions]
         if self._own in counted and answer is None and own is not None and self.states.names:
-            # Its update counts from before this process was killed: training again finds the client state after it.
+            # It was sent before this process was killed, which trains again for the client state after that update.
             self._trained(own)
         yield self._merged(decision, tasks)
         if answer is not None and answer.problem:

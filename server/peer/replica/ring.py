@@ -255,7 +255,7 @@ class Ring:
 
 
 def _rows(packed: Tensor, numbers: int) -> Tensor:
-    # The number of lanes cannot be told from no numbers: a packed sum has four at least.
+    # An empty tensor does not tell its number of lanes: four are the fewest of a packed sum.
     return packed.view(-1, numbers) if numbers else packed.view(4, 0)
 
 
