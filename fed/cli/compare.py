@@ -63,15 +63,6 @@ def compare(
 ) -> int:
     """Run the variants of an experiment with several seeds, and write a report; or compare runs that exist.
 
-    Args:
-        what: file of the comparison, or folders of runs that exist; empty: the comparison to resume.
-        settings: values in place of the file's.
-        output: folder of the comparison; None: a new one below ``runs``.
-        overwrite: True to replace a comparison that is there.
-        resume: folder of a comparison to go on with.
-        jobs: number of runs side by side; None: the file's, else as many as cores.
-        json: True to print the result as JSON.
-
     Returns:
         The exit code, 1 if a run failed.
     """

@@ -23,13 +23,7 @@ def show(
         bool, typer.Option("--batching", help="Make the model too, and say how clients will train, and why.")
     ] = False,
 ) -> None:
-    """Print every value in force, of an experiment or of a comparison, as YAML.
-
-    Args:
-        file: file of the experiment or the comparison.
-        settings: values in place of the file's.
-        batching: True to say how clients will train, and why.
-    """
+    """Print every value in force, of an experiment or of a comparison, as YAML."""
     from fed.config import yaml
 
     document = read(file, settings)
@@ -57,13 +51,7 @@ def flower_app(
     output: Annotated[Path, typer.Option(help="The folder to write the app into, a new one.", metavar="DIR")],
     settings: Settings = None,
 ) -> None:
-    """Write an experiment as a Flower app, which flwr run starts on any Flower federation.
-
-    Args:
-        file: file of the experiment.
-        output: folder of the app.
-        settings: values in place of the file's.
-    """
+    """Write an experiment as a Flower app, which flwr run starts on any Flower federation."""
     from fed.server.flower.app import write_app
 
     write_app(read_experiment(file, settings), output)

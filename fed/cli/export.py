@@ -35,14 +35,7 @@ def export(
     ] = _Table.METRICS,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Take the place of a file that is there.")] = False,
 ) -> None:
-    """Write a table of a run as CSV or Parquet; of a comparison with the columns variant, seed and, of folds, fold.
-
-    Args:
-        folder: folder of a run, or of a comparison.
-        to: path of the file to write.
-        what: name of the table.
-        overwrite: True to replace a file that is there.
-    """
+    """Write a table of a run as CSV or Parquet; of a comparison with the columns variant, seed and, of folds, fold."""
     formats = {".csv": _csv, ".parquet": _parquet}
     if to.suffix not in formats:
         raise InvalidInput(f"--to must end in .csv or .parquet, got {to}: choose one of them")

@@ -60,27 +60,7 @@ def peer(
     report: Report = False,
     json: Json = False,
 ) -> int:
-    """Train with other peers, each of which runs the same experiment on data of its own, without a coordinator.
-
-    Args:
-        data: file that describes this peer's own data.
-        file: file of the experiment, the same at all peers; None: that of the run to resume.
-        listen: address to listen at, HOST:PORT; None: only dial.
-        advertise: address at which others reach it, HOST:PORT; as it listens unless given.
-        join: addresses of other peers; one that answers is enough.
-        credentials: folder of the peer's keys; None only with ``insecure``.
-        insecure: True to go without certificates, on this machine alone.
-        name: name of the peer, where no certificate gives it one.
-        min_peers: number of peers to wait for before the first round, this one among them.
-        patience: seconds to wait for others without whom it cannot go on, > 0.
-        serve_end: seconds to stay at the end for members that have not come to it, ≥ 0.
-        settings: values in place of the file's.
-        output: folder of the run; None: a new one below ``runs``.
-        overwrite: True to replace a run that is there.
-        resume: folder of a run to resume; the outcome of a finished one is printed.
-        report: True to draw the run at its end.
-        json: True to print the summary as JSON.
-    """
+    """Train with other peers, each of which runs the same experiment on data of its own, without a coordinator."""
     options = RunOptions(
         file=file, settings=settings, output=output, overwrite=overwrite, resume=resume, report=report, json=json
     )

@@ -51,18 +51,7 @@ def simulate(
     report: Report = False,
     json: Json = False,
 ) -> int:
-    """Run an experiment on simulated clients, on this machine; or resume a run that was interrupted.
-
-    Args:
-        file: file of the experiment; None: that of the run to resume.
-        settings: values in place of the file's.
-        output: folder of the run; None: a new one below ``runs``.
-        overwrite: True to replace a run that is there.
-        resume: folder of a run to resume; the outcome of a finished one is printed.
-        verbose: True to show all that is logged.
-        report: True to draw the run at its end.
-        json: True to print the summary as JSON.
-    """
+    """Run an experiment on simulated clients, on this machine; or resume a run that was interrupted."""
     options = RunOptions(
         file=file, settings=settings, output=output, overwrite=overwrite, resume=resume, report=report, json=json
     )

@@ -65,15 +65,7 @@ def data(
         str | None, typer.Option(metavar="COLUMN", help="With --schema: the column to predict; label unless given.")
     ] = None,
 ) -> None:
-    """Print and draw who holds what, class by client; or the schema of a table.
-
-    Args:
-        file: file of an experiment, or of a comparison, of which the base is taken; with ``schema`` a table.
-        settings: values in place of the file's.
-        picture: file to draw into, or None.
-        schema: True to print the schema of a table.
-        target: column to predict of that table.
-    """
+    """Print and draw who holds what, class by client; or the schema of a table."""
     if schema:
         _print_schema(file, target)
         return

@@ -38,14 +38,7 @@ def topology(
         Path | None, typer.Option(help="Draw it into this file as well, as SVG, PNG or PDF.", metavar="FILE")
     ] = None,
 ) -> None:
-    """List the graphs of peers, or draw one, with degree, diameter, spectral gap and rounds to consensus.
-
-    Args:
-        kind: kind of the topology.
-        peers: N, the number of peers.
-        settings: keys of that kind, and the seed.
-        picture: file to draw into, or None.
-    """
+    """List the graphs of peers, or draw one, with degree, diameter, spectral gap and rounds to consensus."""
     if kind is None:
         return _list()
     if peers is None:
