@@ -49,22 +49,7 @@ def server(
     report: Report = False,
     json: Json = False,
 ) -> int:
-    """Coordinate an experiment over real nodes, which dial in with fed client.
-
-    Args:
-        file: file of the experiment; None: that of the run to resume.
-        listen: address to serve at, HOST:PORT.
-        credentials: folder of the server's keys; None only with ``insecure``.
-        insecure: True to serve without certificates, on this machine alone.
-        min_nodes: number of nodes to wait for before the first round; None: the cohort's number, or 1 where the cohort
-            is all and in a resumed run.
-        settings: values in place of the file's.
-        output: folder of the run; None: a new one below ``runs``.
-        overwrite: True to replace a run that is there.
-        resume: folder of a run to resume; the outcome of a finished one is printed.
-        report: True to draw the run at its end.
-        json: True to print the summary as JSON.
-    """
+    """Coordinate an experiment over real nodes, which dial in with fed client."""
     options = RunOptions(
         file=file, settings=settings, output=output, overwrite=overwrite, resume=resume, report=report, json=json
     )
@@ -188,26 +173,7 @@ def client(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
 ) -> int:
-    """Train on this node what a server asks for; its data never leave it.
-
-    Args:
-        data: file that describes the node's own data; None only with ``app``.
-        server: address of the server, HOST:PORT; None only with ``dry_run``.
-        credentials: folder of the node's keys; None only with ``insecure``.
-        insecure: True to connect without certificates, to this machine alone.
-        name: name of the node, where no certificate gives it one.
-        allow: modules whose ``python:`` kinds the server may name.
-        app: class of the node's own client, or function that makes one, as MODULE:NAME.
-        node_config: facts of the node that its app is told, as KEY=VALUE.
-        state: folder in which the client's state is kept.
-        secure: True to refuse runs without secure aggregation.
-        minimum_cohort: smallest number of clients in a sum; runs that allow fewer are refused.
-        corrupt: smallest share of clients that may collude with the server; runs that allow for fewer are refused.
-        threshold: smallest number of shares that recover a secret; sessions that need fewer are refused.
-        allow_state: True to take part in runs whose clients keep something between tasks.
-        new_record: True to begin a record of revealed rounds where there is none.
-        dry_run: True to check the data, and not to connect.
-    """
+    """Train on this node what a server asks for; its data never leave it."""
     from fed.clients.node.training_process import TrainingProcess
     from fed.identity.credentials import NodeCredentials
     from fed.processes.child_processes import load_for_children
