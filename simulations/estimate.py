@@ -20,7 +20,8 @@ from fed.server.observer import Expectation
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scores
 from fed.simulations.ring import ring_bytes
-from fed.simulations.simulation import Simulation, begin_scoring_by_coordinator
+from fed.simulations.scoring import begin_scoring_by_coordinator
+from fed.simulations.simulation import Simulation
 
 __all__ = ["expect"]
 

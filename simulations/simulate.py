@@ -26,7 +26,8 @@ from fed.server.tracking import tracked
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.choice import hired, leave_rerun
 from fed.simulations.estimate import expect
-from fed.simulations.simulation import Simulation, begin_scoring
+from fed.simulations.scoring import begin_scoring
+from fed.simulations.simulation import Simulation
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.vectors.tensors import nn, torch

@@ -1,7 +1,7 @@
 """Simulation: all parts of a simulated run, made and checked against each other before the first round."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
 from fed.secure_aggregation.settings import settings_of
-from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, check_scored_by_both, scores_of_both
+from fed.server.evaluation import check_scored_by_both
 from fed.server.federation import Federation
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.mixing.message_sizes import sent_bytes
@@ -32,7 +32,6 @@ from fed.server.rounds.coordinated import Coordinated, step_sizes
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
 from fed.server.telling import Observers
-from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
 from fed.simulations.devices import OnSite
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from fed.server.fleet import Fleet
     from fed.topology import Topology
 
-__all__ = ["Simulation", "begin_scoring", "begin_scoring_by_coordinator", "topology_of"]
+__all__ = ["Simulation", "topology_of"]
 
 _MOST_HELD_BYTES = 2**30
 
@@ -339,66 +338,6 @@ def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: 
         return None
     rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
     return Topology(section.make, section.target, peers, streams, **rules)
-
-
-def begin_scoring(
-    simulation: Simulation, federation: Federation, executor: Executor, *, is_last: bool = False
-) -> Scoring:
-    """Score the federation's model and the clients' own, where they keep some, as they are now.
-
-    Args:
-        simulation: simulation, which holds the samples to score on.
-        federation: federation of the models that are scored.
-        executor: executor of the work, which begins at once if the executor is idle.
-        is_last: True if no round follows: all models are then scored on the whole test set.
-    """
-    held_out = simulation.held_out
-    if simulation.recipe.test is None and held_out is not None:
-        return _by_clients(simulation, held_out, federation, executor)
-    by_coordinator = begin_scoring_by_coordinator(simulation, federation, executor, is_last=is_last)
-    if held_out is None:
-        return by_coordinator
-    by_clients = _by_clients(simulation, held_out, federation, executor)
-    return lambda: scores_of_both(by_coordinator(), by_clients())
-
-
-def begin_scoring_by_coordinator(
-    simulation: Simulation, federation: Federation, executor: Executor, *, is_last: bool = False
-) -> Scoring:
-    """Score the federation's model on the test set, and the clients' own where they do not score them themselves.
-
-    Args:
-        simulation: simulation, which holds the test set.
-        federation: federation of the models that are scored.
-        executor: executor of the work, which begins at once if the executor is idle.
-        is_last: True if no round follows: all models are then scored on the whole test set.
-    """
-    own: Sequence[ClientId] | None = None
-    sample: Sequence[int] = ()
-    evaluation = simulation.experiment.evaluation.make()
-    test = simulation.recipe.test
-    only_own = simulation.algorithm.primitive is None
-    if simulation.held_out is not None and not only_own:
-        own = ()  # clients score their own models
-    elif simulation.has_peers and not only_own:
-        own = evaluation.scored(simulation.honest_peers, simulation.streams)
-    # The last scores go into the summary: they are on all samples.
-    if simulation.held_out is None and test is not None and not is_last:
-        sample = evaluation.sample(simulation.recipe.test_size, simulation.streams)
-    scoring = ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own, own=own, sample=sample)
-    return scoring.scores
-
-
-def _by_clients(
-    simulation: Simulation, held_out: Mapping[ClientId, Held], federation: Federation, executor: Executor
-) -> Scoring:
-    if simulation.has_peers and simulation.attackers is not None:
-        # An attacker's model says nothing of how the honest peers fare.
-        held_out = {client: held_out[client] for client in simulation.honest_peers if client in held_out}
-    metrics = simulation.recipe.metrics
-    is_of_app = simulation.prepared.app is not None
-    scoring = ScoringByClients(held_out, metrics, federation, executor, is_of_app=is_of_app)
-    return scoring.scores
 
 
 def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:

@@ -22,8 +22,9 @@ from fed.clients.training.worker import Work
 from fed.errors import InvalidData
 from fed.server.evaluation import MODELS_AT_ONCE
 from fed.server.observer import Essential
+from fed.simulations.scoring import begin_scoring
 from fed.simulations.simulate import simulate
-from fed.simulations.simulation import Simulation, begin_scoring
+from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
 
 CPU = torch.device("cpu")

@@ -25,8 +25,9 @@ from fed.errors import InvalidData, InvalidExperiment
 from fed.reports.html import write_run_report
 from fed.server.evaluation import CLIENTS_AT_ONCE, MODELS_AT_ONCE
 from fed.simulations.estimate import expect
+from fed.simulations.scoring import begin_scoring
 from fed.simulations.simulate import simulate
-from fed.simulations.simulation import Simulation, begin_scoring
+from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from tests.server.test_evaluation import Late
 from tests.simulations import users_parts as parts

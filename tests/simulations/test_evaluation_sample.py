@@ -20,8 +20,9 @@ from fed.clients.training.worker import Work
 from fed.config.evaluation import ByCoordinator
 from fed.reports.html import write_run_report
 from fed.simulations import estimate
+from fed.simulations.scoring import begin_scoring
 from fed.simulations.simulate import simulate
-from fed.simulations.simulation import Simulation, begin_scoring
+from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from tests.simulations import users_parts as parts
 
