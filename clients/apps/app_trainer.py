@@ -19,7 +19,7 @@ from fed.clients.data import ClientId, FederatedData, Held
 from fed.clients.scoring.measures import Loss, Metrics, declared
 from fed.clients.training.evaluation import Score
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.local_trainer import LocalResult
+from fed.clients.training.local_trainer import LocalResult, LocalTrainer, ScoringTrainer
 from fed.config.apps import AppSection, ArraySpec
 from fed.config.experiment import Local
 from fed.config.registry import METRICS
@@ -54,7 +54,7 @@ class AppTrainers:
         return AppTrainer(self, device)
 
 
-class AppTrainer:
+class AppTrainer(LocalTrainer, ScoringTrainer):
     """Trainer of an app's clients, one by one. A client is made anew for each call.
 
     Python's, NumPy's and PyTorch's global generators are seeded for each call, and restored afterwards, so that an app
@@ -88,15 +88,7 @@ class AppTrainer:
         seed: int,
         context: LocalContext,
     ) -> LocalResult:
-        """Have a client fit the arrays of a state.
-
-        Args:
-            vector_V: floating-point state to start from.
-            integers_I: integers of the state to start from.
-            samples: samples that nothing is done with; the app has its own.
-            order: stream that is not drawn from.
-            seed: seed of the app's draws, in ``config["seed"]`` and of the global generators.
-            context: client, round and step size of the task.
+        """Have a client fit the arrays of a state: on samples and in an order of its own, not on those given here.
 
         Raises:
             AppFailed: if it raises, or returns something else than arrays, a number of samples, and metrics.
@@ -122,12 +114,6 @@ class AppTrainer:
 
     def evaluate(self, client: ClientId, vector_V: Tensor, integers_I: Tensor, seed: int) -> tuple[Score, int]:
         """Have a client evaluate the arrays of a state.
-
-        Args:
-            client: id of the client.
-            vector_V: floating-point state.
-            integers_I: integers of the state.
-            seed: seed of the app's draws.
 
         Returns:
             The score, with the metrics that the experiment names, NaN where the client gave none; and the number of
@@ -159,13 +145,6 @@ class AppTrainer:
         self, vector_V: Tensor, integers_I: Tensor, samples: Held, seed: int, *, gradient: bool
     ) -> tuple[float, Tensor]:
         """Refuse: an app computes neither a loss nor a gradient here.
-
-        Args:
-            vector_V: floating-point state.
-            integers_I: integers of the state.
-            samples: samples of nothing.
-            seed: seed of draws.
-            gradient: True if the gradient is wanted.
 
         Raises:
             InvalidModel: always.

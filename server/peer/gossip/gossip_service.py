@@ -198,13 +198,7 @@ class GossipService(MemberService):
         raise Refused(f"its vectors of round {key.round}: {reason}")
 
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
-        """Take a file that is whole.
-
-        Args:
-            link: stream that it came over.
-            header: message that came before it.
-            incoming: the file, of the size and tensors that the header announced.
-        """
+        """Take a file that is whole."""
         if header.HasField("copy"):
             self._copy = (header.copy.round, finite_tensors(incoming))
             self._changed.set()

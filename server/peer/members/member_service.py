@@ -270,12 +270,7 @@ class MemberService(Listener):
         self._changed.set()
 
     def refused(self, link: Link, reason: str) -> None:
-        """End a stream whose other side is not admitted any more, once it has been told of its revocation.
-
-        Args:
-            link: the stream.
-            reason: the sentence for the other side.
-        """
+        """End a stream whose other side is not admitted any more, once it has been told of its revocation."""
         self._hold_to_credentials()
         link.end(reason)
 

@@ -37,7 +37,7 @@ from fed.server.peer.replica.founding import Founding
 from fed.server.peer.replica.peers_needed import PeersNeeded
 from fed.server.peer.replica.replica_files import ReplicaFiles, Snapshot
 from fed.server.peer.replica.ring import RoundSum, most_ring_bytes, sum_specs
-from fed.server.peer.replica.ring_transport import RingTransport
+from fed.server.peer.replica.ring_transport import RingListener, RingTransport
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 from fed.wire.payloads import Incoming, TensorSpec
@@ -61,7 +61,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class ReplicaService(MemberService):
+class ReplicaService(MemberService, RingListener):
     """Service of a replica among others.
 
     Args:
@@ -202,13 +202,7 @@ class ReplicaService(MemberService):
         await super().stop(reason)
 
     def summed(self, ring: RunRing, path: Path, payload: pb.Payload) -> None:
-        """Keep the sum of a ring, and say so.
-
-        Args:
-            ring: the output that asked for the ring.
-            path: file of the ring's sum.
-            payload: size, hash and tensors of that file.
-        """
+        """Keep the sum of a ring, and say so."""
         assert self._agreement is not None
         self._disk.take(path, payload)
         self._do(self._agreement.summed(ring, payload.sha256, self.clock.monotonic_s()))
