@@ -17,7 +17,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -155,13 +155,13 @@ def _refuse_unusable(tensor: Tensor) -> None:
         raise InvalidPayload(f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}")
 
 
+@dataclass(eq=False)
 class UpdateAccumulator:
     """The updates since the global model last moved: their weighted sum, or each where a rule needs it.
 
     Answers may come in any order and grouping: what is counted is the same, to the bit.
 
     Attributes:
-        integers_I: largest integers of the updates that count.
         asked, replied, late, failed: the clients of tasks that were sent, and of what became of them, one a task.
         bytes_up, bytes_down: bytes from clients, and to them.
         counted: task → the factor that its update was counted with.
@@ -175,24 +175,23 @@ class UpdateAccumulator:
 
     Args:
         size: number M of values in an update.
-        integers_I: integer buffers of the model.
+        integers_I: integer buffers of the model, then the largest ones of the updates that count.
         is_linear: True if the rule needs the mean of the updates alone, rather than each update.
         present_V: present global model, if it moves towards clients' models; None: it moves by their updates.
         drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
-        observers: observers that are told what becomes of tasks; None: nobody is told.
+        observers: observers that are told what becomes of tasks.
     """
 
-    def __init__(
-        self,
-        size: int,
-        integers_I: Tensor,
-        is_linear: bool,
-        present_V: Tensor | None = None,
-        *,
-        drops_diverged: bool = False,
-        observers: Observers | None = None,
-    ) -> None:
-        self.integers_I = integers_I
+    size: int
+    integers_I: Tensor
+    is_linear: bool
+    present_V: Tensor | None = None
+    _: KW_ONLY
+    drops_diverged: bool = False
+    observers: Observers = field(default_factory=Observers)
+
+    def __post_init__(self) -> None:
+        """Begin without updates."""
         self.asked: list[int | str] = []
         self.replied: list[int | str] = []
         self.late: list[int | str] = []
@@ -205,14 +204,10 @@ class UpdateAccumulator:
         self.loss_of: dict[int | str, float] = {}
         self.samples_of: dict[int | str, int] = {}
         self.hidden: SumOfClients | None = None
-        # exact: the order of arrival must not change a bit of the model
-        self._mean = WeightedMean(size)
-        self._is_linear = is_linear
-        self._present_V = present_V
-        self._single: dict[int, tuple[Tensor, float]] = {}
         self.diverged: list[Answer] = []
-        self._drops_diverged = drops_diverged
-        self._observers = observers or Observers()
+        # exact: the order of arrival must not change a bit of the model
+        self._mean = WeightedMean(self.size)
+        self._single: dict[int, tuple[Tensor, float]] = {}
 
     def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> None:
         """Count an answer, if it may count, close its tasks, and tell observers what has become of them.
@@ -227,7 +222,7 @@ class UpdateAccumulator:
         if isinstance(content, Failure) and content.has_diverged:
             # raised after all answers have come, so that the order does not choose whose
             self.diverged.append(answer)
-            if not self._drops_diverged:
+            if not self.drops_diverged:
                 return
         # what does not count has travelled, too
         self.bytes_up += answer.size_bytes
@@ -303,7 +298,7 @@ class UpdateAccumulator:
             staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
             capped_weights=hidden.capped if hidden else None,
-            diverged=len(self.diverged) if self._drops_diverged else None,
+            diverged=len(self.diverged) if self.drops_diverged else None,
             participation=Participation(asked=self.asked, replied=self.replied, late=self.late, failed=self.failed),
         )
 
@@ -311,7 +306,7 @@ class UpdateAccumulator:
         """Note that the client of a task has no update, or one that is refused."""
         client = answer.clients[0]
         self.failed.append(client)
-        self._observers.tell(
+        self.observers.tell(
             TaskFailed(
                 round=answer.round,
                 client=client,
@@ -330,10 +325,10 @@ class UpdateAccumulator:
             kind: event that observers are told, for each task.
         """
         clients += answer.clients
-        if not self._observers.want(kind):  # a large cohort has many events, which may be for nobody
+        if not self.observers.want(kind):  # a large cohort has many events, which may be for nobody
             return
         for client, task in zip(answer.clients, answer.tasks, strict=True):
-            self._observers.tell(kind(answer.round, client, task))
+            self.observers.tell(kind(answer.round, client, task))
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:
         """Add an answer to the sum, or keep it where the rule needs each."""
@@ -342,16 +337,16 @@ class UpdateAccumulator:
             self._mean.merge(content.total)
             return
         if isinstance(content, TrainedModel):
-            if self._is_linear and self._present_V is None:
+            if self.is_linear and self.present_V is None:
                 # the difference is taken inside the sum, without another vector of the model's size
                 self._mean.add(content.params_V, content.weight, factor, less_P=content.start_V)
                 return
             content = content.update()
         assert isinstance(content, Update)
         update_M = content.update_M
-        if self._present_V is not None:
-            update_M = update_M + (task.model.params_V[: len(self._present_V)] - self._present_V)
-        if self._is_linear:
+        if self.present_V is not None:
+            update_M = update_M + (task.model.params_V[: len(self.present_V)] - self.present_V)
+        if self.is_linear:
             self._mean.add(update_M, content.weight, factor)
         else:
             # the discount is on the update, for rules such as the median ignore weights

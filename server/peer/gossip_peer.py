@@ -14,6 +14,7 @@ from fed.server.mixing.peers import Peers
 from fed.server.mixing.primitives import LocalTraining, PeerCodec
 from fed.server.peer.gossip.exchange import ExchangeKey
 from fed.server.peer.gossip.gossip_service import GossipService
+from fed.server.peer.gossip.meeting import await_members, is_late
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.members.member import Member
 from fed.server.peer.reachability import reachable_graph
@@ -117,12 +118,12 @@ class GossipPeer(RealPeer[GossipService]):
 
     def meet(self) -> int:
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
-        if not self._is_resumed and self._neighbourhood.is_late():
+        if not self._is_resumed and is_late(self.thread):
             self._join()
             # An earlier life of this peer may have taken its share of a sum along.
             self.thread.call(self.service.begin_generation)
         self.thread.call(self.service.members.make_ready)
-        return self._neighbourhood.await_members(self.setup.min_peers)
+        return await_members(self.thread, self.setup.min_peers, self._neighbourhood.last_names, self.deadline_s)
 
     def graph(self) -> "nx.Graph[str]":
         """Graph of this peer's own neighbours."""

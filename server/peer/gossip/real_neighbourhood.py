@@ -8,7 +8,6 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,6 @@ __all__ = ["RealNeighbourhood"]
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
 _SAID_AFTER_S = 1.0
-_FOUND_WITHIN_S = 1.0  # wait for another peer to tell its round, where there is one
 _MESSAGES_WITHIN_S = 2.0  # wait, after a resumption, for messages of rounds that the others have left behind
 
 
@@ -49,6 +47,7 @@ class RealNeighbourhood:
         thread: event loop in which the service runs.
         left_out: names of the neighbours that were left out of this round's exchanges.
         neighbours: names of this round's neighbours: those that send to this peer and those that it sends to.
+        last_names: names of the members when this peer last took part; empty before it has.
 
     Args:
         service: exchanges of this peer with others, not yet started.
@@ -90,53 +89,9 @@ class RealNeighbourhood:
         self._began_s = self._time.monotonic_s()
         self._earlier_s = 0.0
         self._written = 0  # the last round whose state was asked for, for a checkpoint
-        self._last_names: list[str] = []
+        self.last_names: list[str] = []
         self._copies = Copies()
         self.thread = ServiceThread(service)
-
-    def await_members(self, count: int) -> int:
-        """Wait until enough members are ready; after a resumption for the members of before, until the deadline.
-
-        Where others are in their first round for longer than the deadline, this peer goes on without the missing ones:
-        they may have ended before this peer saw them.
-
-        Args:
-            count: the smallest number of members, this peer among them.
-
-        Returns:
-            The number of members that are ready, or were ready and have left.
-
-        Raises:
-            RunFailed: if too few have come for as long as this peer may wait.
-        """
-        until_s = self._time.monotonic_s() + self._deadline_s
-        said_s = self._time.monotonic_s() + 1.0
-        waiting = Waiting(self.service.patience_s)
-        while True:
-            self.thread.call(self.service.raise_failure)
-            standing = self.thread.call(self.service.standing)
-            ready = self.thread.call(self.service.ready)
-            missing = {*self._last_names} - {member.name for member in standing.present}
-            if (len(ready) >= count or self._last_names) and not missing:
-                return len(ready)
-            if (missing or standing.furthest) and self._time.monotonic_s() > until_s:
-                _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "the missing peers")
-                return len(ready)
-            if waiting.is_exhausted(self._time.monotonic_s()):
-                raise nobody_came(f"{len(ready)} of {len(self._last_names) or count} peers are there", waiting.limit_s)
-            if self._time.monotonic_s() > said_s:
-                said_s = math.inf
-                _log.info("%d of %d peers are there", len(ready), len(self._last_names) or count)
-            self._time.wait(_LOOKS_EVERY_S)
-
-    def is_late(self) -> bool:
-        """True if another peer is past round 1. Waits up to 1 s for one to tell its round."""
-        until_s = self._time.monotonic_s() + _FOUND_WITHIN_S
-        while True:
-            standing = self.thread.call(self.service.standing)
-            if standing.rounds or self._time.monotonic_s() > until_s:
-                return standing.furthest > 1
-            self._time.wait(_LOOKS_EVERY_S)
 
     @property
     def members(self) -> Sequence[int | str]:
@@ -226,7 +181,7 @@ class RealNeighbourhood:
                     before = [self._copies.before(name, outcome.received[name][-1]) for name in here]
                     decoded_SM = torch.stack(before) + decoded_SM
                 after = dict(zip(here, decoded_SM, strict=True))
-                self._copies.end(after, outcome.reached, self._last_names)
+                self._copies.end(after, outcome.reached, self.last_names)
             tensors_SM.append(decoded_SM)
         return weights, tuple(tensors_SM)
 
@@ -251,7 +206,7 @@ class RealNeighbourhood:
 
         own = self.service.members.own.name
         graph: nx.Graph[str] = nx.DiGraph() if self._pushes else nx.Graph()
-        graph.add_nodes_from(self._last_names or [own])
+        graph.add_nodes_from(self.last_names or [own])
         graph.add_edges_from((name, own) for name in self._weights.of_senders)
         graph.add_edges_from((own, name) for name in self._weights.of_receivers)
         return graph
@@ -263,7 +218,7 @@ class RealNeighbourhood:
         copies = self._copies.state()
         return {
             "clock": self.clock,
-            "members": self._last_names,
+            "members": self.last_names,
             "included": included,
             "copies": copies,
             "generations": self.thread.call(self.service.generations.state),
@@ -273,7 +228,7 @@ class RealNeighbourhood:
         """Resume from a state that :meth:`state` gave."""
         self._earlier_s = state["clock"]
         self._began_s = self._time.monotonic_s()
-        self._last_names = state["members"]
+        self.last_names = state["members"]
         self._copies.restore(state["copies"])
         self.thread.call(self.service.generations.restore, state["generations"])
 
@@ -341,7 +296,7 @@ class RealNeighbourhood:
     def _others(self) -> frozenset[str]:
         """Names of the others that were members when this peer last took part, or are known where it never did."""
         own = self.service.members.own.name
-        last = frozenset(self._last_names) - {own} or self.thread.call(self.service.ready) - {own}
+        last = frozenset(self.last_names) - {own} or self.thread.call(self.service.ready) - {own}
         return frozenset(self.thread.call(self.service.admitted, last))
 
     def _decoded(self, encoded: EncodedRows, messages: Mapping[str, Tensor], number: int) -> Tensor:
@@ -359,11 +314,11 @@ class RealNeighbourhood:
 
     def _find_neighbours(self, number: int, standing: Standing) -> None:
         self._standing = standing
-        self._last_names = [member.name for member in standing.present]
+        self.last_names = [member.name for member in standing.present]
         # without counts, which grow with each heartbeat: equal members have a topology that is cached
         alike = tuple(Member(member.name, member.address, 0) for member in standing.present)
         matrix_NN = self._topology(alike).matrix(number)
-        self._weights = OwnWeights.of(matrix_NN, self._last_names, self.service.members.own.name)
+        self._weights = OwnWeights.of(matrix_NN, self.last_names, self.service.members.own.name)
         self.neighbours = self._weights.neighbours
 
     def _catch_up(self, number: int, standing: Standing) -> None:

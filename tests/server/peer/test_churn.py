@@ -10,6 +10,7 @@ import networkx as nx
 import pytest
 import torch
 
+from fed.server.peer.gossip.meeting import await_members, is_late
 from fed.server.peer.gossip.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.members.member import Member
 from fed.topology import Topology
@@ -59,11 +60,11 @@ class Mixer(threading.Thread):
         return (self.round, [self.x_NP[0]]) if self.round else None
 
     def run(self) -> None:
-        if self.neighbourhood.is_late() and (copied := self.thread.wait_for(self.service.copy(60.0))) is not None:
+        if is_late(self.thread) and (copied := self.thread.wait_for(self.service.copy(60.0))) is not None:
             number, (x_P,) = copied
             self.x_NP, self.round, self.neighbourhood.skips_to = x_P.unsqueeze(0), number, number + 1
         self.thread.call(self.service.members.make_ready)
-        self.neighbourhood.await_members(2)
+        await_members(self.thread, 2, (), DEADLINE_S)
         while not self.leaves.is_set():
             number = max(self.round + 1, self.neighbourhood.skips_to)
             if len(self.neighbourhood.begin(number).rows_S):
