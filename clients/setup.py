@@ -104,6 +104,8 @@ class Preparation:
         metric: Metric | Metrics | None = None,
         app: App | None = None,
     ) -> None:
+        if experiment.table is not None and experiment.table.sought:
+            raise InvalidExperiment("table.standardize must be numbers here, got federated: write means and deviations")
         self.streams = Streams(experiment.seed)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.data = data

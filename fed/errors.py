@@ -7,6 +7,7 @@
     │   ├── InvalidExperiment   a key of an experiment or a comparison: file, key, value, what is allowed
     │   │   └── ValueRange      a hyper-parameter outside its range
     │   ├── InvalidData         samples, labels, files or a partition of them
+    │   │   └── InvalidCell     a cell of a table: file, row, column, value
     │   ├── InvalidModel        a module, its output or its loss
     │   ├── InvalidCheckpoint   a state that cannot be kept, or checkpoints of which none can be read
     │   ├── InvalidCredentials  keys, certificates or a roster that cannot be used, made or kept
@@ -32,6 +33,7 @@ __all__ = [
     "DamagedPayload",
     "Diverged",
     "FedError",
+    "InvalidCell",
     "InvalidCheckpoint",
     "InvalidCredentials",
     "InvalidData",
@@ -74,6 +76,23 @@ class ValueRange(InvalidExperiment):
 
 class InvalidData(InvalidInput):
     """Samples, labels, files or a partition of them cannot be used."""
+
+
+class InvalidCell(InvalidData):
+    """A cell of a table cannot be used.
+
+    Args:
+        message: sentence for the table's owner, with the cell.
+        told: same sentence without the cell, for others.
+    """
+
+    def __init__(self, message: str, told: str) -> None:
+        super().__init__(message, told)
+        self.told = told
+
+    def __str__(self) -> str:
+        """The sentence for the table's owner."""
+        return str(self.args[0])
 
 
 class InvalidModel(InvalidInput):

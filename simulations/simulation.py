@@ -387,11 +387,15 @@ def _clients_of(app: App) -> FederatedData:
 
 def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
     if data is not None:
+        if experiment.table is not None and isinstance(data, Mapping):
+            data = FederatedData(dict(data), table=experiment.table)
         if not isinstance(data, FederatedData):
             raise InvalidData(f"data must be a fed.FederatedData, got {type(data).__name__}")
-        if experiment.table is not None:
+        if experiment.table is not None and data.table != experiment.table:
             raise InvalidExperiment(
-                "table is the schema of tables that are read from files, got data given in Python: remove the section"
+                "table is the schema by which data are read, got data given in Python that were read "
+                f"{'by another' if data.table else 'without it'}: give FederatedData(…, table=experiment.table), or "
+                "remove the section"
             )
         return data
     if experiment.data is None:

@@ -11,22 +11,31 @@ from functools import reduce
 from typing import Any, TypeAlias
 
 from fed.clients.data.arrays import brings_tensors, tree_of
+from fed.clients.data.by_schema import NamedColumns, by_schema, names_by_key
 from fed.clients.data.datasets import is_dataset, samples_of_dataset
 from fed.clients.data.frames import aligned, categories_of, is_frame, names_of, parted_by_name
 from fed.clients.data.held import Held, Pair, SamplesOnDemand, as_pair
 from fed.clients.data.samples import Names, names_of_pair
+from fed.clients.data.sheets import Sheet
+from fed.config.table import TableSection
 from fed.errors import InvalidData
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
 from fed.vectors.trees import Ragged
 
-__all__ = ["TargetNames", "are_from_arrays", "common_types", "held_of", "in_types", "names_of_samples"]
+__all__ = ["TargetNames", "are_from_arrays", "common_types", "held_of", "in_types", "matched", "names_of_samples"]
 
 TargetNames: TypeAlias = str | Sequence[str] | None
 """Name of the column or key of the targets, or a list of several; None where inputs and targets are apart."""
 
 
-def held_of(given: Any, owner: str, targets: TargetNames = None, names: Names | None = None) -> Held:
+def held_of(
+    given: Any,
+    owner: str,
+    targets: TargetNames = None,
+    names: Names | None = None,
+    table: TableSection | None = None,
+) -> Held:
     """Samples as a user gives them.
 
     Args:
@@ -36,6 +45,7 @@ def held_of(given: Any, owner: str, targets: TargetNames = None, names: Names | 
         targets: name of the targets of a frame, or of a data set whose samples are dictionaries.
         names: names of columns and classes that frames are held to, as :func:`names_of_samples` finds them; None: the
             samples' own.
+        table: schema by which columns of frames are found, in place of ``targets``; None: every column is taken.
 
     Returns:
         A pair of trees of tensors, or samples on demand. What is neither comes back as it is, for
@@ -52,10 +62,14 @@ def held_of(given: Any, owner: str, targets: TargetNames = None, names: Names | 
     if isinstance(given, SamplesOnDemand):
         return given
     if is_frame(given):
+        if table is not None:
+            columns = matched(given, owner, table)
+            return torch.from_numpy(columns.inputs), torch.from_numpy(columns.targets)
         if targets is None:
             raise InvalidData(
                 f"{owner} must hold a pair (inputs, targets), or a frame whose targets are named, got a frame alone: "
-                'name its column of targets, FederatedData(…, targets="label")'
+                'name its column of targets, FederatedData(…, targets="label"), or give the schema of an experiment, '
+                "FederatedData(…, table=experiment.table)"
             )
         given = parted_by_name(given, targets, owner)
     elif is_dataset(given):
@@ -74,6 +88,24 @@ def held_of(given: Any, owner: str, targets: TargetNames = None, names: Names | 
             f"{found or 'none'}: make the column categorical in the table of all clients, then part it into clients"
         )
     return tree_of(inputs, f"inputs of {owner}"), tree_of(its_targets, f"targets of {owner}", are_targets=True)
+
+
+def matched(frame: Any, owner: str, table: TableSection) -> NamedColumns:
+    """Columns of a frame by a schema, as those of a file; rows that it drops are gone.
+
+    Args:
+        frame: frame of pandas or polars, or a table of Arrow's.
+        owner: name of the holder in errors, such as "client 3".
+        table: schema of tables.
+
+    Raises:
+        InvalidData: if the frame does not fit; the message names the row, from 1, and the column.
+    """
+    found = by_schema(Sheet.of_frame(frame, owner, names_by_key(table)), table)
+    if found.is_kept is None:
+        return found
+    columns = {name: values[found.is_kept] for name, values in found.columns.items()}
+    return NamedColumns(found.inputs[found.is_kept], found.targets[found.is_kept], columns, found.names)
 
 
 def common_types(pairs: Iterable[Pair]) -> "list[torch.dtype] | None":

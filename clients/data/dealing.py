@@ -12,6 +12,7 @@ from fed.clients.data.federated import FederatedData
 from fed.clients.data.load import deal, samples_of
 from fed.config.document import Document
 from fed.config.registry import DataSection
+from fed.config.table import TableSection
 from fed.errors import InvalidData, InvalidExperiment
 from fed.vectors.randomness import Streams
 
@@ -30,6 +31,7 @@ def partition(
     columns: Mapping[str, ArrayLike] | None = None,
     classes: int | None = None,
     collate: Callable[..., Any] | None = None,
+    table: TableSection | None = None,
     **keys: Any,
 ) -> FederatedData:
     """Deal samples to clients, and hold some out as a test set: the same bits as from an experiment's ``data`` section.
@@ -50,6 +52,8 @@ def partition(
         classes: number of classes; one more than the largest label unless given.
         collate: function that makes a batch of a list of samples, as of :class:`FederatedData`; None: that of the
             experiment, or samples of one shape are stacked.
+        table: schema by which a frame's columns are found, as those of a file are: the experiment's section table. It
+            names the targets; ``columns`` has one value for each row that it keeps.
         keys: keys of that kind, such as ``alpha`` and ``min_samples``, and ``overlap``.
 
     Returns:
@@ -70,8 +74,9 @@ def partition(
     try:
         asked = _Asked(**sections)
         further = {name: np.asarray(column) for name, column in (columns or {}).items()}
-        samples = samples_of(inputs, targets, test=test, columns=further, classes=classes)
-        return deal(replace(samples, collate=collate), asked.data, Streams(asked.seed))
+        samples = samples_of(inputs, targets, test=test, columns=further, classes=classes, table=table)
+        dealt = deal(replace(samples, collate=collate), asked.data, Streams(asked.seed))
+        return dealt if table is None else replace(dealt, table=table)
     except (InvalidData, InvalidExperiment) as error:
         # Names of an experiment's keys become those of the arguments here.
         words = str(error).replace("data.partition.", "").replace("data.partition", "kind").replace("data.", "")

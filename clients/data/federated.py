@@ -15,9 +15,11 @@ from fed.clients.data.brought import (
     in_types,
     names_of_samples,
 )
+from fed.clients.data.frames import is_frame
 from fed.clients.data.held import Held, Pair, SamplesOnDemand, joined, labels_of, size_of
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Names, check_alike, check_classes, check_pair, pattern_of
+from fed.config.table import TableSection
 from fed.errors import InvalidData
 from fed.vectors import trees
 
@@ -48,6 +50,8 @@ class FederatedData:
             of the experiment, or samples of one shape are stacked.
         targets: name of the targets, or a list of several names, where clients hold frames with a column of targets, or
             data sets whose samples are dictionaries. All else there is inputs.
+        table: schema by which columns of frames are found, as those of files are: the experiment's section table.
+            Inputs, targets and classes are then its own, and there are no ``targets``.
 
     Raises:
         InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
@@ -72,12 +76,14 @@ class FederatedData:
     client_tests: Mapping[Any, Any] | None = None
     collate: Callable[..., Any] | None = None
     targets: TargetNames = None
+    table: TableSection | None = None
     clients: Sequence[ClientId] = field(init=False, repr=False, compare=False)
     """The ids of all clients, in order."""
     is_from_arrays: bool | None = field(default=None, repr=False, kw_only=True)
     """True where inputs came as arrays, frames or lists, whose float64 nobody has chosen; None: found from them."""
     _of_frames: Names | None = field(default=None, repr=False, kw_only=True)  # of the first client's frame
     _are_labels: bool = field(default=False, repr=False, kw_only=True)
+    _frames: tuple[Any, Any, Any] | None = field(default=None, init=False, repr=False, compare=False)  # to read anew
     _like: Pair | None = field(default=None, init=False, repr=False, compare=False)  # the first client's, emptied
 
     def __post_init__(self) -> None:
@@ -92,6 +98,8 @@ class FederatedData:
         object.__setattr__(self, "clients", clients)
         # The first client on demand is the pattern for all others, which are read when they are needed.
         first = self.train[clients[0]]
+        if self.table is not None and is_frame(first):
+            self._take_schema(self.table)
         if self.is_from_arrays is None:
             object.__setattr__(self, "is_from_arrays", are_from_arrays(first))
         found = names_of_samples(first, self.targets)
@@ -109,6 +117,29 @@ class FederatedData:
             self._check_test(self.test, "the test set")
         if self.client_tests is not None:
             self._check_client_tests(self.client_tests)
+
+    def _take_schema(self, table: TableSection) -> None:
+        """Names and classes of a schema, by which frames are read."""
+        if self.targets is not None:
+            raise InvalidData(f"table says what to predict, got targets={self.targets!r} beside it: remove one of them")
+        object.__setattr__(self, "_frames", (self.train, self.test, self.client_tests))
+        object.__setattr__(self, "is_from_arrays", False)  # its types are those of files
+        object.__setattr__(self, "names", Names((*table.inputs, *table.targets), table.classes or ()))
+        object.__setattr__(self, "classes", len(table.classes) if table.classes else None)
+
+    def by(self, table: TableSection) -> "FederatedData":
+        """The same frames, read by another schema.
+
+        Raises:
+            InvalidData: if data are no frames that a schema was given for.
+        """
+        if self._frames is None:
+            raise InvalidData(
+                "standardize: federated reads tables three times, got data that are no frames any more: give frames by "
+                "client, with FederatedData(…, table=experiment.table), or write the numbers"
+            )
+        train, test, client_tests = self._frames
+        return FederatedData(train, test, client_tests=client_tests, collate=self.collate, table=table)
 
     @property
     def is_on_demand(self) -> bool:
@@ -238,8 +269,8 @@ class FederatedData:
         held = self.read(client)
         return FederatedData(
             {name: held},
-            # Of samples that are read as they are needed nobody counts the classes.
-            classes=self.classes if isinstance(held, SamplesOnDemand) else None,
+            # Of samples that are read as they are needed nobody counts the classes; names list them.
+            classes=self.classes if isinstance(held, SamplesOnDemand) or self.names.labels else None,
             names=self.names,
             client_tests=tests,
             collate=self.collate,
@@ -257,7 +288,7 @@ class FederatedData:
         return taken if types is None else taken | {client: in_types(taken[client], types) for client in brought}
 
     def _held(self, given: Any, owner: str) -> Held:
-        held = held_of(given, owner, self.targets, self._of_frames)
+        held = held_of(given, owner, self.targets, self._of_frames, self.table)
         if self._like is None or not _may_be_cast(given, held):
             return held
         return in_types(held, [leaf.dtype for tree in self._like for leaf in trees.leaves(tree)])

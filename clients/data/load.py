@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.clients.data import held_out
+from fed.clients.data.brought import matched
 from fed.clients.data.datasets import DatasetSamples, is_dataset, samples_of_dataset, targets_of_dataset
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.folds import holding_out
@@ -134,6 +135,7 @@ def samples_of(
     test: Held | None = None,
     columns: Mapping[str, NDArray[np.generic]] | None = None,
     classes: int | None = None,
+    table: TableSection | None = None,
 ) -> Samples:
     """Samples of what people have, not yet dealt: in memory, or of a data set that is read as it is needed.
 
@@ -144,10 +146,13 @@ def samples_of(
         test: (inputs, targets) to test on.
         columns: further values of each sample, [E] each, by name.
         classes: number of classes, where the labels at hand may not show it.
+        table: schema by which a frame's columns are found, in place of ``targets``; None: every column is taken.
 
     Raises:
-        InvalidData: if values are no numbers.
+        InvalidData: if values are no numbers, or do not fit the schema.
     """
+    if table is not None:
+        return _by_schema(inputs, targets, test, columns or {}, table)
     are_names = isinstance(targets, str) or (
         isinstance(targets, list) and bool(targets) and all(isinstance(name, str) for name in targets)
     )
@@ -161,6 +166,35 @@ def samples_of(
             )
         inputs, targets = parted_by_name(inputs, targets, "the data") if are_names else (inputs, targets)
     return Samples(inputs, targets, test=test, columns=columns or {}, classes=classes)
+
+
+def _by_schema(
+    frame: Any, targets: Any, test: Any, columns: Mapping[str, NDArray[np.generic]], table: TableSection
+) -> Samples:
+    """Samples of a frame, and of a frame to test on, whose columns a schema finds.
+
+    Args:
+        frame: frame of pandas or polars, or a table of Arrow's.
+        targets: None, since the schema names them.
+        test: frame to test on; None: a share is held out.
+        columns: further values of each row, by name.
+        table: schema of tables.
+    """
+    if targets is not None or not is_frame(frame) or not (test is None or is_frame(test)):
+        raise InvalidData(
+            "table is the schema of a frame with its targets in it, got other samples: give a frame alone, and to test "
+            "on, test=frame"
+        )
+    found = matched(frame, "the data", table)
+    held_out = None if test is None else matched(test, "the test set", table)
+    return Samples(
+        torch.from_numpy(found.inputs),
+        torch.from_numpy(found.targets),
+        test=None if held_out is None else (torch.from_numpy(held_out.inputs), torch.from_numpy(held_out.targets)),
+        columns={**found.columns, **columns},
+        classes=len(table.classes) if table.classes else None,
+        names=found.names,
+    )
 
 
 def _of_dataset(held: Held) -> tuple[Any, Any]:

@@ -14,12 +14,12 @@ import grpc
 
 from fed.clients.data import ClientId
 from fed.clients.node.fixed_part import FixedPartMissing
-from fed.clients.node.plans import as_experiment
+from fed.clients.node.plans import as_experiment, check_schema
 from fed.clients.node.said import disclosed
 from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST, Hidden
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
-from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
+from fed.errors import FedError, InvalidCell, InvalidInput, RunFailed, os_errors_as
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_CLASSES, name_of
 from fed.protocol.protocol_pb2_grpc import CoordinationStub
@@ -110,6 +110,7 @@ class EdgeNode(Dialler):
         self._says_it_waits = True
         self._described = pb.Joining()  # until run() has asked
         self._plan: pb.Plan | None = None
+        self._schema: str | None = None  # by which the node has read its table
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
         """Work until the server says farewell for good; returns the server's reason.
@@ -118,9 +119,9 @@ class EdgeNode(Dialler):
             stopped: event by which another thread ends the run.
 
         Raises:
-            InvalidInput: if the node's data cannot be used, it does not accept what it is to run, or goes without
-                credentials to another machine.
-            RunFailed: if the server refuses it for good.
+            InvalidInput: if the node's data cannot be used, or it goes without credentials to another machine.
+            RunFailed: if the server refuses it for good, or its data do not fit what the server asks for, or it does
+                not accept that.
         """
         stopped = stopped or threading.Event()
         self._described = self.training.describe()
@@ -201,7 +202,19 @@ class EdgeNode(Dialler):
                 _log.info("%s ends the connection: %s", self.server, reason)
 
     def _join_by(self, schema: str, outbox: Outbox) -> None:
-        """Read the table by the server's schema, and join with what it is then."""
+        """Read the table by the server's schema, and join with what it is then.
+
+        Raises:
+            ClientRefusal: if the node has read it by another schema already. Each schema is a question on the cells,
+                which the node answers by joining or not.
+        """
+        if self._schema not in (None, schema):
+            raise ClientRefusal(
+                f"{self.server} has a second schema of tables, and a node reads its table by one alone: start it again "
+                "if you trust the server",
+                Reason.CANNOT_FOLLOW,
+            )
+        self._schema = schema
         described = self.training.describe_by(schema)
         described.hides_numbers = self.secure is not None
         with self._lock:
@@ -257,6 +270,8 @@ class EdgeNode(Dialler):
                 "the server's plan is for other samples than this node's: is it the right server?", Reason.CANNOT_FOLLOW
             )
         experiment = as_experiment(plan.experiment, self.allowed, self.app)
+        if self._described.HasField("table_sha256"):
+            check_schema(experiment, self._schema)
         try:
             self.training.prepare(experiment, plan)
         except FixedPartMissing:
@@ -370,9 +385,13 @@ class EdgeNode(Dialler):
 
     def _end_with(self, error: Exception) -> None:
         """End the node with an error, since it cannot follow this plan, and tell the server."""
-        words = one_line(self._sentence(error).replace("\n", "; "))
-        self.parting = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
-        reason = words if self.secure is None else reason_of(error, Reason.CANNOT_FOLLOW)
+        self.parting = RunFailed(self._in_one_line(error))
+        if self.secure is not None:
+            reason: str = reason_of(error, Reason.CANNOT_FOLLOW)
+        elif isinstance(error, InvalidCell):
+            reason = one_line(error.told)  # a cell stays here
+        else:
+            reason = self._in_one_line(error)
         self._say(pb.FromNode(farewell=pb.Farewell(reason=reason, is_final=True)))
         until_s = self.clock.monotonic_s() + _FAREWELL_S  # time for the server to end the stream
         was_connected = self.connected.is_set()
@@ -492,6 +511,9 @@ class EdgeNode(Dialler):
     def _reason(self, error: Exception) -> str:
         """The sentence in which the server is told of an error."""
         return self._sentence(error) if self.secure is None else reason_of(error, Reason.NO_MESSAGE)
+
+    def _in_one_line(self, error: Exception) -> str:
+        return one_line(self._sentence(error).replace("\n", "; "))
 
     def _sentence(self, error: Exception) -> str:
         if isinstance(error, FileNotFoundError):

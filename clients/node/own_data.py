@@ -8,8 +8,8 @@ from fed.clients.apps.app_trainer import stand_in
 from fed.clients.data import ClientId, FederatedData, Held, Names, SamplesOnDemand, load
 from fed.clients.data.forms import form_of
 from fed.clients.data.samples import pattern_of
+from fed.clients.data.sheets import Sheet
 from fed.clients.data.sources.files import files_of
-from fed.clients.data.sources.sheets import Sheet
 from fed.config.node_data import NodeData
 from fed.config.table import TableSection
 from fed.errors import InvalidData
@@ -60,8 +60,8 @@ def samples_of(description: NodeData, client: ClientId, schema: TableSection | N
         held = data.read(data.clients[0])
         return FederatedData(
             {client: held},
-            # Of samples that are read as they are needed nobody counts the classes; a schema lists them.
-            classes=data.classes if isinstance(held, SamplesOnDemand) or schema is not None else None,
+            # Of samples that are read as they are needed nobody counts the classes; names list them, as a schema does.
+            classes=data.classes if isinstance(held, SamplesOnDemand) or data.names.labels else None,
             names=data.names,
             client_tests=tests,
             is_from_arrays=data.is_from_arrays,

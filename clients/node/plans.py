@@ -11,7 +11,7 @@ from fed.config.experiment import Experiment
 from fed.config.table import TableSection
 from fed.errors import InvalidExperiment
 
-__all__ = ["as_experiment", "as_table", "hold_to_allowed", "part_of_nodes", "table_text"]
+__all__ = ["as_experiment", "as_table", "check_schema", "hold_to_allowed", "part_of_nodes", "schema_text", "table_text"]
 
 _MOST_LETTERS = 1 << 20
 _OF_NODES = (
@@ -78,9 +78,38 @@ def as_experiment(plan: str, allowed: Sequence[str], app: str | None = None) -> 
     return experiment
 
 
-def table_text(experiment: Experiment) -> str:
-    """The experiment's schema of tables as nodes are told it; empty where it has none."""
-    return "" if experiment.table is None else json.dumps(experiment.table.model_dump(mode="json"))
+def table_text(table: TableSection | None) -> str:
+    """A schema of tables as JSON; empty where there is none."""
+    return "" if table is None else json.dumps(table.model_dump(mode="json"))
+
+
+def schema_text(experiment: Experiment) -> str:
+    """The schema by which nodes read their tables when they join, as JSON; empty where the experiment has none.
+
+    It says nothing on standardizing, which may not be known by then and changes no shape.
+    """
+    return table_text(None if experiment.table is None else experiment.table.unscaled())
+
+
+def check_schema(experiment: Experiment, told: str | None) -> None:
+    """Check that a plan's tables are those by which the node has read its own when it joined.
+
+    Another schema would be another question on the node's cells, which it answers by taking part or not.
+
+    Args:
+        experiment: experiment of the plan.
+        told: schema by which the node has joined, as JSON; None: it has joined without one.
+
+    Raises:
+        InvalidExperiment: if they are others.
+    """
+    joined = None if told is None else as_table(told)
+    planned = None if experiment.table is None else experiment.table.unscaled()
+    if joined != planned:
+        raise InvalidExperiment(
+            "the server's plan must have the schema of tables by which this node has joined, got another: is it a "
+            "server that you trust?"
+        )
 
 
 def as_table(text: str) -> TableSection:

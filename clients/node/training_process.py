@@ -30,9 +30,6 @@ __all__ = ["TrainingProcess", "TrainingProcessDied"]
 _log = logging.getLogger(__name__)
 
 
-_log = logging.getLogger(__name__)
-
-
 class TrainingProcessDied(RunFailed):
     """The training process ended in the middle of something."""
 
@@ -190,7 +187,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             elif what == "prepare":
                 experiment, plan, fixed_part = arguments
                 experiment = experiment.model_copy(update={"fixed": description.fixed})
-                samples = own(table_text(experiment))
+                samples = own(table_text(experiment.table))
                 training = NodeTraining(
                     samples, experiment, plan, folder, SYSTEM_CLOCK, fixed_part, description.node_config
                 )

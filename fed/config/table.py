@@ -1,7 +1,7 @@
 """Schema of a table: its columns by name with their types, its target, and what stands for a cell that is empty."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, model_validator
 
@@ -10,6 +10,10 @@ from fed.config.validation import Section
 __all__ = ["ColumnSection", "TableSection"]
 
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
+_Real = Annotated[float, Field(allow_inf_nan=False)]
+_Moments: TypeAlias = Annotated[
+    tuple[_Real, Annotated[PositiveFloat, Field(allow_inf_nan=False)] | None], Field(strict=False)
+]
 
 
 class ColumnSection(Section):
@@ -19,8 +23,9 @@ class ColumnSection(Section):
     """Categories in their order; each is a feature that is 1 or 0. null: the column holds real numbers."""
     missing: float | str | None = None
     """Number, or category, that an empty cell stands for; null: the section's rule holds."""
-    bounds: Annotated[tuple[float, float], Field(strict=False)] | None = None
-    """Lowest and highest number that a cell may hold; null: any. Needed to standardize under secure aggregation."""
+    bounds: Annotated[tuple[_Real, _Real], Field(strict=False)] | None = None
+    """Lowest and highest number that a cell may hold; null: any. Needed for standardize: federated under secure
+    aggregation."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,8 +66,9 @@ class TableSection(Section):
     """Classes of the target in their order, as its cells name them; null: the target holds real numbers."""
     missing: Literal["refuse", "drop"] = "refuse"
     """Rule for empty cells that no feature's own missing covers: refuse the table, or drop the row."""
-    standardize: dict[str, Annotated[tuple[float, PositiveFloat], Field(strict=False)]] | None = None
-    """Mean and standard deviation of each real feature to standardize; null: none."""
+    standardize: Literal["federated"] | dict[str, _Moments] | None = None
+    """Mean and standard deviation of each real feature to standardize; federated: those over all clients, of all real
+    features, found before the first round; null: none. A deviation of null is found likewise, around the mean."""
 
     @model_validator(mode="before")
     @classmethod
@@ -82,10 +88,34 @@ class TableSection(Section):
         for name in targets:
             if name in self.features:
                 raise ValueError(f"target must be no feature, got {name!r} as both: remove it from features")
-        for name in self.standardize or {}:
-            if name not in self.features or self.features[name].values is not None:
+        for name in self.standardize if isinstance(self.standardize, dict) else ():
+            if name not in self.reals:
                 raise ValueError(f"standardize must name features of real numbers, got {name!r}: remove it")
+        if self.standardize == "federated" and not self.reals:
+            raise ValueError("standardize: federated is of real numbers, got categories alone: remove it")
         return self
+
+    @property
+    def reals(self) -> tuple[str, ...]:
+        """Names of the features that are numbers, in their order."""
+        return tuple(name for name, column in self.features.items() if column.values is None)
+
+    @property
+    def moments(self) -> dict[str, tuple[float | None, float | None]]:
+        """Feature to standardize → its mean and its deviation, each None where clients have yet to find it."""
+        if self.standardize == "federated":
+            return dict.fromkeys(self.reals, (None, None))
+        given = self.standardize or {}
+        return {name: given[name] for name in self.reals if name in given}
+
+    @property
+    def sought(self) -> tuple[str, ...]:
+        """Names of the features whose mean or deviation clients have yet to find, in their order."""
+        return tuple(name for name, (_, deviation) in self.moments.items() if deviation is None)
+
+    def unscaled(self) -> "TableSection":
+        """The same schema without what it says on standardizing."""
+        return self.model_copy(update={"standardize": None})
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fed.clients.node.plans import table_text
+from fed.clients.node.plans import schema_text
 from fed.config.experiment import Experiment
 from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol.protocol_pb2 import Joining
@@ -77,7 +77,7 @@ def serve(
             folder.spool,
             credentials=credentials,
             accepts=deployment.accepts,
-            schema=table_text(experiment),
+            schema=schema_text(experiment),
             clock=clock,
             patience=patience,
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fed.clients.data.sources.sheets import Sheet
+from fed.clients.data.sheets import Sheet
 from fed.config.table import ColumnSection, TableSection
 from fed.errors import InvalidData
 

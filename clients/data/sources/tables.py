@@ -3,21 +3,21 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-import logging
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
+from fed.clients.data.by_schema import NamedColumns, by_schema, names_by_key
 from fed.clients.data.samples import Names, Samples
+from fed.clients.data.sheets import Sheet
 from fed.clients.data.sources.files import files_of
-from fed.clients.data.sources.sheets import Sheet
 from fed.config.table import TableSection
 from fed.config.validation import Section, nearest
 from fed.errors import InvalidData
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fed.clients.data.held import Pair
 
 __all__ = ["TestFile", "csv", "npz", "parquet"]
-
-_log = logging.getLogger(__name__)
 
 
 class TestFile(Section):
@@ -197,16 +195,6 @@ class _Keys:
         return replace(self, path=path, client=None, split=None, metadata=None, test=None)
 
 
-class _Table(NamedTuple):
-    """Columns of a table as a model takes them, E rows."""
-
-    inputs: NDArray[np.float32]  # [E, F]
-    targets: NDArray[Any]  # [E] or [E, T]
-    columns: Mapping[str, NDArray[np.generic]]  # those among inputs and targets that partitions may name
-    names: Names
-    is_kept: NDArray[np.bool_] | None = None  # false for rows to drop
-
-
 def _samples(keys: _Keys, schema: TableSection | None, suffix: str) -> Samples:
     """Samples of a table, and of its test file."""
     classes = keys.classes if schema is None or schema.classes is None else len(schema.classes)
@@ -239,7 +227,7 @@ def _samples(keys: _Keys, schema: TableSection | None, suffix: str) -> Samples:
     return samples if table.is_kept is None else samples.take(np.flatnonzero(table.is_kept))
 
 
-def _read(keys: _Keys, schema: TableSection | None, suffix: str) -> tuple[Sheet, _Table]:
+def _read(keys: _Keys, schema: TableSection | None, suffix: str) -> tuple[Sheet, NamedColumns]:
     assert keys.path is not None
     files = files_of(keys.path, suffix)
     if schema is None:
@@ -254,7 +242,7 @@ def _read(keys: _Keys, schema: TableSection | None, suffix: str) -> tuple[Sheet,
     return _by_name(keys, schema, files)
 
 
-def _as_it_stands(keys: _Keys, files: list[Path]) -> tuple[Sheet, _Table]:
+def _as_it_stands(keys: _Keys, files: list[Path]) -> tuple[Sheet, NamedColumns]:
     """A table whose columns are all features but those that the keys name."""
     assert keys.path is not None
     path = keys.path
@@ -271,74 +259,13 @@ def _as_it_stands(keys: _Keys, files: list[Path]) -> tuple[Sheet, _Table]:
         aimed_at = {name: sheet.reals(name) for name in aims}
     targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(keys.targets, list) else aimed_at[aims[0]]
     inputs_EF = np.stack(list(reals.values()), axis=1)
-    return sheet, _Table(inputs_EF, targets_E, {**reals, **aimed_at}, Names((*reals, *aims)))
+    return sheet, NamedColumns(inputs_EF, targets_E, {**reals, **aimed_at}, Names((*reals, *aims)))
 
 
-def _by_name(keys: _Keys, schema: TableSection, files: list[Path]) -> tuple[Sheet, _Table]:
+def _by_name(keys: _Keys, schema: TableSection, files: list[Path]) -> tuple[Sheet, NamedColumns]:
     """A table whose columns are found by the names of a schema, wherever they stand."""
-    named = dict.fromkeys(schema.features, "table.features") | dict.fromkeys(schema.targets, "table.target")
-    sheet = Sheet.read(files, named | keys.named(), are_found_by_name=True)
-    is_kept = _kept(sheet, schema) if schema.missing == "drop" else None
-    features = {name: _feature(sheet, name, schema) for name in schema.features}
-    aimed_at: dict[str, NDArray[Any]]
-    if schema.classes is not None:
-        stand_in = schema.classes[0] if is_kept is not None else None
-        aimed_at = {name: sheet.categories(name, schema.classes, stand_in) for name in schema.targets}
-    else:
-        aimed_at = {name: sheet.reals(name, None if is_kept is None else 0.0) for name in schema.targets}
-    is_single = isinstance(schema.target, str)
-    targets_E = aimed_at[schema.targets[0]] if is_single else np.stack(list(aimed_at.values()), axis=1)
-    names = Names((*schema.inputs, *schema.targets), schema.classes or ())
-    columns = {name: values[:, 0] for name, values in features.items() if schema.features[name].values is None}
-    inputs_EF = np.concatenate([_standardized(name, features[name], schema) for name in features], axis=1)
-    return sheet, _Table(inputs_EF, targets_E, {**columns, **aimed_at}, names, is_kept)
-
-
-def _feature(sheet: Sheet, name: str, schema: TableSection) -> NDArray[np.float32]:
-    """A column as inputs, [E, 1] of numbers or [E, C] of categories; empty cells of rows to drop are anything."""
-    column = schema.features[name]
-    is_dropped = schema.missing == "drop"
-    if column.values is not None:
-        stand_in = column.values[0] if is_dropped else None
-        categories_E = sheet.categories(
-            name, column.values, stand_in if column.missing is None else str(column.missing)
-        )
-        return np.eye(len(column.values), dtype=np.float32)[categories_E]
-    default = (column.bounds or (0.0,))[0] if is_dropped else None
-    values_E = sheet.reals(name, default if column.missing is None else float(column.missing))
-    if column.bounds is not None:
-        low, high = column.bounds
-        outside = np.flatnonzero((values_E < np.float32(low)) | (values_E > np.float32(high)))
-        if len(outside):
-            raise sheet.wrong(name, int(outside[0]), f"be from {low:g} to {high:g}, as table.features.{name} says")
-    return values_E[:, None]
-
-
-def _standardized(name: str, values_EC: NDArray[np.float32], schema: TableSection) -> NDArray[np.float32]:
-    """(x − mean) / deviation, in float64, where the schema has both of a column."""
-    numbers = (schema.standardize or {}).get(name)
-    if numbers is None:
-        return values_EC
-    mean, deviation = numbers
-    with np.errstate(over="ignore"):
-        standardized: NDArray[np.float32] = ((values_EC.astype(np.float64) - mean) / deviation).astype(np.float32)
-    return standardized
-
-
-def _kept(sheet: Sheet, schema: TableSection) -> NDArray[np.bool_]:
-    """Rows without an empty cell that nothing stands for."""
-    is_kept = np.ones(len(sheet), dtype=bool)
-    for name in (*schema.features, *schema.targets):
-        column = schema.features.get(name)
-        if column is None or (column.missing is None and "" not in (column.values or ())):
-            is_kept &= ~sheet.is_missing(name)
-    if not is_kept.any():
-        raise InvalidData(f"{sheet.files[0][0]}: every row has an empty cell, got none to keep: say what stands for it")
-    if not is_kept.all():
-        _log.warning(
-            "%s: %d of %d rows have an empty cell and are left out", sheet.files[0][0], (~is_kept).sum(), len(sheet)
-        )
-    return is_kept
+    sheet = Sheet.read(files, names_by_key(schema) | keys.named(), are_found_by_name=True)
+    return sheet, by_schema(sheet, schema)
 
 
 def _columns(sheet: Sheet, keys: _Keys, read: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:

@@ -166,7 +166,7 @@ def test_a_schema_needs_data_by_columns() -> None:
     with pytest.raises(InvalidData, match="is of data by columns, such as csv and parquet, got digits"):
         fed.simulate(fed.Experiment(table=KEYS))
     pair = (torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(InvalidExperiment, match="got data given in Python"):
+    with pytest.raises(InvalidExperiment, match="were read without it: give FederatedData"):
         fed.simulate(fed.Experiment(table=KEYS), data=fed.FederatedData({0: pair}))
 
 

@@ -139,6 +139,8 @@ def served(
     says: Callable[[Server], Iterator[ToNode]],
     chunks: Sequence[Chunk] = (),
     training: Training | None = None,
+    *,
+    secure: Any = None,
 ) -> tuple[str, Training]:
     """What a node says last that dials such a server, and what it has trained with."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
@@ -155,6 +157,7 @@ def served(
         trains,
         tmp_path,
         patience=DialPatience(backoff_s=0.01),
+        secure=secure,
     )
     try:
         words = node.run()

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.config.validation import nearest
-from fed.errors import InvalidData
+from fed.errors import InvalidCell, InvalidData
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +53,33 @@ class Sheet:
 
     table: "pa.Table"
     files: Sequence[tuple[Path, int]]
+
+    @classmethod
+    def of_frame(cls, frame: Any, owner: str, required: Mapping[str, str]) -> "Sheet":
+        """Columns of a frame that a program holds, by their names; an index has none, and is left out.
+
+        Args:
+            frame: frame of pandas or polars, or a table of Arrow's.
+            owner: name of its holder in errors, such as "client 3".
+            required: columns that must be there → the key that named them.
+
+        Raises:
+            InvalidData: if a column is missing, lacks a name or has another's, or holds what no file could.
+        """
+        import pyarrow as pa
+
+        place = Path(owner)  # errors name it as they name a file
+        try:
+            table = _as_arrow(frame)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidData(
+                f"{owner}: the frame's columns must hold numbers or texts, one kind each ({_one_line(error)}): convert "
+                "them with astype"
+            ) from None
+        table = _plain(place, table)
+        if not table.num_rows:
+            raise InvalidData(f"{owner}: the frame must have rows, got none: give it data")
+        return cls(_chosen(place, table, required), [(place, table.num_rows)])
 
     @classmethod
     def read(
@@ -142,19 +169,24 @@ class Sheet:
         return self._numbers(name, np.int64, "be an integer", _LABELS)
 
     def reals(self, name: str, missing: float | None = None) -> NDArray[np.float32]:
-        """A column of numbers that float32 can hold.
+        """A column of numbers in float32, as :meth:`numbers`."""
+        return self.numbers(name, missing).astype(np.float32)
+
+    def numbers(self, name: str, missing: float | None = None) -> NDArray[np.float64]:
+        """A column of numbers that float32 can hold, in float64.
 
         Args:
             name: name of the column.
             missing: number that an empty cell stands for; None: no cell may be empty.
         """
         if missing is not None and self.is_missing(name).any():
-            return self._filled(name, missing).reals(name)
+            return self._filled(name, missing).numbers(name)
+        values: NDArray[np.float64] = self._numbers(name, np.float64, "be a number", _FEATURES)
         with np.errstate(over="ignore"):
-            # An overflow becomes infinite, and is refused below with its place.
-            values = self._numbers(name, np.float64, "be a number", _FEATURES).astype(np.float32)
-        if not np.isfinite(values).all():
-            raise self.wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
+            # An overflow becomes infinite, and is refused with its place.
+            is_finite = np.isfinite(values.astype(np.float32))
+        if not is_finite.all():
+            raise self.wrong(name, int(np.flatnonzero(~is_finite)[0]), "be finite in float32")
         return values
 
     def identities(self, name: str) -> NDArray[np.generic]:
@@ -189,7 +221,7 @@ class Sheet:
             raise self.wrong(name, int(unknown[0]), f"be one of {_listed(allowed)}")
         return found
 
-    def wrong(self, name: str, row: int, allowed: str, remedy: str = _CORRECT) -> InvalidData:
+    def wrong(self, name: str, row: int, allowed: str, remedy: str = _CORRECT) -> InvalidCell:
         """Error on a cell.
 
         Args:
@@ -200,7 +232,8 @@ class Sheet:
         """
         cell = str(self.texts(name)[row])
         shown = repr(cell if len(cell) <= _SHOWN_LETTERS else f"{cell[:_SHOWN_LETTERS]}…")
-        return InvalidData(f"{self._place(row)}, column {name} must {allowed}, got {shown}: {remedy}")
+        rule = f"{self._place(row)}, column {name} must {allowed}"
+        return InvalidCell(f"{rule}, got {shown}: {remedy}", f"{rule}: {remedy}")
 
     def _place(self, row: int) -> str:
         for file, rows in self.files:
@@ -325,10 +358,39 @@ def _parquet(file: Path) -> "pa.Table":
             table = content.read()
     except (OSError, pa.ArrowException) as error:
         raise InvalidData(f"{file}: cannot be read as Parquet ({_one_line(error)}): write it anew") from None
+    return _plain(file, table)
+
+
+def _plain(file: Path, table: "pa.Table") -> "pa.Table":
+    """A table of one value a row, by its stripped names, categories as what they stand for.
+
+    Raises:
+        InvalidData: if a cell holds several values, or a name is none.
+    """
+    import pyarrow as pa
+
+    names = [name.strip() for name in table.column_names]
+    _check_names(file, names)
     nested = [field.name for field in table.schema if pa.types.is_nested(field.type)]
     if nested:
         raise InvalidData(f"{file}: column {nested[0]} must hold one value a row, got lists: split it into columns")
-    return table.rename_columns([name.strip() for name in names])
+    return pa.table([_decoded(table.column(number)) for number in range(len(names))], names=names)
+
+
+def _decoded(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """A column of categories as what its numbers stand for; any other as it is."""
+    import pyarrow as pa
+
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _as_arrow(frame: Any) -> "pa.Table":
+    import pyarrow as pa
+
+    if isinstance(frame, pa.Table):
+        return frame
+    # polars gives its own; pandas' index has no name among the columns.
+    return frame.to_arrow() if hasattr(frame, "to_arrow") else pa.Table.from_pandas(frame, preserve_index=False)
 
 
 def _check_names(file: Path, header: Sequence[str]) -> None:
