@@ -116,7 +116,7 @@ def test_any_schema_that_does_not_fit_gets_one_constant_sentence(schema: str, tm
 
 
 @pytest.mark.parametrize("schema", ["[" * 200_000, json.dumps({**FITTING, "classes": ["white", "blue"]})])
-def test_the_owner_reads_what_is_wrong_and_the_server_does_not(schema: str, tmp_path: Path) -> None:
+def test_the_owner_alone_reads_what_is_wrong(schema: str, tmp_path: Path) -> None:
     words, heard, _ = asked(tmp_path, by(schema), is_secure=True)
     assert farewell(heard) == Reason.CANNOT_FOLLOW
     assert "schema of tables is none" in words or "got 'red'" in words
