@@ -1,7 +1,7 @@
 """Simulation: all parts of a simulated run, made and checked against each other before the first round."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
