@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fed.server.mixing.neighbourhood import Attendance, EncodedRows
 from fed.server.observer import NodeCame, NodeWent
-from fed.server.peer.gossip.copies import Copies
+from fed.server.peer.gossip.copies import Copies, Differences
 from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.gossip.own_weights import OwnWeights
@@ -144,16 +144,10 @@ class RealNeighbourhood:
     def exchange(self, *tensors_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
         """Send this peer's row to its neighbours, and wait for theirs until the deadline."""
         tensors = [tensor_NM[0] for tensor_NM in tensors_NM]
+        differences = None
         if encoded is not None:
             tensors.append(encoded.messages[0])
-        differences = None
-        if encoded is not None and encoded.before_NM is not None:
-            differences = self._copies.begin(
-                self.service.round,
-                encoded.before_NM[0],
-                receivers=self._weights.of_receivers,
-                senders=self._weights.of_senders,
-            )
+            differences = self._differences(encoded)
         exchange = GossipExchange(
             ExchangeKey(self.service.round, self._exchange),
             tensors,
@@ -165,25 +159,20 @@ class RealNeighbourhood:
         )
         self._exchange += 1
         outcome = self.thread.wait_for(self.service.send_and_await(exchange, self._deadline_s))
-        self.left_out |= exchange.senders - outcome.received.keys()
-        here = [name for name in self._weights.of_senders if name in outcome.received]  # in the order of the members
-        self._has_mixed |= bool(here)
-        weights = self._weights.after(outcome.received, outcome.reached, pushes=self._pushes)
+        received = {name: outcome.received[name] for name in self._weights.of_senders if name in outcome.received}
+        self.left_out |= exchange.senders - received.keys()
+        self._has_mixed |= bool(received)
         tensors_SM = [
-            torch.stack([outcome.received[name][place] for name in here]) if here else tensor_NM[:0]
+            torch.stack([sent[place] for sent in received.values()]) if received else tensor_NM[:0]
             for place, tensor_NM in enumerate(tensors_NM)
         ]
         if encoded is not None:
-            messages = {name: outcome.received[name][len(tensors_NM)] for name in here}
+            messages = {name: sent[len(tensors_NM)] for name, sent in received.items()}
             decoded_SM = self._decoded(encoded, messages, exchange.key.round)
             if differences is not None:
-                if here:
-                    before = [self._copies.before(name, outcome.received[name][-1]) for name in here]
-                    decoded_SM = torch.stack(before) + decoded_SM
-                after = dict(zip(here, decoded_SM, strict=True))
-                self._copies.end(after, outcome.reached, self.last_names)
+                decoded_SM = self._added(decoded_SM, received, outcome.reached)
             tensors_SM.append(decoded_SM)
-        return weights, tuple(tensors_SM)
+        return self._weights.after(received, outcome.reached, pushes=self._pushes), tuple(tensors_SM)
 
     def end(self) -> None:
         """Log which neighbours were left out, and count the bytes of the round."""
@@ -311,6 +300,22 @@ class RealNeighbourhood:
             return encoded.vectors_NM[:0]
         senders = [client_id_of(name) for name in messages]
         return encoded.decode([*messages.values()], senders, number)
+
+    def _differences(self, encoded: EncodedRows) -> Differences | None:
+        """Vectors that this exchange's messages are added to; None where messages stand by themselves."""
+        if encoded.before_NM is None:
+            return None
+        mine = self._weights
+        before_P = encoded.before_NM[0]
+        return self._copies.begin(self.service.round, before_P, receivers=mine.of_receivers, senders=mine.of_senders)
+
+    def _added(self, decoded_SM: Tensor, received: Mapping[str, Sequence[Tensor]], reached: frozenset[str]) -> Tensor:
+        """Neighbours' vectors: decoded differences, added to the copies of the last vectors, which they replace."""
+        if received:
+            before = [self._copies.before(name, sent[-1]) for name, sent in received.items()]
+            decoded_SM = torch.stack(before) + decoded_SM
+        self._copies.end(dict(zip(received, decoded_SM, strict=True)), reached, self.last_names)
+        return decoded_SM
 
     def _find_neighbours(self, number: int, standing: Standing) -> None:
         self._standing = standing
