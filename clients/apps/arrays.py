@@ -150,10 +150,11 @@ def named_arrays(made: object, what: str) -> dict[str, Array]:
     Raises:
         InvalidModel: if it is none of these, or holds what no array of numbers can.
     """
-    if isinstance(made, nn.Module):
-        made = made.state_dict()
-    elif hasattr(made, "get_weights"):
+    # First, since a model of Keras on PyTorch is a module too, whose state has each array twice.
+    if hasattr(made, "get_weights"):
         made = made.get_weights()
+    elif isinstance(made, nn.Module):
+        made = made.state_dict()
     if isinstance(made, Mapping):
         items = [(str(name), part) for name, part in made.items()]
     elif isinstance(made, list | tuple):
