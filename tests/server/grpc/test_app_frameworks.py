@@ -78,7 +78,7 @@ def test_rules_codecs_and_secure_sums_go_with_scikit_learn() -> None:
     rule, _ = trained(app=app, algorithm={"kind": "fedavgm", "momentum": 0.0})
     assert all(np.array_equal(rule[name], plain[name]) for name in plain)
     _, accuracy = trained(app=app, algorithm={"kind": "fedadam", "server_lr": 0.1})
-    assert accuracy > 0.85
+    assert accuracy > 0.8
     largest = max(abs(part).max() for part in plain.values())
     for changed in ({"uplink": ["int8"]}, {"secure_aggregation": {"kind": "masks", "max_weight": 200}}):
         found, _ = trained(app=app, **changed)
