@@ -1,14 +1,18 @@
 """App: what an experiment or a node names as its clients' own code, and the client that it makes for each task."""
 
 import inspect
+import logging
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from fed.clients.apps.arrays import Array, named_arrays, read_arrays
 from fed.clients.apps.flower import (
@@ -27,6 +31,8 @@ from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import torch
 
 __all__ = ["App", "Made", "tried"]
+
+_log = logging.getLogger(__name__)
 
 _EARLIER_ID = "cid"
 _CONTEXT = "context"
@@ -155,7 +161,7 @@ class App:
             context = self._context(client)
             return Made(MessageClient(target, context, names), True, context)
         named_argument = _argument_of(target)
-        what = f"{_name_of(target)} for client {client!r}"
+        what = f"making client {client!r} by {_name_of(target)}"
         context = self._context(client) if named_argument == _CONTEXT else None
         if context is not None:
             made = tried(what, target, context)
@@ -166,8 +172,8 @@ class App:
         inner = unwrapped(made)
         if is_message_client(inner) or not callable(getattr(inner, "fit", None)):
             raise InvalidExperiment(
-                f"{_name_of(target)} must make a client with fit(arrays, config), got {type(inner).__name__}: give it "
-                "that method, or derive it from Flower's NumPyClient"
+                f"{_name_of(target)} must make a client with fit(arrays, config), got a {type(inner).__name__} without "
+                "it: add that method, or derive the class from Flower's NumPyClient"
             )
         is_of_flower = inner is not made or named_argument in (_CONTEXT, _EARLIER_ID)
         bases = (kind.__module__.partition(".")[0] for kind in type(inner).__mro__)
@@ -189,6 +195,9 @@ class App:
             if initial is not None:
                 return named_arrays(tried(f"app.initial {initial}", named(initial)), f"app.initial {initial}")
             made = self.client(client)
+            if not callable(getattr(made.client, "evaluate", None)):
+                name = type(made.client).__name__
+                _log.warning("nobody scores the model, for %s has no evaluate(arrays, config): add it for scores", name)
             if callable(getattr(made.client, "initial", None)):
                 what = f"initial of client {client!r}"
                 return named_arrays(tried(what, made.client.initial), what)
@@ -211,6 +220,9 @@ class App:
 def tried(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Result of a user's function; its errors become a sentence.
 
+    The libraries below NumPy, SciPy and scikit-learn compute with as many threads as PyTorch meanwhile: one, in each
+    process of a simulation. The last bits of a product depend on how many threads share it.
+
     Args:
         what: subject of the sentence.
         function: the user's function.
@@ -220,14 +232,22 @@ def tried(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         AppFailed: if it raises.
     """
     try:
-        return function(*arguments)
+        with _libraries(len(sys.modules)).limit(limits=torch.get_num_threads()):
+            return function(*arguments)
     except AppFailed as error:
         raise AppFailed(f"{what} {error}") from error
     except FedError:
         raise
     except Exception as error:
-        problem = f"{type(error).__name__}: {first_line(error)}"
+        problem = f"{type(error).__name__}: {first_line(error).rstrip('.')}"
         raise AppFailed(f"{what} raises at {place_of(error)}: {problem}") from error
+
+
+@lru_cache(maxsize=1)
+def _libraries(loaded_modules: int) -> ThreadpoolController:
+    """Libraries of this process that have threads of their own."""
+    # Kept until further modules are loaded, since to find them takes longer than a small client's task.
+    return ThreadpoolController()
 
 
 def _argument_of(target: Callable[..., Any]) -> str | None:

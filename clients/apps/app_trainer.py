@@ -210,7 +210,9 @@ def _parts(found: Any, what: str, expected: str) -> tuple[Any, Any, Any]:
 
 def _as_arrays(given: Any, what: str) -> list[Array]:
     if not isinstance(given, tuple | list):
-        raise AppFailed(f"{what} must return its arrays as a list, got {type(given).__name__}")
+        raise AppFailed(
+            f"{what} must return its arrays as a list, got {type(given).__name__}: give them in the order received"
+        )
     try:
         return [as_array(part, f"array {number} of {what}") for number, part in enumerate(given)]
     except InvalidModel as error:

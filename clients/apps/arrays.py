@@ -122,7 +122,10 @@ def state_of(arrays: Sequence[Array], specs: Sequence[ArraySpec], dtype: torch.d
     integers = [torch.zeros(0, dtype=torch.int64)]
     for spec, array in zip(specs, arrays, strict=True):
         if array.shape != tuple(spec.shape):
-            raise AppFailed(f"must return array {spec.name} of shape {tuple(spec.shape)}, got {array.shape}")
+            raise AppFailed(
+                f"must return array {spec.name} of shape {tuple(spec.shape)}, got {array.shape}: make one model at all "
+                "clients, such as one of all classes"
+            )
         if spec.dtype not in _FLOATS:
             if array.dtype.kind not in "iub":
                 raise AppFailed(f"must return array {spec.name} as whole numbers, {spec.dtype}, got {array.dtype}")

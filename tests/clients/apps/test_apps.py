@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import nn
 
 import fed
@@ -64,12 +65,31 @@ def test_mean_of_numbers_that_clients_tell_weighs_samples() -> None:
     assert run.metrics[-1]["test_loss"] == pytest.approx(expected, rel=1e-12)
 
 
+class Counting(Regression):
+    """A client that tells how many threads the libraries of linear algebra have."""
+
+    evaluate = None  # type: ignore[assignment]
+
+    def fit(self, arrays: Any, config: Any) -> Any:
+        threads = [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+        return *super().fit(arrays, config)[:2], {"threads": max(threads)}
+
+
+def test_an_app_has_as_many_threads_as_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    with threadpool_limits(limits=2):  # as in a process on two cores
+        run = fed.simulate(experiment(), app=Counting)
+    assert [line["fit_threads"] for line in run.metrics] == [1.0, 1.0]
+    assert [record.getMessage() for record in caplog.records if "nobody scores" in record.getMessage()] == [
+        "nobody scores the model, for Counting has no evaluate(arrays, config): add it for scores"
+    ]
+
+
 @pytest.mark.parametrize(
     ("how", "what"),
     [
         ("raises", "raises at .*arrays_only.py:.*: ValueError: no luck"),
         ("is not finite", r"must return finite numbers, got nan in array 0 at \[2\]"),
-        ("has another shape", r"must return array 0 of shape \(3,\), got \(2,\)"),
+        ("has another shape", r"must return array 0 of shape \(3,\), got \(2,\): make one model"),
         ("has another number of arrays", "must return 3 arrays, as the model has, got 2"),
         ("has no samples", "must return a whole number of samples, at least 1, got 0"),
         ("forgets the metrics", r"must return \(arrays, samples, metrics\), got 2 parts"),
@@ -150,12 +170,20 @@ def test_codecs_rules_and_secure_sums_work_over_apps() -> None:
             assert run.metrics[0]["train_loss"] is None
 
 
+class Layers(nn.Linear):
+    """A module that has weights in Keras' way too, as its models on PyTorch are."""
+
+    def get_weights(self) -> list[Any]:
+        return [self.weight.detach().numpy()]
+
+
 def test_first_arrays_come_from_files_and_models(tmp_path: Path) -> None:
     first = [np.full(3, 2.0, np.float32), np.array(5), np.ones((1, 2))]
     np.savez(tmp_path / "first.npz", *first)
     section = AppSection(clients=1, initial=str(tmp_path / "first.npz"))
     assert [part.tolist() for part in App(Regression, section).first_arrays(0).values()] == [p.tolist() for p in first]
     assert list(named_arrays(nn.Linear(2, 1), "a model")) == ["weight", "bias"]
+    assert list(named_arrays(Layers(2, 1), "a model")) == ["0"]
     for wrong, what in (({"a": {"b": 1}}, "array a of it"), (3, "must give a list"), ([], "at least one array")):
         with pytest.raises(InvalidModel, match=what):
             named_arrays(wrong, "it")

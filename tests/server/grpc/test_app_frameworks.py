@@ -35,8 +35,11 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("framework", LR)
-def test_a_framework_has_the_same_bits_in_workers_and_at_nodes(framework: str, tmp_path: Path) -> None:
+def test_a_framework_has_the_same_bits_in_workers_and_at_nodes(
+    framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All in processes of their own, since these frameworks leave threads behind in the one that loads them."""
+    monkeypatch.delenv("OMP_NUM_THREADS")  # as users' processes have it
     file = tmp_path / "experiment.yaml"
     file.write_text(yaml.dump(asked(framework).dump()))
     address = f"127.0.0.1:{free_port()}"
