@@ -35,7 +35,7 @@ def lines(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("framework", LR)
-def test_a_framework_has_the_same_bits_in_workers_and_at_nodes(
+def test_frameworks_have_the_same_bits_in_workers_and_at_nodes(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All in processes of their own, since these frameworks leave threads behind in the one that loads them."""
