@@ -30,11 +30,13 @@ class Client:
 
     def initial(self):
         keys = jax.random.split(jax.random.key(0))
-        first, second = jax.random.normal(keys[0], (64, 32)) / 8, jax.random.normal(keys[1], (32, 10)) / 6
-        return [first, np.zeros(32, np.float32), second, np.zeros(10, np.float32)]
+        first = jax.random.normal(keys[0], (64, 32)) / 8
+        second = jax.random.normal(keys[1], (32, 10)) / 6
+        return [first, jnp.zeros(32), second, jnp.zeros(10)]
 
     def fit(self, params, config):
-        draw, size = np.random.default_rng(config["seed"]), config["batch_size"]
+        draw = np.random.default_rng(config["seed"])
+        size = config["batch_size"]
         for _ in range(config["epochs"]):
             order = draw.permutation(len(self.targets))
             for batch in order[: len(order) // size * size].reshape(-1, size):  # another shape compiles anew
