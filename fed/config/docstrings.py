@@ -36,13 +36,13 @@ def body(target: Callable[..., Any]) -> list[str]:
         ['Down the hill.']
     """
     paragraphs = (inspect.getdoc(target) or "").split("\n\n")[1:]
-    sections = [place for place, part in enumerate(paragraphs) if re.match(r"[A-Z]\w+:(\n|$)", part)]
+    sections = [place for place, part in enumerate(paragraphs) if re.match(r"[A-Z]\w+:(\n|$| those of)", part)]
     end = sections[0] if sections else len(paragraphs)
     return [" ".join(part.split()) for part in paragraphs[:end]]
 
 
 def arguments(target: Callable[..., Any]) -> dict[str, str]:
-    """Texts of the arguments, also of those that a class has from its bases.
+    """Texts of the arguments, also of those that a class has from its bases, or a function says to share with another.
 
     Example:
         >>> def step(lr):
@@ -56,7 +56,9 @@ def arguments(target: Callable[..., Any]) -> dict[str, str]:
         {'lr': 'step size η, above 0.'}
     """
     if not inspect.isclass(target):
-        return _entries(inspect.getdoc(target) or "")
+        text = inspect.getdoc(target) or ""
+        shared = re.search(r"^Args: those of :func:`(\w+)`", text, re.MULTILINE)
+        return arguments(target.__globals__[shared[1]]) if shared else _entries(text)
     described: dict[str, str] = {}
     for base in reversed(inspect.getmro(target)[:-1]):
         for documented in (base, vars(base).get("__init__")):

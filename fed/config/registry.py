@@ -131,7 +131,8 @@ DATA = Family(
     "data",
     DataSection,
     {name: f"fed.clients.data.sources.{name}:{name}" for name in ("digits", "idx", "image_folder", "synthetic", "text")}
-    | _in("clients.data.sources.tables", "npz", "csv", "parquet"),
+    | _in("clients.data.sources.archives", "npz")
+    | _in("clients.data.sources.tables", "csv", "parquet"),
     given=("streams", "schema"),
     default="digits",
 )

@@ -12,8 +12,9 @@ from sklearn.datasets import load_wine
 
 import fed
 from fed.clients.data import Samples
+from fed.clients.data.sources.keys import TestFile
 from fed.clients.data.sources.suggested_schema import schema_of
-from fed.clients.data.sources.tables import TestFile, csv, parquet
+from fed.clients.data.sources.tables import csv, parquet
 from fed.config import yaml
 from fed.config.table import TableSection
 from fed.errors import InvalidData, InvalidExperiment

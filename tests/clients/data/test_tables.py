@@ -13,7 +13,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fed.clients.data import FederatedData
-from fed.clients.data.sources.tables import csv, npz, parquet
+from fed.clients.data.sources.archives import npz
+from fed.clients.data.sources.tables import csv, parquet
 from fed.errors import InvalidData
 
 Load = Callable[..., FederatedData]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fed.clients.data import ClientsOnDemand, FederatedData, Names, Pair, Samples
-from fed.clients.data.sources.tables import csv, npz
+from fed.clients.data.sources.archives import npz
+from fed.clients.data.sources.tables import csv
 from fed.clients.node.own_data import described, samples_of
 from fed.config.node_data import NodeData
 from fed.errors import InvalidData

@@ -1,5 +1,6 @@
 """What is read from docstrings is what stands there."""
 
+from fed.clients.data.sources.tables import csv, parquet
 from fed.config.docstrings import arguments, summary
 
 
@@ -31,6 +32,10 @@ def test_a_class_has_its_own_arguments_and_its_bases() -> None:
         "lr": "of the derived class (in two lines): with a colon.",
         "names": "typed.",
     }
+
+
+def test_a_function_has_the_arguments_that_it_says_to_share() -> None:
+    assert arguments(parquet) == arguments(csv) != {}
 
 
 def test_without_a_docstring_there_is_nothing_to_say() -> None:
