@@ -22,6 +22,7 @@ __all__ = [
     "as_sample",
     "as_tree",
     "dense",
+    "is_read",
     "is_real",
     "joined",
     "labels_of",
@@ -151,9 +152,15 @@ def _with_dictionaries(tree: object) -> Tree:
     return tree
 
 
+def is_read(held: Held) -> bool:
+    """True for samples that are read when they are needed."""
+    # A look at the type first: to ask an abstract class takes longer, and each task asks several times.
+    return type(held) is not tuple and isinstance(held, SamplesOnDemand)
+
+
 def size_of(held: Held) -> int:
     """Number of samples."""
-    if isinstance(held, SamplesOnDemand):
+    if is_read(held):
         return len(held)
     inputs, targets = held
     return trees.length(inputs if targets is None else targets)
@@ -161,7 +168,7 @@ def size_of(held: Held) -> int:
 
 def taken(held: Held, places: "Tensor | slice") -> Held:
     """Samples at these places, in that order: copies of those in memory, or with a slice of step 1 views."""
-    if isinstance(held, SamplesOnDemand):
+    if is_read(held):
         return _Chosen(held, torch.arange(len(held))[places] if isinstance(places, slice) else places)
     inputs, targets = held
     return trees.take(inputs, places), trees.take(targets, places)
@@ -169,7 +176,7 @@ def taken(held: Held, places: "Tensor | slice") -> Held:
 
 def joined(parts: Sequence[Held]) -> Held:
     """Samples of several holders, one holder's after another's; on demand where one of them is."""
-    if any(isinstance(part, SamplesOnDemand) for part in parts):
+    if any(map(is_read, parts)):
         return _Chained(tuple(parts))
     inputs, targets = zip(*parts, strict=True)
     return trees.concatenated(inputs), trees.concatenated(targets)
@@ -177,7 +184,7 @@ def joined(parts: Sequence[Held]) -> Held:
 
 def samples_at(held: Held, places: Sequence[int]) -> list[Pair]:
     """Single samples, trees of tensors without a dimension of samples."""
-    if isinstance(held, SamplesOnDemand):
+    if is_read(held):
         return [as_sample(held.read(place)) for place in places]
     inputs, targets = held
     return [(trees.sample(inputs, place), trees.sample(targets, place)) for place in places]
@@ -189,7 +196,7 @@ def whole(held: Held) -> Pair:
     Raises:
         InvalidData: if samples on demand have several shapes, so that only ``collate`` can make batches of them.
     """
-    if not isinstance(held, SamplesOnDemand):
+    if not is_read(held):
         pair: Pair = held
         return pair
     try:
@@ -204,7 +211,7 @@ def whole(held: Held) -> Pair:
 
 def dense(held: Held) -> Held:
     """Samples in contiguous memory, as processes share it: kernels may round otherwise for other strides."""
-    if isinstance(held, SamplesOnDemand):
+    if is_read(held):
         return held
     inputs_E, targets_E = held
     return trees.contiguous(inputs_E), trees.contiguous(targets_E)
@@ -229,7 +236,9 @@ def may_ignore(held: Held, *, is_collated: bool) -> bool:
         held: pair in memory, or samples on demand, which are not read for it.
         is_collated: True if a collate makes the targets, so that these say nothing.
     """
-    if is_collated or isinstance(held, SamplesOnDemand):
+    if is_collated or is_read(held):
         return True
     labels = labels_of(held[1])
-    return labels is not None and labels.numel() > 0 and int(labels.long().amin()) < 0  # not all integers have a min
+    if labels is None or labels.numel() == 0:
+        return False
+    return int((labels if labels.dtype is torch.int64 else labels.long()).amin()) < 0  # not all integers have a min

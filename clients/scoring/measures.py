@@ -191,7 +191,8 @@ def as_number(name: str, value: Any, device: "torch.device") -> Tensor:
     Raises:
         InvalidModel: if it is not one real number.
     """
-    if isinstance(value, Real):  # a float as a tensor would have PyTorch's default type
+    # A float as a tensor would have PyTorch's default type.
+    if not isinstance(value, Tensor) and isinstance(value, Real):
         return torch.tensor(float(value), dtype=torch.float64, device=device)
     is_number = isinstance(value, Tensor | np.ndarray) and math.prod(value.shape) == 1 and value.dtype != object
     if not is_number or (tensor := torch.as_tensor(value, device=device)).is_complex():

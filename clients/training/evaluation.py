@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from fed.clients.data import Held
 from fed.clients.data.collate import Collating
-from fed.clients.data.held import SamplesOnDemand, labels_of, may_ignore, size_of, taken
+from fed.clients.data.held import is_read, labels_of, may_ignore, size_of, taken
 from fed.clients.scoring.losses import counted
 from fed.clients.scoring.measures import (
     Loss,
@@ -28,7 +28,7 @@ from fed.clients.scoring.measures import (
 )
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.op_graphs import record, told_of_recording
-from fed.clients.training.reading import AsNeeded, Batch, called, with_parameters
+from fed.clients.training.reading import AsNeeded, Batch, called, moved, with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
 from fed.vectors import trees
@@ -204,7 +204,7 @@ class _Tally:
         self._streams_all = all(is_mean_over_samples(measure) for _, measure in self._measures)
         self._counts = counts and any(is_over_counted(measure) for _, measure in self._measures)
         self._sums = torch.zeros(len(self._measures), dtype=torch.float64, device=device)
-        self._weights = torch.zeros_like(self._sums)
+        self._weights: Tensor | float = 0.0
         self._samples = 0
         self._outputs: list[Any] = []
         self._targets: list[Tree] = []
@@ -214,7 +214,7 @@ class _Tally:
         values = self._values(output, batch.targets, streamed=True)
         if self._counts:
             weights = self._weights_of(batch)
-            self._weights += weights
+            self._weights = self._weights + weights
             self._sums += (values * weights).where(weights > 0, 0)  # 0 × NaN is NaN
         else:
             self._sums += values * batch.samples
@@ -248,11 +248,12 @@ class _Tally:
 
     def _values(self, output: Any, target: Tree, *, streamed: bool) -> Tensor:
         """Loss and metrics in float64: those that are ``streamed`` batch by batch, or the others; 0 for the rest."""
-        zero = torch.zeros((), dtype=torch.float64, device=self._device)
         values = []
         for name, measure in self._measures:
-            is_asked_for = is_mean_over_samples(measure) == streamed
-            values.append(measured(name, measure, output, target, self._device) if is_asked_for else zero)
+            if is_mean_over_samples(measure) == streamed:
+                values.append(measured(name, measure, output, target, self._device))
+            else:
+                values.append(torch.zeros((), dtype=torch.float64, device=self._device))
         return torch.stack(values)
 
 
@@ -273,7 +274,7 @@ def _joined(outputs: Sequence[Any]) -> Any:
 
 def _batches(samples: Held, device: "torch.device", collate: Collating | None) -> Iterator[Batch]:
     count = size_of(samples)
-    is_in_memory = collate is None and not isinstance(samples, SamplesOnDemand)
+    is_in_memory = collate is None and not is_read(samples)
     # What is drawn for a batch is the same at each evaluation.
     its = None if is_in_memory else AsNeeded(samples, collate, device, seed=0, training=False)
     for number, begin in enumerate(range(0, count, _BATCH)):
@@ -283,8 +284,4 @@ def _batches(samples: Held, device: "torch.device", collate: Collating | None) -
             continue
         inputs, targets = taken(samples, slice(begin, end))
         # Copies, for a model may change its inputs in place.
-        yield Batch(_copied(inputs, device), _copied(targets, device), end - begin)
-
-
-def _copied(tree: Tree, device: "torch.device") -> Any:
-    return trees.mapped(lambda leaf: leaf.to(device, non_blocking=True, copy=True), tree)
+        yield Batch(moved(inputs, device, copy=True), moved(targets, device, copy=True), end - begin)

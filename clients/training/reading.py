@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed.clients.data.collate import Collating, batch_of
-from fed.clients.data.held import Held, SamplesOnDemand, size_of
+from fed.clients.data.held import Held, is_read, size_of
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.vectors.trees import Tree
 
-__all__ = ["AsNeeded", "Batch", "InMemory", "Reading", "called", "reading", "seed_of_batch", "with_parameters"]
+__all__ = ["AsNeeded", "Batch", "InMemory", "Reading", "called", "moved", "reading", "seed_of_batch", "with_parameters"]
 
 
 class Batch(NamedTuple):
@@ -36,10 +36,9 @@ class InMemory:
     def __init__(self, pair: Held, device: "torch.device") -> None:
         self._device = device
         self._samples = size_of(pair)
-        self._inputs_E, self._targets_E = (trees.mapped(self._to_device, part) for part in pair)
-
-    def _to_device(self, leaf: Tensor) -> Tensor:
-        return leaf.to(self._device, non_blocking=True)
+        inputs_E, targets_E = pair
+        self._inputs_E = moved(inputs_E, device)
+        self._targets_E = moved(targets_E, device)
 
     def places(self, order_E: NDArray[np.int64]) -> Tensor:
         """Places of samples, as :meth:`batch` takes parts of them."""
@@ -47,9 +46,9 @@ class InMemory:
 
     def all(self, number: int) -> Batch:
         """All samples in their order, as the batch of a number."""
-        return Batch(
-            trees.mapped(torch.clone, self._inputs_E), trees.mapped(torch.clone, self._targets_E), self._samples
-        )
+        inputs = trees.mapped(torch.clone, self._inputs_E)
+        targets = trees.mapped(torch.clone, self._targets_E)
+        return Batch(inputs, targets, self._samples)
 
     def batch(self, places_B: Tensor, number: int) -> Batch:
         """Batch of samples at these places.
@@ -98,11 +97,7 @@ class AsNeeded:
         """
         seed = seed_of_batch(self._seed, number)
         inputs, targets = batch_of(self._held, places_B, self._collate, seed, training=self._training)
-        inputs, targets = (trees.mapped(self._to_device, part) for part in (inputs, targets))
-        return Batch(inputs, targets, len(places_B))
-
-    def _to_device(self, leaf: Tensor) -> Tensor:
-        return leaf.to(self._device, non_blocking=True)
+        return Batch(moved(inputs, self._device), moved(targets, self._device), len(places_B))
 
 
 def seed_of_batch(seed: int, number: int) -> int:
@@ -126,9 +121,22 @@ def reading(
         seed: seed of what the collate draws.
         training: False where a model is scored.
     """
-    if collate is None and not isinstance(held, SamplesOnDemand):
+    if collate is None and not is_read(held):
         return InMemory(held, device)
     return AsNeeded(held, collate, device, seed, training=training)
+
+
+def moved(tree: Tree, device: "torch.device", *, copy: bool = False) -> Any:
+    """The same tree on a device.
+
+    Args:
+        tree: tree of tensors.
+        device: device of the result.
+        copy: True for tensors that share no memory with the tree's.
+    """
+    if isinstance(tree, Tensor):
+        return tree.to(device, non_blocking=True, copy=copy)
+    return trees.mapped(lambda leaf: leaf.to(device, non_blocking=True, copy=copy), tree)
 
 
 def called(module: "nn.Module", inputs: Tree) -> Any:

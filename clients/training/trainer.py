@@ -12,7 +12,7 @@ from itertools import chain, islice
 import numpy as np
 
 from fed.clients.data import Held
-from fed.clients.data.held import SamplesOnDemand, may_ignore, size_of
+from fed.clients.data.held import is_read, may_ignore, size_of
 from fed.clients.scoring.losses import counted_cross_entropy, cross_entropy
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
@@ -122,7 +122,8 @@ class Trainer(TorchTrainer):
         Returns:
             The trained state, on the CPU.
         """
-        shape = _shape(samples)  # with the number of samples: whether a view fails depends on it
+        # With the number of samples: whether a view fails depends on it.
+        shape = _shape(samples) if self._tries_channels_last else None
         if self._tries_channels_last and shape not in self._in_usual_order:
             began = order.bit_generator.state  # a second attempt must shuffle as the first did
             try:
@@ -264,7 +265,7 @@ def _normalises_channels(module: "nn.Module") -> bool:
 
 def _shape(samples: Held) -> Hashable:
     """Shapes of the inputs, with the number of samples; of those on demand the number alone."""
-    if isinstance(samples, SamplesOnDemand):
+    if is_read(samples):
         return len(samples)
     return trees.shapes(samples[0])
 

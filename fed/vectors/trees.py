@@ -211,19 +211,19 @@ def shapes(tree: Tree) -> tuple[Any, ...]:
 
 def take(tree: Tree, places: "Tensor | slice") -> Any:
     """Samples at these places, in that order, as copies; with a slice of step 1, as views."""
+    if isinstance(tree, Tensor):
+        return _taken(tree, places)
     return mapped(lambda leaf: _taken(leaf, places), tree)
 
 
 def _taken(leaf: Leaf, places: "Tensor | slice") -> Leaf:
+    if isinstance(leaf, Tensor):
+        # index_select is faster, but does not take single numbers of every type.
+        return leaf[places] if isinstance(places, slice) or leaf.ndim == 1 else leaf.index_select(0, places)
     if isinstance(places, slice):
-        if isinstance(leaf, Tensor):
-            return leaf[places]
         begin, end, _ = places.indices(len(leaf))
         return leaf.slice(begin, max(begin, end))
-    if isinstance(leaf, Ragged):
-        return leaf.take(places)
-    # index_select is faster, but does not take single numbers of every type.
-    return leaf[places] if leaf.ndim == 1 else leaf.index_select(0, places)
+    return leaf.take(places)
 
 
 def sample(tree: Tree, place: int) -> Any:
