@@ -7,18 +7,21 @@ that the libraries peft and loralib use. A is [r, inputs], for a rank r, and B i
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
-from fed.aggregators.base import Aggregator
+import numpy as np
+
+from fed.aggregators.base import Aggregator, Reduced
 from fed.config.compatibility import Feature, Sections, Term
-from fed.errors import InvalidExperiment, InvalidModel
+from fed.errors import InvalidExperiment, InvalidModel, InvalidPayload
 from fed.vectors.layout import Layout, Part
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["AdaptedLayer", "Adapter", "OverAdapters", "adapted_layers"]
+__all__ = ["AdaptedLayer", "OverAdapters", "State", "adapted_layers"]
 
 
 class AdaptedLayer(NamedTuple):
@@ -39,51 +42,38 @@ class AdaptedLayer(NamedTuple):
     is_transposed: bool
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """Places of an adapter's tensors.
+class State(NamedTuple):
+    """Server state of algorithms over adapters.
 
     Args:
-        down: place of A, [r, inputs], in a message.
-        up: place of B, [outputs, r], in a message.
-        base: place of W in what the coordinator moves by itself.
-        scale: s, by which B A is multiplied.
-        is_transposed: True if W is stored as [inputs, outputs].
+        model_P: global model.
+        moved_J: sum of all movements of the matrices that have adapters, one after another.
+        factors_F: factors of the last of them, rounded as they travel.
     """
 
-    down: Part
-    up: Part
-    base: Part
-    scale: float
-    is_transposed: bool
-
-    def factors(self, rows_SM: Tensor) -> tuple[Tensor, Tensor]:
-        """B [S, outputs, r] and A [S, r, inputs] in rows that begin with parameters, or with their changes."""
-        return self.up.view(rows_SM), self.down.view(rows_SM)
-
-    def movement(self, up: Tensor, down: Tensor, shares_S: Tensor) -> Tensor:
-        r"""Movement of W, flat, by :math:`s \sum_i p_i B_i A_i`.
-
-        Args:
-            up: B of each client, [S, outputs, r].
-            down: A of each client, [S, r, inputs].
-            shares_S: p, each client's share of the weights.
-        """
-        # The clients' factors side by side are one product of rank S r.
-        ups = up.transpose(0, 1).flatten(1)
-        downs = (shares_S[:, None, None] * down).flatten(0, 1)
-        product = self.scale * (ups @ downs)
-        return (product.T if self.is_transposed else product).flatten()
+    model_P: Tensor
+    moved_J: Tensor
+    factors_F: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverAdapters(Aggregator):
-    """Algorithm that looks at factors of adapters, and moves the matrices that they adapt."""
+    r"""Algorithm that looks at factors of adapters, and moves the matrices that they adapt.
+
+    .. math:: W ← W + s \, U D, \qquad U = [U_1 … U_n], \quad D = [D_1; …; D_n]
+
+    U_k is [outputs, r] and D_k is [r, inputs]. A subclass gives them by :meth:`stacked`. They are what travels where
+    they are fewer numbers than W.
+    """
 
     linear: ClassVar[bool] = False
 
-    adapters: ClassVar[tuple[Adapter, ...]] = ()
+    adapters: ClassVar[tuple[AdaptedLayer, ...]] = ()
     """Adapters of the model; those that :meth:`for_model` returns have some."""
+    parts: ClassVar[Mapping[str, Part]] = {}
+    """Places of the adapters' tensors by name: of factors in a message, of W among all that is moved."""
+    factor_dtype: ClassVar["torch.dtype"] = torch.float64
+    """Type in which factors travel, the model's."""
 
     def needs(self) -> Sequence[Term]:
         """Single messages of a cohort: a share of a client's factors is no share of their product."""
@@ -99,7 +89,8 @@ class OverAdapters(Aggregator):
         """
         super().check_experiment(experiment)
         for section in experiment.stages or ():
-            if getattr(section.make(), "changes_mean", False):
+            stage = section.make()
+            if getattr(stage, "changes_mean", False) or getattr(stage, "acts_alone", False):
                 raise InvalidExperiment(
                     f"{experiment.algorithm.kind} must be without stages that change the mean, for the products of "
                     f"factors would go out without that change, got {section.kind}: choose ffa_lora, or leave it out"
@@ -117,32 +108,110 @@ class OverAdapters(Aggregator):
         """
         trained = {part.name: part for part in layout.trained}
         bases = {part.name: part for part in layout.averaged}
-        adapters = []
-        for layer in adapted_layers(module):
+        layers = adapted_layers(module)
+        parts = {}
+        for layer in layers:
             for name in (layer.down, layer.up):
                 if name not in trained:
                     raise InvalidModel(
                         f"{type(self).__name__} needs adapters both of whose factors are trained, got {name}, which is "
                         "not: choose fedavg, whose mean is exact where one factor is the same on all clients"
                     )
+                parts[name] = trained[name]
             base = bases[layer.base]
-            behind = Part(base.name, base.shape, base.offset - layout.returned_size, base.dtype)
-            adapters.append(
-                Adapter(
-                    down=trained[layer.down],
-                    up=trained[layer.up],
-                    base=behind,
-                    scale=layer.scale,
-                    is_transposed=layer.is_transposed,
-                )
-            )
+            parts[layer.base] = replace(base, offset=base.offset - layout.returned_size)
         made = copy(self)
-        object.__setattr__(made, "adapters", tuple(adapters))  # no hyper-parameter, and the class is frozen
+        # No hyper-parameters, and the class is frozen.
+        object.__setattr__(made, "adapters", tuple(layers))
+        object.__setattr__(made, "parts", parts)
+        object.__setattr__(made, "factor_dtype", layout.dtype)
         return made
 
-    def first_movements(self) -> Tensor:
-        """Zeros in the place of all movements, [J]."""
-        return torch.zeros(sum(adapter.base.size for adapter in self.adapters), dtype=torch.float64)
+    def pair(self, layer: AdaptedLayer, rows_SM: Tensor) -> tuple[Tensor, Tensor]:
+        """B [S, outputs, r] and A [S, r, inputs] in rows that begin with parameters, or with their changes."""
+        return self.parts[layer.up].view(rows_SM), self.parts[layer.down].view(rows_SM)
+
+    def init(self, params_P: Tensor) -> State:
+        """The model, and no movement."""
+        moved_J = torch.zeros(sum(self.parts[layer.base].size for layer in self.adapters), dtype=torch.float64)
+        return State(params_P, moved_J, moved_J.new_zeros(0))
+
+    def moved(self, state: State) -> Tensor:
+        """The sum of all movements."""
+        return state.moved_J
+
+    def factors(self, state: State) -> Tensor:
+        """U and D of each adapter, one after another."""
+        return state.factors_F
+
+    def factor_count(self, messages: int) -> int:
+        """Numbers of U and D of all adapters, of as many terms as :meth:`terms` says."""
+        return self.terms(messages) * self._numbers_of_a_term()
+
+    def terms(self, messages: int) -> int:
+        """Number n of U_k and D_k that so many messages give."""
+        return messages
+
+    @abstractmethod
+    def stacked(
+        self, layer: AdaptedLayer, state: State, messages_SM: Tensor, shares_S: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """U_k [n, outputs, r] and D_k [n, r, inputs] of an adapter.
+
+        Args:
+            layer: layer with the adapter.
+            state: server state before these messages.
+            messages_SM: messages of the clients.
+            shares_S: p, each client's share of the weights.
+        """
+
+    def combine(
+        self, state: State, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
+    ) -> tuple[State, Tensor]:
+        """The mean update, and the state with the movement of these messages."""
+        shares_S = weights_S / weights_S.sum()
+        pieces = [state.factors_F.new_zeros(0)]
+        for layer in self.adapters:
+            ups, downs = self.stacked(layer, state, messages_SM, shares_S)
+            # Side by side, they are one product.
+            pieces += [ups.transpose(0, 1).flatten(), downs.flatten()]
+        # Rounded before they are multiplied, for clients multiply what travels.
+        factors_F = torch.cat(pieces).to(self.factor_dtype).double()
+        moved_J = state.moved_J + self.movement(factors_F)
+        return state._replace(moved_J=moved_J, factors_F=factors_F), shares_S @ messages_SM
+
+    def movement(self, factors_F: Tensor) -> Tensor:
+        """Sum of the products s U D of each adapter, one after another.
+
+        Raises:
+            InvalidPayload: if they are no factors of these adapters.
+        """
+        one = self._numbers_of_a_term()
+        count, rest = divmod(len(factors_F), one) if one else (0, len(factors_F))
+        if rest:
+            raise InvalidPayload(f"factors of the model's adapters must be a multiple of {one}, got {len(factors_F)}")
+        moved_J = torch.zeros(sum(self.parts[layer.base].size for layer in self.adapters), dtype=torch.float64)
+        end = 0
+        for layer in self.adapters:
+            up = self.parts[layer.up]
+            down = self.parts[layer.down]
+            begin = end
+            middle = begin + count * up.size
+            end = middle + count * down.size
+            terms = count * down.shape[0]
+            ups = factors_F[begin:middle].view(up.shape[0], terms)
+            downs = factors_F[middle:end].view(terms, down.shape[1])
+            product = layer.scale * (ups @ downs)
+            self.parts[layer.base].view(moved_J).copy_(product.T if layer.is_transposed else product)
+        return moved_J
+
+    def apply(self, state: State, reduced: Reduced) -> State:
+        """The model plus the mean update."""
+        return state._replace(model_P=state.model_P + reduced.update_P)
+
+    def _numbers_of_a_term(self) -> int:
+        """Numbers of one U_k and D_k of all adapters."""
+        return sum(self.parts[name].size for layer in self.adapters for name in (layer.up, layer.down))
 
 
 def adapted_layers(module: "nn.Module") -> list[AdaptedLayer]:

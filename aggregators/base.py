@@ -235,6 +235,25 @@ class Aggregator(Algorithm):
         """The sum of all movements, since the run began, of the parameters of :meth:`moves`, [J]."""
         return torch.zeros(0, dtype=torch.float64)
 
+    def factors(self, state: Any) -> Tensor | None:
+        """Numbers [F] from which :meth:`movement` finds the last movement of the parameters of :meth:`moves`.
+
+        They may be fewer than the movement itself, and are then sent in its place. None: it has no such numbers.
+        """
+        return None
+
+    def factor_count(self, messages: int) -> int:
+        """F, the number of :meth:`factors` after a round with so many messages."""
+        return 0
+
+    def movement(self, factors_F: Tensor) -> Tensor:
+        """Movement [J] that :meth:`factors` stand for, in float64: the same on server and clients.
+
+        Raises:
+            InvalidPayload: if they are no factors of this model.
+        """
+        return torch.zeros(0, dtype=torch.float64)
+
     def phases(self) -> tuple[Phase, ...]:
         """Phases of a client's local training."""
         return (Phase(rule=self.local_rule),)

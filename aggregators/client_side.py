@@ -92,6 +92,7 @@ def format_of(
         parts=tuple(part.shape[1] for part in report.message),
         buffers=layout.returned_size - layout.parameters,
         moved=layout.moved_size,
+        is_factored=_is_factored(aggregator, layout, first),
         integers=layout.integer_count,
         parameters=layout.parameters,
         broadcast=tuple(part.numel() for part in broadcast),
@@ -101,6 +102,12 @@ def format_of(
         weighs_alike=weights == [1.0, 1.0, 1.0],
         votes=aggregator.votes,
     )
+
+
+def _is_factored(aggregator: Aggregator, layout: Layout, first: Any) -> bool:
+    """True if movements travel as factors; not where the model's type would lose small ones round after round."""
+    is_wide = layout.dtype in (torch.float32, torch.float64)
+    return bool(layout.moved_size) and is_wide and aggregator.factors(first) is not None
 
 
 def weighs_samples(aggregator: Aggregator) -> bool:

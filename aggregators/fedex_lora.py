@@ -7,22 +7,11 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
+from fed.aggregators.adapters import AdaptedLayer, OverAdapters, State
+from fed.vectors.tensors import Tensor
 
-from fed.aggregators.adapters import Adapter, OverAdapters
-from fed.aggregators.base import Reduced
-from fed.vectors.tensors import Tensor, torch
-
-__all__ = ["FedExLoRA", "State"]
-
-
-class State(NamedTuple):
-    """Server state."""
-
-    model_P: Tensor
-    moved_J: Tensor  # the sum of all residuals, of all matrices one after another
+__all__ = ["FedExLoRA"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,34 +26,32 @@ class FedExLoRA(OverAdapters):
     products. The residual is the covariance of the factors over clients: 0 where one client answers, or where all have
     one A or one B. s is the adapter's scale. Other parameters that the model trains are averaged as in FedAvg.
 
-    The server needs each client's factors, and sends the matrices W that have adapters with each task: these bytes are
-    those of W, not of its factors. Clients keep nothing, so one that misses rounds lacks nothing.
+    Of n clients it is a product of rank (n − 1) r, found as Welford (1962) adds a covariance up, client by client:
+
+    .. math:: \sum_{k=2}^{n} \frac{p_k P_{k-1}}{P_k} (B_k - \bar B_{k-1})(A_k - \bar A_{k-1}),
+        \qquad P_k = \sum_{i ≤ k} p_i
+
+    The server needs each client's factors. With each task it sends those of the residuals that the client lacks, or
+    the matrices W where these are fewer bytes.
     """
 
-    def init(self, params_P: Tensor) -> State:
-        """The model, and no residuals."""
-        return State(params_P, self.first_movements())
+    def terms(self, messages: int) -> int:
+        """One fewer than there are clients."""
+        return max(messages - 1, 0)
 
-    def moved(self, state: State) -> Tensor:
-        """The sum of all residuals."""
-        return state.moved_J
-
-    def combine(
-        self, state: State, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
-    ) -> tuple[State, Tensor]:
-        """The mean update, and the state with the residuals of these messages."""
-        shares_S = weights_S / weights_S.sum()
-        mean_M = shares_S @ messages_SM
+    def stacked(
+        self, layer: AdaptedLayer, state: State, messages_SM: Tensor, shares_S: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Factors of the covariance of the clients' factors."""
         # Factors and their changes have one covariance, for the clients began at the same factors.
-        apart_SM = messages_SM - mean_M
-        residuals = [self._residual(adapter, apart_SM, shares_S) for adapter in self.adapters]
-        moved_J = state.moved_J + torch.cat(residuals) if residuals else state.moved_J
-        return state._replace(moved_J=moved_J), mean_M
+        ups, downs = self.pair(layer, messages_SM)
+        sums_S = shares_S.cumsum(0)
+        weights = shares_S[1:] * sums_S[:-1] / sums_S[1:]
+        return _from_earlier_means(ups, shares_S), weights[:, None, None] * _from_earlier_means(downs, shares_S)
 
-    def _residual(self, adapter: Adapter, apart_SM: Tensor, shares_S: Tensor) -> Tensor:
-        up, down = adapter.factors(apart_SM)
-        return adapter.movement(up, down, shares_S)
 
-    def apply(self, state: State, reduced: Reduced) -> State:
-        """The model plus the mean update."""
-        return state._replace(model_P=state.model_P + reduced.update_P)
+def _from_earlier_means(rows_S: Tensor, shares_S: Tensor) -> Tensor:
+    """Rows but the first, each less the weighted mean of those before it, [S - 1, ...]."""
+    shares = shares_S[:, None, None]
+    means = (shares * rows_S).cumsum(0) / shares.cumsum(0)
+    return rows_S[1:] - means[:-1]

@@ -9,26 +9,18 @@ Shapes: see :mod:`fed.vectors.layout`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from fed.aggregators.adapters import OverAdapters
-from fed.aggregators.base import Reduced
+from fed.aggregators.adapters import AdaptedLayer, OverAdapters, State
 from fed.config.compatibility import Feature, Term
 from fed.errors import InvalidExperiment, InvalidModel
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["FLoRA", "State"]
-
-
-class State(NamedTuple):
-    """Server state."""
-
-    model_P: Tensor
-    moved_J: Tensor  # the sum of all products, of all matrices one after another
+__all__ = ["FLoRA"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +36,8 @@ class FLoRA(OverAdapters):
     inputs, as peft begins it. Other parameters that the model trains are averaged as in FedAvg.
 
     A client of rank r_i < r trains the first r_i rows of A and columns of B alone: the others begin at 0, where their
-    gradients are 0. They travel as zeros; ``uplink: [zstd]`` takes away the bytes of these. As with fedex_lora, the
-    matrices W that have adapters come with each task.
+    gradients are 0. They travel as zeros; ``uplink: [zstd]`` takes away the bytes of these. As with fedex_lora, tasks
+    bring the factors that a client lacks, or the matrices W where these are fewer bytes.
 
     Args:
         ranks: r_i, the rank of each client: the i-th client has the i-th of them, and after the last the first again;
@@ -70,24 +62,16 @@ class FLoRA(OverAdapters):
         """
         made = super().for_model(module, layout)
         parameters = dict(module.named_parameters())
-        for adapter in made.adapters:
-            if bool(parameters[adapter.up.name].any()):
-                raise InvalidModel(f"flora needs adapters that begin at 0, got numbers in {adapter.up.name}: zero them")
-            rank = adapter.down.shape[0]
+        for layer in made.adapters:
+            if bool(parameters[layer.up].any()):
+                raise InvalidModel(f"flora needs adapters that begin at 0, got numbers in {layer.up}: zero them")
+            rank = made.parts[layer.down].shape[0]
             if self.ranks is not None and max(self.ranks) > rank:
                 raise InvalidExperiment(
-                    f"flora.ranks must be 1 to {rank}, the rank of {adapter.down.name}, got {max(self.ranks)}: lower "
+                    f"flora.ranks must be 1 to {rank}, the rank of {layer.down}, got {max(self.ranks)}: lower "
                     "it, or give the model adapters of that rank"
                 )
         return made
-
-    def init(self, params_P: Tensor) -> State:
-        """The model, and no products."""
-        return State(params_P, self.first_movements())
-
-    def moved(self, state: State) -> Tensor:
-        """The sum of all products."""
-        return state.moved_J
 
     def local_start(self, anchor_P: Tensor, client_state: Any, places_K: Tensor | None = None) -> Tensor:
         """The model, with zeros beyond a client's own rank."""
@@ -95,33 +79,32 @@ class FLoRA(OverAdapters):
             return anchor_P
         ranks_K = torch.tensor(self.ranks)[places_K % len(self.ranks)]
         start_KP = anchor_P.expand(len(ranks_K), -1).clone()
-        for adapter in self.adapters:
-            up, down = adapter.factors(start_KP)
-            beyond = torch.arange(adapter.down.shape[0]) >= ranks_K[:, None]  # [K, r]
+        for layer in self.adapters:
+            up, down = self.pair(layer, start_KP)
+            beyond = torch.arange(down.shape[1]) >= ranks_K[:, None]  # [K, r]
             up.masked_fill_(beyond[:, None, :], 0.0)
             down.masked_fill_(beyond[:, :, None], 0.0)
         return start_KP
+
+    def stacked(
+        self, layer: AdaptedLayer, state: State, messages_SM: Tensor, shares_S: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The clients' own factors, those of A by their shares."""
+        up, down = self.pair(layer, messages_SM)
+        began_up, began_down = self.pair(layer, state.model_P)
+        # Beyond a client's rank this A is that of the model, and B is 0, as their product must be.
+        return began_up + up, shares_S[:, None, None] * (began_down + down)
 
     def combine(
         self, state: State, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[State, Tensor]:
         """The mean update, with that of adapters to their new beginning, and the state with the messages' products."""
-        shares_S = weights_S / weights_S.sum()
-        mean_M = shares_S @ messages_SM
-        products = []
-        for adapter in self.adapters:
-            up, down = adapter.factors(messages_SM)
-            began_up, began_down = adapter.factors(state.model_P)
-            # Beyond a client's rank this A is that of the model, and B is 0, as their product must be.
-            products.append(adapter.movement(began_up + up, began_down + down, shares_S))
-            bound = 1.0 / math.sqrt(adapter.down.shape[1])
-            anew = torch.from_numpy(generator.uniform(-bound, bound, size=tuple(adapter.down.shape)))
-            new_up, new_down = adapter.factors(mean_M)
+        after, mean_M = super().combine(state, messages_SM, weights_S, generator)
+        for layer in self.adapters:
+            began_up, began_down = self.pair(layer, state.model_P)
+            bound = 1.0 / math.sqrt(began_down.shape[1])
+            anew = torch.from_numpy(generator.uniform(-bound, bound, size=tuple(began_down.shape)))
+            new_up, new_down = self.pair(layer, mean_M)
             new_up.copy_(-began_up)
             new_down.copy_(anew - began_down)
-        moved_J = state.moved_J + torch.cat(products) if products else state.moved_J
-        return state._replace(moved_J=moved_J), mean_M
-
-    def apply(self, state: State, reduced: Reduced) -> State:
-        """The model plus the mean update, and the adapters at their new beginning."""
-        return state._replace(model_P=state.model_P + reduced.update_P)
+        return after, mean_M

@@ -95,7 +95,8 @@ class Coordinator:
             aggregator=rule, fleet=self.fleet, message=self.message, streams=self.streams, stages=stages
         )
         self._sent_sum = self._way_in.sent_sum
-        self._downlink = Downlink(self.message, self.streams) if self.message.downlink_codecs else None
+        sends_differences = self.message.sends_differences
+        self._downlink = Downlink(self.message, self.streams, rule.movement) if sends_differences else None
         self._too_few: Counter[str] = Counter()  # reason → how often
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
@@ -368,8 +369,9 @@ class Coordinator:
             params_V = self._vector(self.aggregator.model_to_send(self._state))
             broadcast = tuple(part.to(self.layout.dtype) for part in self.aggregator.broadcast(self._state))
             model = GlobalModel(self.version, params_V, self._integers_I, broadcast)
-            outgoing = self._downlink.model(model) if self._downlink else model
-            self._sent = outgoing, self.aggregator.steps(self._state)
+            if self._downlink is not None:
+                model = self._downlink.model(model, self.aggregator.factors(self._state))
+            self._sent = model, self.aggregator.steps(self._state)
         return self._sent
 
     def _vector(self, params_P: Tensor) -> Tensor:

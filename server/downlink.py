@@ -1,4 +1,4 @@
-"""The way out of models, where their differences are encoded: each client is sent the differences that it lacks.
+"""The way out of models, where their differences travel: each client is sent the differences that it lacks.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -10,10 +10,11 @@ from fed.storage.checkpoints import Tree, plain
 from fed.vectors.randomness import Streams
 from fed.wire.format import MOST_DIFFERENCES, Format
 from fed.wire.messages import Answer, Difference, GlobalModel, Task
-from fed.wire.reference import Reference
+from fed.wire.reference import Movement, Reference
 
 if TYPE_CHECKING:
     from fed.compression.codec import CodecState
+    from fed.vectors.tensors import Tensor
 
 __all__ = ["Downlink"]
 
@@ -24,13 +25,15 @@ class Downlink:
     A client is known to have the version of the last task that it has answered.
 
     Args:
-        message: the format of messages, with codecs of differences.
+        message: the format of messages, with codecs of differences, or with movements that travel as factors.
         streams: random streams of the run.
+        movement: function from factors to the movement that they stand for.
     """
 
-    def __init__(self, message: Format, streams: Streams) -> None:
+    def __init__(self, message: Format, streams: Streams, movement: Movement) -> None:
         self._message = message
         self._streams = streams
+        self._movement = movement if message.is_factored else None
         self._version = -1
         self._reference: Reference | None = None
         self._state: CodecState = {}
@@ -38,24 +41,39 @@ class Downlink:
         self._missing: dict[str, tuple[Difference, ...]] = {}  # name of the version that a client has → what it lacks
         self._known: dict[int | str, str] = {}  # client → name of the version that it has
 
-    def model(self, model: GlobalModel) -> GlobalModel:
-        """The reference, moved towards this model, as it goes out with tasks; moved once for each version."""
-        numbers_KP, beside = self._message.split_model(model.tensors)
+    def model(self, model: GlobalModel, factors_F: "Tensor | None" = None) -> GlobalModel:
+        """The reference, moved towards this model, as it goes out with tasks; moved once for each version.
+
+        Args:
+            model: the coordinator's model.
+            factors_F: factors of the movement that led to this version, where such travel.
+        """
+        numbers_KP, moved_J, beside = self._message.split_model(model.tensors)
         encoder = self._message.downlink_encoder
-        assert encoder is not None
-        if self._reference is None:
-            self._reference = Reference.first(numbers_KP)
-            first = encoder.chain.init()
+        # Factors are those of the last movement alone.
+        lacks_factors = self._movement is not None and model.version > self._version + 1
+        if self._reference is None or lacks_factors:
+            self._reference = Reference.first(numbers_KP, moved_J)
+            self._differences = ()
+            first = encoder.chain.init() if encoder else {}
             self._state = {name: part.expand(len(numbers_KP), -1) for name, part in first.items()}
         elif model.version != self._version:
             self._reference, difference, self._state = self._reference.towards(
-                numbers_KP, model.version, encoder, self._state, self._streams
+                numbers_KP,
+                model.version,
+                encoder,
+                self._state,
+                self._streams,
+                factors_F=factors_F,
+                movement=self._movement,
             )
             # Older versions get the whole model: memory stays bounded however long a client is away.
             self._differences = (*self._differences, difference)[-MOST_DIFFERENCES:]
         self._version = model.version
         self._find_missing()
-        params_V, integers_I, *broadcast = self._message.join_model(self._reference.numbers_KP, beside)
+        params_V, integers_I, *broadcast = self._message.join_model(
+            self._reference.numbers_KP, self._reference.moved_J, beside
+        )
         return GlobalModel(
             version=model.version,
             params_V=params_V,
@@ -95,7 +113,7 @@ class Downlink:
     def _find_missing(self) -> None:
         """Find the differences that clients of each version lack; forget versions for which the model is shorter."""
         assert self._reference is not None
-        whole_bytes = self._reference.numbers_KP.nbytes
+        whole_bytes = self._reference.numbers_KP.nbytes + self._reference.moved_J.nbytes
         size_bytes = 0
         self._missing = {self._reference.name: ()}
         # From the newest back: each older version lacks one difference more.

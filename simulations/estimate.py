@@ -54,13 +54,15 @@ def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
         moved = simulation.policy.count * ring_bytes(message, simulation.population)
         return moved, moved
     up = answered * message.uplink_bytes
-    if message.downlink_encoder is None:
+    if not message.sends_differences:
         first = simulation.trainees
         return up, first * message.downlink_bytes + (sent - first) * message.later_downlink_bytes
     newcomers = min(sent, simulation.population)
     # Mean number of versions from one task of a client to its next.
     behind = math.ceil(simulation.population * simulation.policy.count / sent)
-    return up, newcomers * message.downlink_bytes + (sent - newcomers) * message.later_task_bytes(behind)
+    factors = algorithm.factor_count(simulation.policy.cohort_of(simulation.population))
+    later_bytes = message.later_task_bytes(behind, factors)
+    return up, newcomers * message.downlink_bytes + (sent - newcomers) * later_bytes
 
 
 def _tasks(simulation: Simulation) -> tuple[int, int]:
@@ -87,7 +89,8 @@ def _proviso(simulation: Simulation) -> str:
     drops = isinstance(policy, Synchronous) and policy.partial_work == "drop" and devices.interruption > 0
     answer = waits and not drops and devices.failure == 0 and devices.are_always_there
     is_sure = answer and policy.asked_of(simulation.population) == policy.cohort_of(simulation.population)
-    in_turn = experiment.downlink and policy.asked_of(simulation.population) < simulation.population
+    sends_differences = simulation.message is not None and simulation.message.sends_differences
+    in_turn = sends_differences and policy.asked_of(simulation.population) < simulation.population
     clauses = {
         "if nobody fails or is late": not is_sure,
         "if clients come in turn": in_turn,

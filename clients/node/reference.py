@@ -14,7 +14,7 @@ from fed.vectors.tensors import Tensor
 from fed.wire.format import Format
 from fed.wire.messages import Difference
 from fed.wire.payloads import check_tensors, type_name
-from fed.wire.reference import Reference
+from fed.wire.reference import Movement, Reference
 
 __all__ = ["KeptReference"]
 
@@ -26,11 +26,13 @@ class KeptReference:
         message: the format of messages.
         streams: random streams of the run.
         folder: folder of the reference.
+        movement: function from factors to the movement that they stand for; None: none travels as factors.
     """
 
-    def __init__(self, message: Format, streams: Streams, folder: Path) -> None:
+    def __init__(self, message: Format, streams: Streams, folder: Path, movement: Movement | None = None) -> None:
         self._message = message
         self._streams = streams
+        self._movement = movement if message.is_factored else None
         self._folder = Checkpoints(folder, 1)
 
     def model(self, assignment: pb.Assignment, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
@@ -46,12 +48,13 @@ class KeptReference:
         message = self._message
         encoder = message.downlink_encoder
         differences = assignment.differences
-        if encoder is None and (assignment.since or assignment.reference):
+        if not message.sends_differences and (assignment.since or assignment.reference):
             raise InvalidPayload("the server sends differences of models, which the plan's downlink does not name")
-        if encoder is None:
+        if not message.sends_differences:
             return tensors
         if not assignment.since:
-            self._keep(Reference(assignment.reference, message.split_model(tensors)[0]))
+            numbers_KP, moved_J, _ = message.split_model(tensors)
+            self._keep(Reference(assignment.reference, numbers_KP, moved_J))
             return tensors
         count = len(message.difference)
         messages = tensors[: count * len(differences)]
@@ -67,10 +70,10 @@ class KeptReference:
             said = differences[place]
             of_one = tuple(messages[place * count : (place + 1) * count])
             difference = Difference(number=said.number, before=held.name, after=said.after, messages=of_one)
-            held = held.moved(difference, encoder, self._streams)
+            held = held.moved(difference, encoder, self._streams, self._movement)
         if missing:
             self._keep(held)
-        return message.join_model(held.numbers_KP, beside)
+        return message.join_model(held.numbers_KP, held.moved_J, beside)
 
     def _held(self) -> Reference | None:
         try:
@@ -81,7 +84,10 @@ class KeptReference:
             return None
         held = Reference(**newest[1])
         # What another experiment left in this folder is no reference.
-        return held if held.numbers_KP.shape == (len(self._message.difference), self._message.parameters) else None
+        message = self._message
+        numbers = message.followed, message.parameters
+        moved = message.moved if message.is_factored else 0
+        return held if (*held.numbers_KP.shape, *held.moved_J.shape) == (*numbers, moved) else None
 
     def _keep(self, reference: Reference) -> None:
         self._folder.write(0, reference._asdict())

@@ -120,7 +120,9 @@ class NodeTraining:
         way_out = self._prepared.way_out(self._message, secret_streams)
         self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
         self._work = Work(self._recipe, device_of())
-        self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
+        rule = self._recipe.aggregator
+        movement = None if rule is None else rule.movement
+        self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE, movement)
         self._pace = Pace(self._recipe, self._prepared.data.size_of(self._client), clock)
         self._states = KeptStates(
             folder, self._client, partial(self._prepared.client_states, self._message), beside=[_REFERENCE, FIXED_PART]

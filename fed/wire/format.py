@@ -96,6 +96,7 @@ class Format:
         votes: True if parameters of a message count by their signs alone; known to the coordinator alone.
         fixed: fixed point by which messages become lanes that are masked and added; None where each travels by itself.
         moved: number of values that follow the model's buffers on the way to clients, and never come back.
+        is_factored: True if movements of these values may travel as factors, in place of the values.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -120,6 +121,7 @@ class Format:
     votes: bool = False
     fixed: FixedPoint | None = None
     moved: int = 0
+    is_factored: bool = False
 
     @property
     def most_clients(self) -> int:
@@ -140,6 +142,16 @@ class Format:
         The error of a difference is part of the next one, so that a chain is scaled as under error feedback.
         """
         return Encoder(self.chain(self.downlink_codecs), EF21()) if self.downlink_codecs else None
+
+    @property
+    def sends_differences(self) -> bool:
+        """True if clients that have an earlier model may be sent what has changed since."""
+        return bool(self.downlink_codecs) or self.is_factored
+
+    @cached_property
+    def followed(self) -> int:
+        """K, the vectors as long as the parameters whose differences are encoded."""
+        return 1 + sum(self._are_broadcast_coded) if self.downlink_codecs else 0
 
     def chain(self, codecs: tuple[Codec | Zstd, ...]) -> CodecChain:
         """A chain of codecs for vectors as long as the parameters, in float32 unless the model is wider."""
@@ -208,19 +220,27 @@ class Format:
     @cached_property
     def difference(self) -> tuple[TensorSpec, ...]:
         """The tensors of one difference of models that go out; none where models go out whole."""
-        if self.downlink_encoder is None:
-            return ()
-        return (TensorSpec(torch.uint8, self.downlink_encoder.most_bytes, True),) * (1 + sum(self._are_broadcast_coded))
+        encoder = self.downlink_encoder
+        coded = [TensorSpec(torch.uint8, encoder.most_bytes, True)] * self.followed if encoder else []
+        # More factors than values are never sent.
+        factors = [TensorSpec(self.dtype, self.moved, True)] if self.is_factored else []
+        return (*coded, *factors)
 
-    @property
-    def difference_bytes(self) -> int:
-        """Bytes of a difference, or the most of them before lossless compression."""
-        return self.downlink_encoder.size_bytes * len(self.difference) if self.downlink_encoder else 0
+    def difference_bytes(self, factors: int = 0) -> int:
+        """Bytes of a difference with so many factors, or the most of them before lossless compression."""
+        coded_bytes = self.downlink_encoder.size_bytes * self.followed if self.downlink_encoder else 0
+        return coded_bytes + factors * self.dtype.itemsize
 
-    def later_task_bytes(self, behind: int) -> int:
-        """Bytes of a task of a later round for a client that lacks so many differences."""
-        whole_bytes = self.parameters * len(self.difference) * self.dtype.itemsize
-        saved_bytes = whole_bytes - behind * self.difference_bytes if behind <= MOST_DIFFERENCES else 0
+    def later_task_bytes(self, behind: int, factors: int = 0) -> int:
+        """Bytes of a task of a later round.
+
+        Args:
+            behind: number of differences that the client lacks.
+            factors: number of factors in each of them.
+        """
+        numbers = self.parameters * self.followed + (self.moved if self.is_factored else 0)
+        whole_bytes = numbers * self.dtype.itemsize
+        saved_bytes = whole_bytes - behind * self.difference_bytes(factors) if behind <= MOST_DIFFERENCES else 0
         return self.later_downlink_bytes - max(saved_bytes, 0)
 
     @property
@@ -229,30 +249,47 @@ class Format:
         model, integers, *broadcast = self.downlink
         coded = zip(broadcast, self._are_broadcast_coded, strict=True)
         rest = [part for part, is_coded in coded if not is_coded]
-        return (model._replace(numbers=self.buffers + self.moved), integers, *rest)
+        return (model._replace(numbers=self._end_of_whole - self._begin_of_whole), integers, *rest)
 
-    def split_model(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The numbers [K, P] of a model that differences are of, and the tensors that go beside differences.
+    def split_model(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """The numbers [K, P] and [J] of a model that differences are of, and the tensors that go beside differences.
 
         Args:
             tensors: tensors of the model, as ``downlink`` describes them.
         """
         model_V, integers_I, *broadcast = tensors
-        coded = [*zip(broadcast, self._are_broadcast_coded, strict=True)]
-        numbers_KP = torch.stack([model_V[: self.parameters], *(part for part, is_coded in coded if is_coded)])
-        rest = [part for part, is_coded in coded if not is_coded]
-        return numbers_KP, (model_V[self.parameters :], integers_I, *rest)
+        places = [*zip(broadcast, self._are_broadcast_coded, strict=True)]
+        coded = [part for part, is_coded in places if is_coded]
+        rest = [part for part, is_coded in places if not is_coded]
+        if self.downlink_codecs:
+            numbers_KP = torch.stack([model_V[: self.parameters], *coded])
+        else:
+            numbers_KP = model_V.new_zeros(0, self.parameters)
+        whole = model_V[self._begin_of_whole : self._end_of_whole]
+        return numbers_KP, model_V[self._end_of_whole :], (whole, integers_I, *rest)
 
-    def join_model(self, numbers_KP: Tensor, beside: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def join_model(self, numbers_KP: Tensor, moved_J: Tensor, beside: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The model's tensors, as ``downlink`` says, from what :meth:`split_model` gave."""
-        model_P, *coded = numbers_KP.unbind()
-        buffers_R, integers_I, *rest = beside
+        coded = [*numbers_KP.unbind()]
+        model_P = coded[:1]
+        del coded[:1]
+        whole, integers_I, *rest = beside
         broadcast = [(coded if is_coded else rest).pop(0) for is_coded in self._are_broadcast_coded]
-        return (torch.cat([model_P, buffers_R]), integers_I, *broadcast)
+        return (torch.cat([*model_P, whole, moved_J]), integers_I, *broadcast)
+
+    @property
+    def _begin_of_whole(self) -> int:
+        """Place in a model of the first value that goes beside differences as it is."""
+        return self.parameters if self.downlink_codecs else 0
+
+    @property
+    def _end_of_whole(self) -> int:
+        """Place in a model behind the last value that goes beside differences as it is."""
+        return self.parameters + self.buffers + (0 if self.is_factored else self.moved)
 
     @cached_property
     def _are_broadcast_coded(self) -> list[bool]:
-        return [numbers == self.parameters for numbers in self.broadcast]
+        return [bool(self.downlink_codecs) and numbers == self.parameters for numbers in self.broadcast]
 
     def encode(self, update_KM: Tensor, state: CodecState, draw: Draw) -> Outgoing:
         """Encode messages that are no trained models.

@@ -14,7 +14,7 @@ from fed.aggregators.ffa_lora import FFALoRA
 from fed.aggregators.flora import FLoRA
 from fed.aggregators.reports import Reduced
 from fed.compression.stage import Stage
-from fed.errors import FedError, InvalidExperiment, InvalidModel
+from fed.errors import FedError, InvalidExperiment, InvalidModel, InvalidPayload
 from fed.vectors.layout import Layout
 from tests.lora_models import Adapted, adapted
 
@@ -86,6 +86,20 @@ def test_the_model_is_that_of_the_mean_of_products(made: type[OverAdapters], kin
         for place, found in enumerate(after):
             mean = sum(share * one[place] for share, one in zip(shares, clients, strict=True))
             np.testing.assert_allclose(found, mean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("made", [FedExLoRA, FLoRA])
+def test_factors_give_the_movement_to_the_bit(made: type[OverAdapters], dtype: torch.dtype) -> None:
+    module = a_model(Transposed).to(dtype)
+    rule, layout = prepared(made(), module)
+    before = rule.init(layout.pack(module)[0][: layout.parameters].double())
+    after = after_a_round(rule, before, numbers(CLIENTS, layout.parameters))
+    travelled = rule.factors(after).to(dtype).double()
+    assert len(travelled) == rule.factor_count(CLIENTS) == (CLIENTS - (made is FedExLoRA)) * RANK * (5 + 4 + 4 + 6)
+    assert torch.equal(rule.moved(after), rule.movement(travelled))
+    with pytest.raises(InvalidPayload, match=r"a multiple of 57, got \d+"):
+        rule.movement(travelled[:-1])
 
 
 @pytest.mark.parametrize("made", [FedExLoRA, FLoRA])

@@ -19,6 +19,7 @@ CLIENTS = 3
 KIND = "python:tests.lora_models:adapted"
 TRAINED = 3 * (INPUTS + 12) + 3 * (12 + OUTPUTS) + 2 * 12
 BASES = INPUTS * 12 + 12 * OUTPUTS
+FACTORS = 3 * (INPUTS + 12) + 3 * (12 + OUTPUTS)
 EXACT = ["fedex_lora", "flora"]
 
 
@@ -50,18 +51,25 @@ def matrices(model: nn.Module) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "up", "down"),
+    ("algorithm", "up", "first", "later"),
     [
-        ("fedavg", TRAINED, TRAINED),
-        ("ffa_lora", TRAINED - 3 * (INPUTS + 12), TRAINED - 3 * (INPUTS + 12)),
-        ("fedex_lora", TRAINED, TRAINED + BASES),
-        ("flora", TRAINED, TRAINED + BASES),
+        ("fedavg", TRAINED, TRAINED, TRAINED),
+        ("ffa_lora", TRAINED - 3 * (INPUTS + 12), TRAINED - 3 * (INPUTS + 12), TRAINED - 3 * (INPUTS + 12)),
+        ("fedex_lora", TRAINED, TRAINED + BASES, TRAINED + (CLIENTS - 1) * FACTORS),
+        ("flora", TRAINED, TRAINED + BASES, TRAINED + CLIENTS * FACTORS),
     ],
 )
-def test_factors_go_up_and_adapted_matrices_go_down(algorithm: str, up: int, down: int) -> None:
+def test_factors_go_up_and_down_once_matrices_are_there(algorithm: str, up: int, first: int, later: int) -> None:
     run = fed.simulate(experiment(algorithm=algorithm))
     sent = [(line["bytes_up"], line["bytes_down"]) for line in run.metrics]
-    assert sent == [(CLIENTS * 4 * up, CLIENTS * 4 * down)] * 3
+    assert sent == [(CLIENTS * 4 * up, CLIENTS * 4 * down) for down in (first, later, later)]
+
+
+def test_matrices_go_down_where_factors_are_more_bytes() -> None:
+    model = lambda: adapted(rank=5)  # noqa: E731
+    run = fed.simulate(experiment(algorithm="fedex_lora", model=None), model=model)
+    sent = [line["bytes_down"] for line in run.metrics]
+    assert sent == [sent[0]] * 3
 
 
 @pytest.mark.parametrize("algorithm", EXACT)
@@ -140,7 +148,8 @@ def test_workers_and_codecs_change_what_they_should() -> None:
     assert encoded.metrics[-1]["bytes_up"] < CLIENTS * 2 * TRAINED
     whole, later = (line["bytes_down"] for line in encoded.metrics[:2])
     assert whole == CLIENTS * 4 * (TRAINED + BASES)
-    assert CLIENTS * 4 * BASES < later < CLIENTS * (4 * BASES + 2 * TRAINED)
+    factors = 4 * (CLIENTS - 1) * FACTORS
+    assert CLIENTS * factors < later < CLIENTS * (factors + 2 * TRAINED)
 
 
 @pytest.mark.parametrize("algorithm", EXACT)

@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from fed.wire.messages import Answer, Difference, Task
 from fed.wire.reference import Reference
+from tests.lora_models import INPUTS, adapted
 from tests.simulations import users_parts as parts
 
 SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "failure": 0.1}
@@ -44,8 +45,16 @@ def experiment(**changed: Any) -> fed.Experiment:
 class Clients:
     """Clients that keep the reference of the last task that they answered, and make each task's model of it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, given: fed.Experiment) -> None:
-        self.message, self.streams = Simulation(given, DATA, parts.double).message, Streams(given.seed)
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        given: fed.Experiment,
+        model: Callable[[], torch.nn.Module] = parts.double,
+    ) -> None:
+        simulation = Simulation(given, DATA, model)
+        self.message = simulation.message
+        self.movement = simulation.recipe.aggregator.movement if simulation.recipe.aggregator else None
+        self.streams = Streams(given.seed)
         self.has: dict[Any, Reference] = {}
         self.bytes_down = self.wholes = self.longest = 0
         made: dict[int, Reference] = {}
@@ -69,19 +78,21 @@ class Clients:
     def made(self, task: Task) -> Reference:
         assert self.message is not None
         encoder = self.message.downlink_encoder
-        assert encoder is not None
+        movement = self.movement if self.message.is_factored else None
         sent = [*task.tensors]
         self.bytes_down += sum(tensor.nbytes for tensor in sent)
         if task.differences is None:
             self.wholes += 1
-            return Reference(task.model.reference, self.message.split_model(sent)[0])
+            numbers_KP, moved_J, _ = self.message.split_model(sent)
+            return Reference(task.model.reference, numbers_KP, moved_J)
         self.longest = max(self.longest, len(task.differences))
         held, count = self.has[task.client], len(self.message.difference)
         for one in task.differences:
             messages, sent = tuple(sent[:count]), sent[count:]
-            held = held.moved(Difference(one.number, held.name, one.after, messages), encoder, self.streams)
+            difference = Difference(one.number, held.name, one.after, messages)
+            held = held.moved(difference, encoder, self.streams, movement)
         assert held.name == task.model.reference
-        model = self.message.join_model(held.numbers_KP, sent)
+        model = self.message.join_model(held.numbers_KP, held.moved_J, sent)
         assert all(map(torch.equal, model, task.model.tensors))
         return held
 
@@ -99,6 +110,23 @@ def test_each_client_makes_the_model_of_what_it_has(
     assert run.summary["bytes_down"] == clients.bytes_down
     assert clients.wholes >= len(clients.has)
     assert clients.longest > 1 or rounds == "bounded"
+
+
+def with_adapters() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, INPUTS), adapted(classes=3, rank=1)).double()
+
+
+@pytest.mark.parametrize("downlink", [[], ["int8"]], ids=str)
+@pytest.mark.parametrize("algorithm", ["fedex_lora", "flora"])
+def test_each_client_makes_adapted_matrices_of_factors(
+    algorithm: str, downlink: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = experiment(rounds={"count": 8, "cohort": 4}, algorithm=algorithm, downlink=downlink)
+    clients = Clients(monkeypatch, given, with_adapters)
+    run = fed.simulate(given, data=DATA, model=with_adapters)
+    assert run.summary["bytes_down"] == clients.bytes_down
+    assert len(clients.has) <= clients.wholes < 20  # of 32 tasks
+    assert clients.longest > 1
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "bmuf"])
