@@ -4,7 +4,8 @@
 
 A GPT-2 of transformers is made from its configuration, so that nothing is downloaded, and learns to count by 1 to 6
 modulo 24. Then nine clients, each of which counts by 7, 8 or 9, train adapters of its attention, which peft makes. What
-travels are the adapters alone. It takes less than a minute on two cores.
+travels are the adapters alone; where matrices move, the clients' adapters travel on to all, once the first round has
+brought the matrices. The bytes are those of a client in the last round. It takes less than a minute on two cores.
 """
 
 import torch
@@ -89,7 +90,10 @@ def main() -> None:
         simulation={"workers": 0},  # which would import transformers first, for longer than they save
     )
     model_bytes = sum(part.nbytes for part in model.parameters())
-    print(f"{'algorithm':<28} {'bytes up':>9} {'model bytes / up':>17} {'bytes down':>11} {'loss':>7} {'accuracy':>9}")
+    print(
+        f"{'algorithm':<20} {'bytes up':>9} {'model bytes / up':>17} {'bytes down':>11} {'model bytes / down':>19} "
+        f"{'loss':>7} {'accuracy':>9}"
+    )
     for algorithm in ALGORITHMS:
         run = fed.simulate(experiment.override({"algorithm": algorithm}), data=data, model=model)
         last = run.metrics[-1]
@@ -97,7 +101,7 @@ def main() -> None:
         down = last["bytes_down"] // CLIENTS
         name = str(algorithm) if isinstance(algorithm, str) else "flora, ranks 1 and 2"
         scores = f"{last['test_loss']:>7.4f} {last['test_accuracy']:>9.3f}"
-        print(f"{name:<28} {up:>9,} {model_bytes / up:>16.0f}× {down:>11,} {scores}")
+        print(f"{name:<20} {up:>9,} {model_bytes / up:>16.0f}× {down:>11,} {model_bytes / down:>18.0f}× {scores}")
         if algorithm == "fedavg":
             averaged = run.model
     print(f"the model itself: {model_bytes:,} bytes")

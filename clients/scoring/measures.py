@@ -198,7 +198,8 @@ def as_number(name: str, value: Any, device: "torch.device") -> Tensor:
     if not is_number or (tensor := torch.as_tensor(value, device=device)).is_complex():
         got = f"{type(value).__name__} of shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)[:60]
         raise InvalidModel(f"{_said(name)} must give one real number, got {got}: let it return the mean, for example")
-    return tensor.detach().to(torch.float64).reshape(())
+    scalar = tensor.detach().to(torch.float64)
+    return scalar.reshape(()) if scalar.ndim else scalar
 
 
 def _shape_of(target: Tree) -> str:

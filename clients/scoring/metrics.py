@@ -59,10 +59,11 @@ def _scored(output: Tensor, target: Tensor) -> _Scored:
     if has_classes and (*output.shape[:1], *output.shape[2:]) == target.shape:
         scores = output.movedim(1, -1).flatten(0, -2)
         labels = target.long().flatten()
-        is_ignored = labels == IGNORED
-        if bool(is_ignored.any()):
-            scores = scores[~is_ignored]
-            labels = labels[~is_ignored]
+        # One look at the lowest label settles nearly all cases.
+        if labels.numel() and int(labels.amin()) < 0:
+            counts = labels != IGNORED
+            scores = scores[counts]
+            labels = labels[counts]
         return _Scored(scores, labels, are_classes=True)
     scores, labels = alike(output, target)
     if not bool(((labels >= 0) & (labels <= 1)).all()):

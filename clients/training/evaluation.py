@@ -203,7 +203,7 @@ class _Tally:
         self._device = device
         self._streams_all = all(is_mean_over_samples(measure) for _, measure in self._measures)
         self._counts = counts and any(is_over_counted(measure) for _, measure in self._measures)
-        self._sums = torch.zeros(len(self._measures), dtype=torch.float64, device=device)
+        self._sums: Tensor | float = 0.0  # with the first batch a tensor
         self._weights: Tensor | float = 0.0
         self._samples = 0
         self._outputs: list[Any] = []
@@ -215,9 +215,9 @@ class _Tally:
         if self._counts:
             weights = self._weights_of(batch)
             self._weights = self._weights + weights
-            self._sums += (values * weights).where(weights > 0, 0)  # 0 × NaN is NaN
+            self._sums = self._sums + (values * weights).where(weights > 0, 0)  # 0 × NaN is NaN
         else:
-            self._sums += values * batch.samples
+            self._sums = self._sums + values * batch.samples
         self._samples += batch.samples
         if not self._streams_all:
             self._outputs.append(output)
@@ -225,7 +225,7 @@ class _Tally:
 
     def score(self) -> Score:
         """The score over all samples."""
-        values = self._sums / (self._weights if self._counts else self._samples)
+        values = torch.as_tensor(self._sums) / (self._weights if self._counts else self._samples)
         if not self._streams_all:
             if self._counts:
                 values = values.where(self._are(streamed=True), 0)
@@ -282,6 +282,6 @@ def _batches(samples: Held, device: "torch.device", collate: Collating | None) -
         if its is not None:
             yield its.batch(torch.arange(begin, end), number)
             continue
-        inputs, targets = taken(samples, slice(begin, end))
+        inputs, targets = samples if count <= _BATCH else taken(samples, slice(begin, end))
         # Copies, for a model may change its inputs in place.
         yield Batch(moved(inputs, device, copy=True), moved(targets, device, copy=True), end - begin)

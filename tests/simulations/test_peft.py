@@ -69,9 +69,13 @@ def test_the_example_prints_bytes_losses_and_the_gap() -> None:
     run = f"import runpy, sys; sys.modules['torchvision'] = None; runpy.run_path({str(ROOT / 'examples/lora.py')!r}, "
     command = [sys.executable, "-c", run + "run_name='__main__')"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    rows = re.findall(r"^(\w.*?) +([\d,]+) +(\d+)× +([\d,]+) +([\d.]+) +([\d.]+)$", printed, re.MULTILINE)
+    numbers = r" +([\d,]+) +(\d+)× +([\d,]+) +(\d+)× +([\d.]+) +([\d.]+)$"
+    rows = re.findall(r"^(\w.*?)" + numbers, printed, re.MULTILINE)
     assert [row[0] for row in rows] == ["fedavg", "ffa_lora", "fedex_lora", "flora", "flora, ranks 1 and 2"]
     assert all(int(ratio) >= 100 for _, _, ratio, *_ in rows)
+    adapters, _, covariance, *stacked = (int(row[3].replace(",", "")) for row in rows)
+    # Of nine clients a covariance has eight terms, each as large as a client's adapters.
+    assert (covariance, *stacked) == (9 * adapters, 10 * adapters, 10 * adapters)
     assert all(float(accuracy) > 0.6 for *_, accuracy in rows)  # 0.3 before the first round
     (gap,) = re.findall(r"mean\(BA\) - mean\(B\) mean\(A\), scaled: ([\d.]+)", printed)
     assert float(gap) > 0.01
