@@ -280,7 +280,7 @@ def test_every_built_in_kind_resolves() -> None:
     ("code", "heavy"),
     [
         ("import fed", {"torch", "numpy", "flwr", "grpc", "ray", "matplotlib", "pydantic"}),
-        ("import torch, fed; fed.Experiment", {"flwr", "grpc", "ray", "matplotlib"}),
+        ("import fed; fed.Experiment; fed.simulate", {"flwr", "grpc", "ray", "matplotlib", "networkx", "pyarrow"}),
         (
             "import fed.cli.main",
             {"torch", "pydantic", "numpy", "sklearn", "yaml", "grpc", "cryptography", "matplotlib"},

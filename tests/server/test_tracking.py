@@ -107,7 +107,7 @@ def test_tracker_is_told_numbers_settings_report_and_end(tmp_path: Path, monkeyp
     def drawn(folder: Path) -> Path:
         return folder / "report.html"
 
-    monkeypatch.setattr("fed.server.tracking.write_run_report", drawn)
+    monkeypatch.setattr("fed.reports.html.write_run_report", drawn)
     section = {"kind": f"{HERE}Fake", "word": "x"}
     run = fed.simulate(experiment({**section, "report": True}, section, name="mine", seed=4), output=tmp_path / "run")
     first, second = sorted(Fake.made, key=lambda made: -len(made.files))
@@ -184,7 +184,7 @@ def test_report_that_cannot_be_drawn_costs_no_tracker_its_end(
         hang.wait(60)
         return folder
 
-    monkeypatch.setattr("fed.server.tracking.write_run_report", draw)
+    monkeypatch.setattr("fed.reports.html.write_run_report", draw)
     tracker = Fake()
     experiment = fed.Experiment(data={"kind": "digits", "clients": 2}, rounds={"count": 1}, model="logistic")
     with caplog.at_level(logging.WARNING):
@@ -231,7 +231,7 @@ def test_runs_of_a_comparison_are_a_group_with_its_table(tmp_path: Path, monkeyp
     monkeypatch.setattr("fed.simulations.comparison_folder.comparison_report", lambda *_: "drawn")
     monkeypatch.setattr("fed.simulations.comparison_folder.comparison_svg", lambda *_: None)
     base = experiment({"kind": f"{HERE}Fake", "report": True}).given_keys()
-    monkeypatch.setattr("fed.server.tracking.write_run_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("fed.reports.html.write_run_report", lambda folder: folder / "report.html")
     comparison = fed.Comparison(name="two", base=base, grid={"local.lr": [0.1, 0.2]})
     result = fed.compare(comparison, output=tmp_path / "out")
     *runs, table = Fake.made

@@ -111,7 +111,7 @@ def tracked_by(stand_in: StandIn, folder: Path, monkeypatch: pytest.MonkeyPatch,
     """A run of three rounds, resumed once it has ended, with the report in one line."""
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     monkeypatch.setattr("fed.tracking.tracker.find_spec", lambda name: name)
-    monkeypatch.setattr("fed.server.tracking.write_run_report", lambda place: place / "report.html")
+    monkeypatch.setattr("fed.reports.html.write_run_report", lambda place: place / "report.html")
     one = experiment({"kind": stand_in.__name__, "report": True, **keys}, name="mine")
     run = fed.simulate(one, output=folder)
     fed.simulate(one, output=folder, resume=True)
