@@ -48,12 +48,12 @@ class State(NamedTuple):
     Args:
         model_P: global model.
         moved_J: sum of all movements of the matrices that have adapters, one after another.
-        factors_F: factors of the last of them, rounded as they travel.
+        factors: factors of the last of them, rounded as they travel.
     """
 
     model_P: Tensor
     moved_J: Tensor
-    factors_F: Tensor
+    factors: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,6 @@ class OverAdapters(Aggregator):
     """Adapters of the model; those that :meth:`for_model` returns have some."""
     parts: ClassVar[Mapping[str, Part]] = {}
     """Places of the adapters' tensors by name: of factors in a message, of W among all that is moved."""
-    factor_dtype: ClassVar["torch.dtype"] = torch.float64
-    """Type in which factors travel, the model's."""
 
     def needs(self) -> Sequence[Term]:
         """Single messages of a cohort: a share of a client's factors is no share of their product."""
@@ -124,7 +122,6 @@ class OverAdapters(Aggregator):
         # No hyper-parameters, and the class is frozen.
         object.__setattr__(made, "adapters", tuple(layers))
         object.__setattr__(made, "parts", parts)
-        object.__setattr__(made, "factor_dtype", layout.dtype)
         return made
 
     def pair(self, layer: AdaptedLayer, rows_SM: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +139,7 @@ class OverAdapters(Aggregator):
 
     def factors(self, state: State) -> Tensor:
         """U and D of each adapter, one after another."""
-        return state.factors_F
+        return state.factors
 
     def factor_count(self, messages: int) -> int:
         """Numbers of U and D of all adapters, of as many terms as :meth:`terms` says."""
@@ -170,26 +167,27 @@ class OverAdapters(Aggregator):
     ) -> tuple[State, Tensor]:
         """The mean update, and the state with the movement of these messages."""
         shares_S = weights_S / weights_S.sum()
-        pieces = [state.factors_F.new_zeros(0)]
+        pieces = [state.factors.new_zeros(0)]
         for layer in self.adapters:
             ups, downs = self.stacked(layer, state, messages_SM, shares_S)
             # Side by side, they are one product.
-            pieces += [ups.transpose(0, 1).flatten(), downs.flatten()]
-        # Rounded before they are multiplied, for clients multiply what travels.
-        factors_F = torch.cat(pieces).to(self.factor_dtype).double()
-        moved_J = state.moved_J + self.movement(factors_F)
-        return state._replace(moved_J=moved_J, factors_F=factors_F), shares_S @ messages_SM
+            both = torch.cat([ups.transpose(0, 1).flatten(), downs.flatten()])
+            # Rounded before they are multiplied, for clients multiply what travels.
+            pieces.append(both.to(self.parts[layer.up].dtype).double())
+        factors = torch.cat(pieces)
+        moved_J = state.moved_J + self.movement(factors)
+        return state._replace(moved_J=moved_J, factors=factors), shares_S @ messages_SM
 
-    def movement(self, factors_F: Tensor) -> Tensor:
+    def movement(self, factors: Tensor) -> Tensor:
         """Sum of the products s U D of each adapter, one after another.
 
         Raises:
             InvalidPayload: if they are no factors of these adapters.
         """
         one = self._numbers_of_a_term()
-        count, rest = divmod(len(factors_F), one) if one else (0, len(factors_F))
+        count, rest = divmod(len(factors), one) if one else (0, len(factors))
         if rest:
-            raise InvalidPayload(f"factors of the model's adapters must be a multiple of {one}, got {len(factors_F)}")
+            raise InvalidPayload(f"factors of the model's adapters must be a multiple of {one}, got {len(factors)}")
         moved_J = torch.zeros(sum(self.parts[layer.base].size for layer in self.adapters), dtype=torch.float64)
         end = 0
         for layer in self.adapters:
@@ -199,8 +197,8 @@ class OverAdapters(Aggregator):
             middle = begin + count * up.size
             end = middle + count * down.size
             terms = count * down.shape[0]
-            ups = factors_F[begin:middle].view(up.shape[0], terms)
-            downs = factors_F[middle:end].view(terms, down.shape[1])
+            ups = factors[begin:middle].view(up.shape[0], terms)
+            downs = factors[middle:end].view(terms, down.shape[1])
             product = layer.scale * (ups @ downs)
             self.parts[layer.base].view(moved_J).copy_(product.T if layer.is_transposed else product)
         return moved_J

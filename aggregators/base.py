@@ -236,17 +236,17 @@ class Aggregator(Algorithm):
         return torch.zeros(0, dtype=torch.float64)
 
     def factors(self, state: Any) -> Tensor | None:
-        """Numbers [F] from which :meth:`movement` finds the last movement of the parameters of :meth:`moves`.
+        """Numbers from which :meth:`movement` finds the last movement of the parameters of :meth:`moves`.
 
         They may be fewer than the movement itself, and are then sent in its place. None: it has no such numbers.
         """
         return None
 
     def factor_count(self, messages: int) -> int:
-        """F, the number of :meth:`factors` after a round with so many messages."""
+        """Number of values of :meth:`factors` after a round with so many messages."""
         return 0
 
-    def movement(self, factors_F: Tensor) -> Tensor:
+    def movement(self, factors: Tensor) -> Tensor:
         """Movement [J] that :meth:`factors` stand for, in float64: the same on server and clients.
 
         Raises:

@@ -41,12 +41,12 @@ class Downlink:
         self._missing: dict[str, tuple[Difference, ...]] = {}  # name of the version that a client has → what it lacks
         self._known: dict[int | str, str] = {}  # client → name of the version that it has
 
-    def model(self, model: GlobalModel, factors_F: "Tensor | None" = None) -> GlobalModel:
+    def model(self, model: GlobalModel, factors: "Tensor | None" = None) -> GlobalModel:
         """The reference, moved towards this model, as it goes out with tasks; moved once for each version.
 
         Args:
             model: the coordinator's model.
-            factors_F: factors of the movement that led to this version, where such travel.
+            factors: factors of the movement that led to this version, where such travel.
         """
         numbers_KP, moved_J, beside = self._message.split_model(model.tensors)
         encoder = self._message.downlink_encoder
@@ -64,7 +64,7 @@ class Downlink:
                 encoder,
                 self._state,
                 self._streams,
-                factors_F=factors_F,
+                factors=factors,
                 movement=self._movement,
             )
             # Older versions get the whole model: memory stays bounded however long a client is away.

@@ -269,7 +269,13 @@ class Format:
         return numbers_KP, model_V[self._end_of_whole :], (whole, integers_I, *rest)
 
     def join_model(self, numbers_KP: Tensor, moved_J: Tensor, beside: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The model's tensors, as ``downlink`` says, from what :meth:`split_model` gave."""
+        """The model's tensors, as ``downlink`` says, from what :meth:`split_model` gave.
+
+        Args:
+            numbers_KP: rows that differences are of.
+            moved_J: values that the coordinator alone moves, where its movements travel as factors; else empty.
+            beside: tensors that go beside differences.
+        """
         coded = [*numbers_KP.unbind()]
         model_P = coded[:1]
         del coded[:1]

@@ -5,8 +5,9 @@
 
 x are the parameters, encoded by C where the run has codecs of differences. W are matrices that the coordinator alone
 moves, by a movement M of which factors F travel. The reference has a name that follows from its first numbers and from
-all differences since, so that equal names mean equal numbers, whichever server or node they come from. Shapes: see
-:mod:`fed.vectors.layout`.
+all differences since, so that equal names mean equal numbers, whichever server or node they come from.
+
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from fed.wire.messages import Difference
 __all__ = ["Movement", "Reference"]
 
 Movement: TypeAlias = Callable[[Tensor], Tensor]
-"""Function from factors [F] to the movement [J] that they stand for, in float64."""
+"""Function from factors to the movement [J] that they stand for, in float64."""
 
 # Enough that no two versions share a name by chance.
 _NAME_BYTES = 16
@@ -37,7 +38,7 @@ class Reference(NamedTuple):
         name: name of these numbers.
         numbers_KP: parameters of the model, then the broadcast tensors of the same length, in the model's type, [K, P];
             no rows where differences are not encoded.
-        moved_J: what the coordinator alone moves, in the model's type; empty unless movements travel as factors.
+        moved_J: values that the coordinator alone moves, in the model's type; empty unless movements travel as factors.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Reference(NamedTuple):
         state: CodecState,
         streams: Streams,
         *,
-        factors_F: Tensor | None = None,
+        factors: Tensor | None = None,
         movement: Movement | None = None,
     ) -> tuple["Reference", Difference, CodecState]:
         """The next version, with the difference to it and the state of the codecs after it.
@@ -69,7 +70,7 @@ class Reference(NamedTuple):
             encoder: encoder of differences; None: parameters go whole, beside the difference.
             state: state of the codecs, [K, ·] each.
             streams: random streams of the run.
-            factors_F: factors of the movement of W; None: it does not travel as factors.
+            factors: factors of the movement of W; None: it does not travel as factors.
             movement: function that finds the movement; None likewise.
         """
         messages: list[Tensor] = []
@@ -82,10 +83,10 @@ class Reference(NamedTuple):
             kept = dict(sent.counted)
             # Rounded as the clients round it, who must hold the same bits.
             numbers_KP = kept.pop("sent").to(numbers_KP.dtype)
-        if factors_F is not None and movement is not None:
-            factors_F = factors_F.to(moved_J.dtype)
-            messages.append(factors_F)
-            moved_J = self._after(factors_F, movement)
+        if factors is not None and movement is not None:
+            factors = factors.to(moved_J.dtype)
+            messages.append(factors)
+            moved_J = self._after(factors, movement)
         after = _digest(self.name, messages)
         difference = Difference(number=number, before=self.name, after=after, messages=tuple(messages))
         return Reference(after, numbers_KP, moved_J), difference, kept
@@ -117,13 +118,13 @@ class Reference(NamedTuple):
             moved_J = self._after(difference.messages[-1], movement)
         return Reference(difference.after, numbers_KP, moved_J)
 
-    def _after(self, factors_F: Tensor, movement: Movement) -> Tensor:
+    def _after(self, factors: Tensor, movement: Movement) -> Tensor:
         """W after the movement of these factors, in the model's type.
 
         Raises:
             InvalidPayload: if they are no factors of this model, or do not move it to numbers.
         """
-        moved_J: Tensor = (self.moved_J.double() + movement(factors_F.double())).to(self.moved_J.dtype)
+        moved_J: Tensor = (self.moved_J.double() + movement(factors.double())).to(self.moved_J.dtype)
         if not bool(torch.isfinite(moved_J).all()):
             raise InvalidPayload("factors must move the model to finite numbers, got others")
         return moved_J
