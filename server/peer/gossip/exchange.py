@@ -1,16 +1,16 @@
-"""One exchange of vectors with neighbours: what this peer sends, whom it waits for, and its outcome.
+"""One exchange of vectors with neighbours: what this peer sends, whom it waits for, and what has come of it.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from fed.server.peer.gossip.copies import Differences
 from fed.vectors.tensors import Tensor
 
-__all__ = ["ExchangeKey", "ExchangeOutcome", "GossipExchange"]
+__all__ = ["ExchangeKey", "GossipExchange"]
 
 
 class ExchangeKey(NamedTuple):
@@ -20,7 +20,7 @@ class ExchangeKey(NamedTuple):
     exchange: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class GossipExchange:
     """Exchange of a peer with its neighbours.
 
@@ -32,6 +32,10 @@ class GossipExchange:
         receivers: names of the neighbours that this peer sends to.
         differences: vectors that messages are added to, where they are differences; None: messages stand by
             themselves.
+
+    Attributes:
+        received: contents of the messages that count here, by the names of their neighbours; empty until it has ended.
+        reached: names of the neighbours at which this peer's vectors count; empty until it has ended.
     """
 
     key: ExchangeKey
@@ -40,15 +44,5 @@ class GossipExchange:
     senders: frozenset[str]
     receivers: frozenset[str]
     differences: Differences | None = None
-
-
-class ExchangeOutcome(NamedTuple):
-    """Vectors that count at either end of an exchange.
-
-    Args:
-        received: contents of the messages that count here, by the names of their neighbours.
-        reached: names of the neighbours at which this peer's vectors count.
-    """
-
-    received: Mapping[str, Sequence[Tensor]]
-    reached: frozenset[str]
+    received: dict[str, list[Tensor]] = field(default_factory=dict)
+    reached: frozenset[str] = frozenset()

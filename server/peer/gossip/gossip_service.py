@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.protocol import protocol_pb2 as pb
-from fed.server.peer.gossip.exchange import ExchangeKey, ExchangeOutcome, GossipExchange
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
 from fed.server.peer.gossip.mailbox import CheckVectors, Inbox, Outbox, OutboxMessage, finite_tensors
 from fed.server.peer.members.ahead import Ahead
@@ -110,8 +110,8 @@ class GossipService(MemberService):
         """Tell whether a message of this round is here, from one peer."""
         return (ExchangeKey(number, 0), name) in self._inbox
 
-    async def send_and_await(self, exchange: GossipExchange, limit_s: float) -> ExchangeOutcome:
-        """Send this peer's vectors to neighbours, and wait for theirs.
+    async def send_and_await(self, exchange: GossipExchange, limit_s: float) -> None:
+        """Send this peer's vectors to neighbours, and wait for theirs; the exchange then has what has come of it.
 
         Args:
             exchange: exchange that begins.
@@ -131,7 +131,7 @@ class GossipService(MemberService):
             self.raise_failure()
             await self.next_change(min(left_s, _LOOKS_EVERY_S))
             self.reach(neighbours)
-        return self._close(exchange, messages)
+        self._close(exchange, messages)
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
         """A copy of another's state, and the round after which it is; None if no member gives one in time."""
@@ -317,7 +317,7 @@ class GossipService(MemberService):
         """True once a neighbour has taken this peer's vectors, False if it will not, None while that is open."""
         return self._verdicts.get((exchange.key, name)) if name in exchange.receivers else True
 
-    def _close(self, exchange: GossipExchange, messages: Sequence[OutboxMessage]) -> ExchangeOutcome:
+    def _close(self, exchange: GossipExchange, messages: Sequence[OutboxMessage]) -> None:
         key = exchange.key
         senders = exchange.senders
         receivers = exchange.receivers
@@ -325,23 +325,23 @@ class GossipService(MemberService):
         counted = [
             name for name in sorted(senders) if self._received_from(exchange, name) and self._taken_by(exchange, name)
         ]
-        reached = frozenset(
+        exchange.reached = frozenset(
             name for name in receivers if self._taken_by(exchange, name) and (name not in senders or name in counted)
         )
         self.included[key] = frozenset(counted)
         # of two peers that send to each other, one may still leave out vectors that it has taken
-        settled = reached | (receivers - senders)
-        self.generations.ended(key, {name: name in reached for name in settled})
+        settled = exchange.reached | (receivers - senders)
+        self.generations.ended(key, {name: name in exchange.reached for name in settled})
         for message in messages:
             # who has left it out needs it no more
-            message.owed &= reached
+            message.owed &= exchange.reached
         for name in sorted(senders - {*counted}):  # one without this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
         self._open = None
         self._next = ExchangeKey(key.round, key.exchange + 1)
+        self._inbox.end(exchange, counted)
         for message in messages:
             self._outbox.close(message)
-        return ExchangeOutcome(self._inbox.end(key, counted), reached)
 
     def _reason_against(self, key: ExchangeKey, name: str) -> str | None:
         if key.exchange >= len(self.specs):

@@ -227,12 +227,11 @@ class Inbox:
         """Forget a message that does not count."""
         del self._arrivals[key, name]
 
-    def end(self, key: ExchangeKey, counted: Collection[str]) -> dict[str, list[Tensor]]:
+    def end(self, exchange: GossipExchange, counted: Collection[str]) -> None:
         """Hand over the contents of the messages of these neighbours, and forget all messages of the exchange."""
-        received = {name: self._arrivals[key, name].tensors for name in counted}
-        for name in self.senders(key):
-            self.drop(key, name)
-        return received
+        exchange.received = {name: self._arrivals[exchange.key, name].tensors for name in counted}
+        for name in self.senders(exchange.key):
+            self.drop(exchange.key, name)
 
     def senders(self, key: ExchangeKey) -> list[str]:
         """Names of the neighbours whose messages of an exchange are here."""

@@ -158,21 +158,21 @@ class RealNeighbourhood:
             differences=differences,
         )
         self._exchange += 1
-        outcome = self.thread.wait_for(self.service.send_and_await(exchange, self._deadline_s))
-        received = {name: outcome.received[name] for name in self._weights.of_senders if name in outcome.received}
-        self.left_out |= exchange.senders - received.keys()
-        self._has_mixed |= bool(received)
+        self.thread.wait_for(self.service.send_and_await(exchange, self._deadline_s))
+        rows = {name: exchange.received[name] for name in self._weights.of_senders if name in exchange.received}
+        self.left_out |= exchange.senders - rows.keys()
+        self._has_mixed |= bool(rows)
         tensors_SM = [
-            torch.stack([sent[place] for sent in received.values()]) if received else tensor_NM[:0]
+            torch.stack([row[place] for row in rows.values()]) if rows else tensor_NM[:0]
             for place, tensor_NM in enumerate(tensors_NM)
         ]
         if encoded is not None:
-            messages = {name: sent[len(tensors_NM)] for name, sent in received.items()}
+            messages = {name: row[len(tensors_NM)] for name, row in rows.items()}
             decoded_SM = self._decoded(encoded, messages, exchange.key.round)
             if differences is not None:
-                decoded_SM = self._added(decoded_SM, received, outcome.reached)
+                decoded_SM = self._added(decoded_SM, rows, exchange.reached)
             tensors_SM.append(decoded_SM)
-        return self._weights.after(received, outcome.reached, pushes=self._pushes), tuple(tensors_SM)
+        return self._weights.after(rows.keys(), exchange.reached, pushes=self._pushes), tuple(tensors_SM)
 
     def end(self) -> None:
         """Log which neighbours were left out, and count the bytes of the round."""
@@ -309,12 +309,12 @@ class RealNeighbourhood:
         before_P = encoded.before_NM[0]
         return self._copies.begin(self.service.round, before_P, receivers=mine.of_receivers, senders=mine.of_senders)
 
-    def _added(self, decoded_SM: Tensor, received: Mapping[str, Sequence[Tensor]], reached: frozenset[str]) -> Tensor:
+    def _added(self, decoded_SM: Tensor, rows: Mapping[str, Sequence[Tensor]], reached: frozenset[str]) -> Tensor:
         """Neighbours' vectors: decoded differences, added to the copies of the last vectors, which they replace."""
-        if received:
-            before = [self._copies.before(name, sent[-1]) for name, sent in received.items()]
+        if rows:
+            before = [self._copies.before(name, row[-1]) for name, row in rows.items()]
             decoded_SM = torch.stack(before) + decoded_SM
-        self._copies.end(dict(zip(received, decoded_SM, strict=True)), reached, self.last_names)
+        self._copies.end(dict(zip(rows, decoded_SM, strict=True)), reached, self.last_names)
         return decoded_SM
 
     def _find_neighbours(self, number: int, standing: Standing) -> None:

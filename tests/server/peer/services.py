@@ -18,7 +18,7 @@ from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import PROTOCOL
 from fed.server.peer.gossip.copies import Differences
-from fed.server.peer.gossip.exchange import ExchangeKey, ExchangeOutcome, GossipExchange
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.members.member import Member
 from fed.server.peer.members.membership import Timing
@@ -85,15 +85,16 @@ async def exchanged(
     receivers: frozenset[str],
     limit_s: float,
     differences: Differences | None = None,
-) -> ExchangeOutcome:
-    """Outcome of an exchange, within the limit."""
+) -> GossipExchange:
+    """An exchange that has ended, within the limit."""
     exchange = GossipExchange(key, tensors, view, senders=senders, receivers=receivers, differences=differences)
-    return await service.send_and_await(exchange, limit_s)
+    await service.send_and_await(exchange, limit_s)
+    return exchange
 
 
-def has_come_to_nothing(outcome: ExchangeOutcome) -> bool:
+def has_come_to_nothing(exchange: GossipExchange) -> bool:
     """True if neither side counts the other."""
-    return not outcome.received and not outcome.reached
+    return not exchange.received and not exchange.reached
 
 
 @asynccontextmanager

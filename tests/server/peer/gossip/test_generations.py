@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fed.protocol import protocol_pb2 as pb
-from fed.server.peer.gossip.exchange import ExchangeKey, ExchangeOutcome
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
 from fed.server.peer.gossip.gossip_service import GossipService
 from tests.server.deployed import free_port
@@ -266,7 +266,7 @@ async def two(folder: Path) -> tuple[GossipService, GossipService]:
     return one, other
 
 
-async def mixed(one: GossipService, other: GossipService, number: int, limit_s: float = 5.0) -> list[ExchangeOutcome]:
+async def mixed(one: GossipService, other: GossipService, number: int, limit_s: float = 5.0) -> list[GossipExchange]:
     """An exchange of two peers, each of which ties its vectors to its generation."""
     x_P, (ones, others) = torch.ones(3), (frozenset(["0"]), frozenset(["1"]))
     views = [f"same.{service.generations.own}" for service in (one, other)]

@@ -15,7 +15,7 @@ import torch
 from fed.errors import InvalidPayload
 from fed.protocol import protocol_pb2 as pb
 from fed.server.peer.gossip.copies import Differences, hash_of
-from fed.server.peer.gossip.exchange import ExchangeKey, ExchangeOutcome
+from fed.server.peer.gossip.exchange import ExchangeKey, GossipExchange
 from fed.server.peer.gossip.gossip_service import GossipService
 from fed.server.peer.members.link import Link
 from fed.server.peer.members.links import written
@@ -132,7 +132,7 @@ def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
         view = one.standing().view
         one.specs = other.specs = [(SPEC, TensorSpec(torch.float64, 3, True))]
 
-        async def round_of(number: int, before: str, known_by: frozenset[str], held: str) -> list[ExchangeOutcome]:
+        async def round_of(number: int, before: str, known_by: frozenset[str], held: str) -> list[GossipExchange]:
             for service in (one, other):
                 service.begin(number, 0)
             key = ExchangeKey(number, 0)
