@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from itertools import accumulate
 
+from fed.clients.apps.app import App
 from fed.clients.apps.app_trainer import stand_in
 from fed.clients.data import ClientId, FederatedData, Held, Names, SamplesOnDemand, load
 from fed.clients.data.forms import form_of
@@ -45,8 +46,11 @@ def samples_of(description: NodeData, client: ClientId, schema: TableSection | N
 
     Raises:
         InvalidData: if the source has no such client, or brings a collate of its own.
+        InvalidExperiment: if the node's app cannot be imported.
     """
     if description.data is None:
+        # Imported now: a node whose code cannot be says so before it joins, and not once a task.
+        _ = App(description.app).callable
         return stand_in([client])
     streams = Streams(description.seed)
     if description.client is None:

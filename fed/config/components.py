@@ -283,7 +283,7 @@ def _import(module: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
         problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        remedy = f"install {error.name}" if isinstance(error, ModuleNotFoundError) else "correct it"
+        remedy = f"install what brings {error.name}" if isinstance(error, ModuleNotFoundError) else "correct it"
         raise InvalidExperiment(
             f"module {module} fails while it is imported, at {place_of(error)}: {problem}: {remedy}"
         ) from error

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 
 from fed.clients.node.own_data import samples_of
 from fed.config.node_data import NodeData
+from fed.errors import InvalidExperiment
 
 
 def test_source_without_client_names_is_wholly_the_nodes_own(tmp_path: Path) -> None:
@@ -31,3 +33,9 @@ def test_a_fold_of_the_nodes_own_source_is_tested(tmp_path: Path) -> None:
     parts = data.read("ann")[0].tolist(), data.read_test("ann")[0].tolist()
     assert [len(part) for part in parts] == [6, 3]
     assert sorted([*parts[0], *parts[1]]) == inputs.tolist()
+
+
+def test_a_node_whose_app_cannot_be_imported_says_so_first() -> None:
+    with pytest.raises(InvalidExperiment, match="has no Nope"):
+        samples_of(NodeData(app="python:tests.clients.apps.arrays_only:Nope"), 0)
+    assert samples_of(NodeData(app="python:tests.clients.apps.arrays_only:Regression"), 0).clients == (0,)

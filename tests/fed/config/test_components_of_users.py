@@ -77,7 +77,7 @@ class Net:
     [
         ("int('ten')", 1, "ValueError: invalid literal for int() with base 10: 'ten'"),
         ("import os\nos.nothing", 2, "AttributeError: module 'os' has no attribute 'nothing'"),
-        ("import nowhere", 1, "ModuleNotFoundError: No module named 'nowhere'"),
+        ("import nowhere", 1, "ModuleNotFoundError: No module named 'nowhere': install what brings nowhere"),
         ("\nNet = (", 2, "SyntaxError: '(' was never closed"),
     ],
 )
