@@ -5,6 +5,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from fed.clients.data import ClientId, FederatedData, Held, held_out
 from fed.clients.data.collate import Collating
 from fed.clients.data.on_demand import ByClient
 from fed.clients.data.samples import pattern_of
+from fed.clients.first_exchange import SoughtMeans, negative_output
 from fed.clients.scoring.losses import cross_entropy, outputs_for
 from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, metrics_in_force
 from fed.clients.training.client_states import ClientStates
@@ -105,7 +107,10 @@ class Preparation:
         app: App | None = None,
     ) -> None:
         if experiment.table is not None and experiment.table.sought:
-            raise InvalidExperiment("table.standardize must be numbers here, got federated: write means and deviations")
+            # Before the first round clients find what their tables are standardized by.
+            model = partial(SoughtMeans, len(experiment.table.sought))
+            loss = negative_output
+            metric = {}
         self.streams = Streams(experiment.seed)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.data = data

@@ -55,6 +55,7 @@ class Coordinator:
         drops_diverged: True if a client that diverges has failed; otherwise it ends the run.
         stages: changes of the mean update.
         observers: observers that are told of tasks.
+        first_task: id of the first task, where the fleet has had others before.
 
     Raises:
         InvalidExperiment: if the aggregator's state does not hold the model.
@@ -71,6 +72,7 @@ class Coordinator:
     drops_diverged: bool = False
     stages: InitVar[tuple[Stage, ...]] = ()
     observers: Observers = field(default_factory=Observers)
+    first_task: int = 0
 
     def __post_init__(self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...]) -> None:
         """Begin with the aggregator's state of the first model."""
@@ -89,7 +91,8 @@ class Coordinator:
         self._first_J = vector_V[returned:].double()  # what the aggregator moves by itself, before it has
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # parameters, buffers, and the vector made of them
-        self._tasks = self._population = 0
+        self._tasks = self.first_task
+        self._population = 0
         self._sent: tuple[GlobalModel, int | None] | None = None
         self._way_in = WayIn(
             aggregator=rule, fleet=self.fleet, message=self.message, streams=self.streams, stages=stages
@@ -103,6 +106,11 @@ class Coordinator:
     def model(self) -> tuple[Tensor, Tensor]:
         """The global model that users evaluate: (vector [V], integers [I])."""
         return self._vector(self._state.model_P), self._integers_I
+
+    @property
+    def next_task(self) -> int:
+        """Id of the next task."""
+        return self._tasks
 
     def new_accumulator(self, *, mixes: bool = False) -> UpdateAccumulator:
         """An empty accumulator, for the updates that move the model next.

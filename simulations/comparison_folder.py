@@ -256,7 +256,8 @@ class ComparisonFolder:
         for name, variant in list(sections.values())[:_PARTITIONS]:
             heading = f"Who holds what: {name}" if len(sections) > 1 else "Who holds what"
             if variant.data is not None:
-                partitions[heading] = partition_of(load(variant.data, variant.data_streams))
+                schema = None if variant.table is None else variant.table.before_exchange()
+                partitions[heading] = partition_of(load(variant.data, variant.data_streams, schema))
         return partitions
 
 

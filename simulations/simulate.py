@@ -28,6 +28,7 @@ from fed.simulations.choice import hired, leave_rerun
 from fed.simulations.estimate import expect
 from fed.simulations.scoring import begin_scoring
 from fed.simulations.simulation import Simulation
+from fed.simulations.standardization import standardized
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.vectors.tensors import nn, torch
@@ -42,7 +43,7 @@ _HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
 def simulate(
     experiment: Experiment,
     *,
-    data: FederatedData | None = None,
+    data: FederatedData | Mapping[Any, Any] | None = None,
     model: "Callable[[], nn.Module] | None" = None,
     loss: Loss | None = None,
     metric: Metric | Metrics | None = None,
@@ -56,7 +57,7 @@ def simulate(
 
     Args:
         experiment: description of the run.
-        data: training data by client, in place of the experiment's.
+        data: training data by client, in place of the experiment's; or, with a section ``table``, frames by client.
         model: factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
         loss: (output, target) → scalar, in place of the experiment's. Targets may then have any type and shape.
         metric: (output, target) → number, reported as accuracy; or a mapping of names to several, the first of which
@@ -115,6 +116,11 @@ def simulate(
         if folder is not None and resume:
             check_given_parts(given, folder)
         # Before the folder is touched, so that bad input costs no earlier run.
+        if experiment.table is not None and isinstance(data, Mapping):
+            data = FederatedData(dict(data), table=experiment.table)
+        if experiment.table is not None and experiment.table.sought:
+            experiment = standardized(experiment, data)
+            data = data if data is None else data.by(experiment.table)
         simulation = Simulation(experiment, data, model, loss, metric, app)
         _log.info("training: %s", simulation.batching)
         if simulation.prepared.casting:

@@ -1,7 +1,7 @@
 """Simulation: all parts of a simulated run, made and checked against each other before the first round."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -387,8 +387,6 @@ def _clients_of(app: App) -> FederatedData:
 
 def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
     if data is not None:
-        if experiment.table is not None and isinstance(data, Mapping):
-            data = FederatedData(dict(data), table=experiment.table)
         if not isinstance(data, FederatedData):
             raise InvalidData(f"data must be a fed.FederatedData, got {type(data).__name__}")
         if experiment.table is not None and data.table != experiment.table:

@@ -113,7 +113,10 @@ def found(schema: TableSection, means_F: Sequence[float]) -> TableSection:
         deviation = scale * math.sqrt(max(z, 0.0))
         has_bounds = schema.features[name].bounds is not None
         least = _CONSTANT_IN_BOUNDS * scale if has_bounds else _CONSTANT * abs(mean)
-        moments[name] = mean, deviation if deviation > least else 1.0
+        if deviation <= least:
+            _log.warning("standardize: the numbers of %s do not differ, and become 0", name)
+            deviation = 1.0
+        moments[name] = mean, deviation
     return TableSection(**{**schema.model_dump(mode="json"), "standardize": moments})
 
 

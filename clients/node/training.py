@@ -106,7 +106,9 @@ class NodeTraining:
         section = experiment.app
         app = None if section is None else App(section.kind, section, dict(node_config))
         if app is None:
-            asked = replace(in_type(data, plan.signature.input_dtype), classes=plan.signature.classes or None)
+            is_exchange = experiment.table is not None and bool(experiment.table.sought)  # whose sums are of float64
+            held = data if is_exchange else in_type(data, plan.signature.input_dtype)
+            asked = replace(held, classes=plan.signature.classes or None)
             # A built-in model has the plan's type, whatever the node's own samples are made of.
             self._prepared = Preparation(experiment, replace(asked, is_from_arrays=False))
         else:

@@ -26,6 +26,10 @@ class Sections(Protocol):
         """Section of the data; None where they are given in Python."""
 
     @property
+    def table(self) -> Any:
+        """Schema of the clients' tables, or None."""
+
+    @property
     def model(self) -> Any:
         """Section of the model that is trained; None where a model is given in Python."""
 

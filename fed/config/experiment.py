@@ -28,7 +28,7 @@ from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
 from fed.config.registry import DataSection
 from fed.config.sections import AdversariesSection, FixedSection, MetricSection, ModelSection, TrackerSection
-from fed.config.table import TableSection
+from fed.config.table import TableSection, check_standardizing
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
 from fed.vectors.randomness import Streams
@@ -321,6 +321,7 @@ class Experiment(Document):
     @model_validator(mode="after")
     def _hold_sections_to_each_other(self) -> Self:
         check_combination(self)
+        check_standardizing(self)
         # Refused when the experiment is read, not after its data are loaded.
         if self.adversaries is not None and self.data is not None and isinstance(self.data.clients, int):
             self.adversaries.attackers_among(self.data.clients)

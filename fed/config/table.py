@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveFloat, model_validator
 
+from fed.config.compatibility import Feature, Sections, lacks
 from fed.config.validation import Section
+from fed.errors import InvalidExperiment
 
-__all__ = ["ColumnSection", "TableSection"]
+__all__ = ["ColumnSection", "TableSection", "check_standardizing"]
 
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 _Real = Annotated[float, Field(allow_inf_nan=False)]
@@ -117,6 +119,10 @@ class TableSection(Section):
         """The same schema without what it says on standardizing."""
         return self.model_copy(update={"standardize": None})
 
+    def before_exchange(self) -> "TableSection":
+        """The same schema, or one that standardizes nothing where clients have yet to find by what."""
+        return self.unscaled() if self.sought else self
+
     @property
     def targets(self) -> tuple[str, ...]:
         """Names of the columns to predict."""
@@ -129,6 +135,38 @@ class TableSection(Section):
             name if column.values is None else f"{name}={value}"
             for name, column in self.features.items()
             for value in (column.values or (None,))
+        )
+
+
+def check_standardizing(experiment: Sections) -> None:
+    """Refuse to have clients find means and deviations where their exact sums have no place.
+
+    Raises:
+        InvalidExperiment: if there is no coordinator, sums would be noisy, attacked, or without bounds in fixed point.
+    """
+    table = experiment.table
+    if table is None or not table.sought:
+        return
+    needs, got = "", ""
+    if experiment.app is not None:
+        needs, got = "clients whose tables fed reads", "an app, which reads its own"
+    elif lacks(experiment.algorithm.make(), Feature.COORDINATOR):
+        needs, got = "a coordinator that adds up what clients find", f"algorithm {experiment.algorithm.kind}"
+    elif experiment.stages:
+        needs, got = "clients' sums as they are", "stages, which would not change them"
+    elif experiment.adversaries is not None:
+        needs, got = "honest clients, for any of them can shift a sum", "adversaries"
+    elif experiment.secure_aggregation is not None:
+        unbounded = [name for name in table.sought if table.features[name].bounds is None]
+        if unbounded:
+            raise InvalidExperiment(
+                "table.standardize: federated needs bounds of each real feature under secure_aggregation, whose sums "
+                f"have a range, got none of {unbounded[0]!r}: write {{bounds: [lowest, highest]}}"
+            )
+    if needs:
+        raise InvalidExperiment(
+            f"table.standardize: federated needs {needs}, got {got}: write means and deviations, such as "
+            "{age: [40, 12]}"
         )
 
 

@@ -119,6 +119,12 @@ def _deployment(experiment: Experiment) -> Deployment:
             f"their work fits before it, got accept with a deadline of {policy.deadline_s:g} s: write "
             "partial_work: drop, or use fed server"
         )
+    if experiment.table is not None and experiment.table.sought:
+        raise InvalidExperiment(
+            "table.standardize must be numbers where Flower carries the messages, for its nodes have the experiment "
+            "before any are found, got federated: write means and deviations, as the experiment.yaml of a run on fed "
+            "server has them"
+        )
     return Deployment(experiment)
 
 

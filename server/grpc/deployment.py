@@ -1,5 +1,6 @@
 """Deployment: one experiment on real nodes of any engine, from the first node that joins to the last round."""
 
+import copy
 import json
 import logging
 import math
@@ -13,6 +14,7 @@ from fed.clients.apps.arrays import AppModel
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.data.forms import DTYPES, zeros_of
 from fed.clients.fingerprint import pair_sha256
+from fed.clients.first_exchange import exchange_of, learned
 from fed.clients.node.own_data import check_collate, signature_of_data
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.scoring.measures import Metrics, loss_in_force
@@ -39,9 +41,11 @@ from fed.server.evaluation import (
     scores_over_clients,
 )
 from fed.server.federation import State
+from fed.server.first_exchange import exchanged, say_found
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.real_fleet import RealFleet
+from fed.server.registry import NodeCounts
 from fed.server.resume import Parts, newest_checkpoint, run_fingerprint
 from fed.server.rounds.coordinated import Coordinated
 from fed.server.rounds.synchronous import Synchronous
@@ -163,6 +167,7 @@ class Deployment:
             # Where the server has no data, the first node's samples decide the shape of the model.
             fleet.await_nodes(1)
         assert self._signature is not None
+        first_task = self._standardize(fleet, min_nodes, self._signature)
         prepared = self._prepared()
         if self._data is not None and prepared.casting:
             _log.info("%s", prepared.casting)
@@ -170,33 +175,8 @@ class Deployment:
         kept = self._checkpoint(prepared, fingerprint, folder, resume=resume)
         if kept is not None:
             fleet.restore(kept[1]["federation"]["fleet"])  # before nodes are waited for: the run's members are known
-        policy = self.experiment.rounds.make()
-        self._gather(fleet, min_nodes, prepared, policy, is_resumed=kept is not None)
-        message = self._message(prepared, policy, len(fleet.registered()))
-        states = prepared.client_states(message)
-        arrays = prepared.module.specs if isinstance(prepared.module, AppModel) else None
-        plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment, arrays)), signature=self._signature)
-        seen = fleet if self.experiment.secure_aggregation is None else self._secured(fleet, message, plan)
-        federation = Coordinated(
-            experiment=self.experiment,
-            prepared=prepared,
-            policy=policy,
-            fleet=seen,
-            message=message,
-            states=states,
-            observers=observers,
-        )
-        fleet.begin(
-            plan,
-            message,
-            prepared.streams,
-            fixed_part=prepared.fixed_part(),
-            keeps_states=bool(states.names),
-            keeps_checkpoints=self.experiment.checkpoints.every is not None,
-        )
-        if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
-            # Only now: begin() has put the format into the plan, which clients sign.
-            fleet.sessions.plan_sha256 = plan_digest(plan)
+        self._gather(fleet, min_nodes, prepared, is_resumed=kept is not None)
+        federation = self._begun(fleet, prepared, observers, first_task)
         loop = self._loop(prepared, federation, fleet, fingerprint=fingerprint, folder=folder, observers=observers)
         if kept is not None:
             loop.restore(*kept)
@@ -225,10 +205,58 @@ class Deployment:
             folder.begin(self.experiment, parts=parts.kept())
         return kept
 
-    def _gather(
-        self, fleet: RealFleet, min_nodes: int, prepared: Preparation, policy: Any, *, is_resumed: bool
-    ) -> None:
+    def _standardize(self, fleet: RealFleet, min_nodes: int, signature: Signature) -> int:
+        """Have clients find what their tables are standardized by, where it is sought; returns the next task's id."""
+        first_task = 0
+        if self.experiment.table is None or not self.experiment.table.sought:
+            return first_task
+        while (table := self.experiment.table) is not None and table.sought:
+            exchange = copy.copy(self)
+            exchange.experiment = exchange_of(self.experiment)
+            prepared = Preparation(exchange.experiment, _stand_in(signature, self._held_out or 0.5, len(table.sought)))
+            exchange._gather(fleet, min_nodes, prepared, is_resumed=False)
+            federation = exchange._begun(fleet, prepared, Observers(clock=fleet.time), first_task)
+            self.experiment = learned(self.experiment, exchanged(federation))
+            first_task = federation.coordinator.next_task
+        say_found(table, len(fleet.registered()))
+        fleet.counts = NodeCounts()  # of the run's rounds alone
+        self._data = _data_of(self.experiment)
+        return first_task
+
+    def _begun(self, fleet: RealFleet, prepared: Preparation, observers: Observers, first_task: int = 0) -> Coordinated:
+        """The federation of the nodes that are there, before its first round, once they are told the plan."""
+        policy = self.experiment.rounds.make()
+        message = self._message(prepared, policy, len(fleet.registered()))
+        states = prepared.client_states(message)
+        arrays = prepared.module.specs if isinstance(prepared.module, AppModel) else None
+        plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment, arrays)), signature=self._signature)
+        seen = fleet if self.experiment.secure_aggregation is None else self._secured(fleet, message, plan)
+        federation = Coordinated(
+            experiment=self.experiment,
+            prepared=prepared,
+            policy=policy,
+            fleet=seen,
+            message=message,
+            states=states,
+            observers=observers,
+            first_task=first_task,
+        )
+        fleet.begin(
+            plan,
+            message,
+            prepared.streams,
+            fixed_part=prepared.fixed_part(),
+            keeps_states=bool(states.names),
+            keeps_checkpoints=self.experiment.checkpoints.every is not None,
+        )
+        if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
+            # Only now: begin() has put the format into the plan, which clients sign.
+            fleet.sessions.plan_sha256 = plan_digest(plan)
+        return federation
+
+    def _gather(self, fleet: RealFleet, min_nodes: int, prepared: Preparation, *, is_resumed: bool) -> None:
         """Wait for the run's nodes, and fix the members where the run depends on how many they are."""
+        policy = self.experiment.rounds.make()
         is_secure = self.experiment.secure_aggregation is not None
         asks_place = prepared.algorithm.needs_fixed_members
         if is_resumed and asks_place:
@@ -389,7 +417,8 @@ def _data_of(experiment: Experiment) -> FederatedData | None:
     """The server's own data, which give the test set, and what the model is made for."""
     if experiment.data is None:
         return None
-    return load(experiment.data, experiment.data_streams, experiment.table, is_for_server=True)
+    schema = None if experiment.table is None else experiment.table.before_exchange()
+    return load(experiment.data, experiment.data_streams, schema, is_for_server=True)
 
 
 def _signature_of_an_app() -> Signature:
@@ -397,9 +426,19 @@ def _signature_of_an_app() -> Signature:
     return signature_of_data(stand_in([0]), 0)
 
 
-def _stand_in(signature: Signature, held_out: float) -> FederatedData:
-    """Zeros in place of samples, by which a server without data makes the model; enough to hold a share of them out."""
+def _stand_in(signature: Signature, held_out: float, sums: int | None = None) -> FederatedData:
+    """Zeros in place of samples, by which a server without data makes the model; enough to hold a share of them out.
+
+    Args:
+        signature: signature of the nodes' samples.
+        held_out: share of samples that is held out.
+        sums: number of features whose sums clients find, in place of their inputs; None: their inputs.
+    """
     samples = math.ceil(2 / min(held_out, 1 - held_out))
+    if sums is not None:
+        targets = torch.zeros(samples, *signature.target_shape, dtype=_DTYPES[signature.target_dtype or "int64"])
+        summands = torch.zeros(samples, sums, dtype=torch.float64)
+        return FederatedData({0: (summands, targets)}, None, signature.classes or None)
     if signature.form:
         return FederatedData({0: zeros_of(signature.form, samples)}, None, signature.classes or None)
     inputs = torch.zeros(samples, *signature.input_shape, dtype=_DTYPES[signature.input_dtype])

@@ -156,6 +156,7 @@ class NodeFleet(RealFleet):
         plan.heartbeat_s = self._service.patience.heartbeat_s
         self._plan = plan
         self._spec = message.uplink
+        self._payloads = {}  # an earlier plan's versions of its model have the same numbers
         self._thread.call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:

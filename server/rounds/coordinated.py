@@ -38,6 +38,7 @@ class Coordinated:
             counts them.
         occupation: function that returns the clients' use of their time, for the summary.
         observers: observers that are told of tasks; None: nobody is told.
+        first_task: id of the first task, where the fleet has had others before.
     """
 
     experiment: InitVar[Experiment]
@@ -50,6 +51,7 @@ class Coordinated:
     moved_bytes: Callable[[], tuple[int, int]] | None = None
     occupation: Callable[[], dict[str, Any]] = dict
     observers: InitVar[Observers | None] = None
+    first_task: InitVar[int] = 0
 
     def __post_init__(
         self,
@@ -58,6 +60,7 @@ class Coordinated:
         fleet: Fleet,
         message: Format,
         observers: Observers | None,
+        first_task: int,
     ) -> None:
         """Begin before the first round."""
         shared = prepared.layout.shared
@@ -76,6 +79,7 @@ class Coordinated:
             drops_diverged=self.policy.drops_diverged,
             stages=prepared.stages,
             observers=observers or Observers(),
+            first_task=first_task,
         )
         self._policy_state = self.policy.init()
 
