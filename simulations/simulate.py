@@ -116,12 +116,8 @@ def simulate(
         if folder is not None and resume:
             check_given_parts(given, folder)
         # Before the folder is touched, so that bad input costs no earlier run.
-        if experiment.table is not None and isinstance(data, Mapping):
-            data = FederatedData(dict(data), table=experiment.table)
-        if experiment.table is not None and experiment.table.sought:
-            experiment = standardized(experiment, data)
-            data = data if data is None else data.by(experiment.table)
-        simulation = Simulation(experiment, data, model, loss, metric, app)
+        experiment, held = standardized(experiment, data)
+        simulation = Simulation(experiment, held, model, loss, metric, app)
         _log.info("training: %s", simulation.batching)
         if simulation.prepared.casting:
             _log.info("%s", simulation.prepared.casting)

@@ -80,8 +80,8 @@ def data(
     experiment = document if isinstance(document, fed.Experiment) else fed.Experiment(**document.base)
     if experiment.data is None:
         raise InvalidInput("data: null stands for data given in Python: there is nothing to draw")
-    schema = None if experiment.table is None else experiment.table.before_exchange()
-    dealt = load(experiment.data, experiment.data_streams, schema)
+    table = None if experiment.table is None else experiment.table.before_exchange()
+    dealt = load(experiment.data, experiment.data_streams, table)
     if picture is not None:
         _draw(dealt, picture)
     console().print(_in_words(dealt), markup=False, soft_wrap=True)

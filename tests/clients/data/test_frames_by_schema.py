@@ -62,7 +62,7 @@ def test_frames_of_three_orders_have_the_bits_of_one() -> None:
     own = [frame(age=draw.normal(size=3)) for _ in range(3)]
     shuffled = {number: part[draw.permutation(part.columns)] for number, part in enumerate(own)}
     experiment = fed.Experiment(**SMALL)
-    runs = [fed.simulate(experiment, data=data) for data in (dict(enumerate(own)), shuffled)]  # type: ignore[arg-type]
+    runs = [fed.simulate(experiment, data=data) for data in (dict(enumerate(own)), shuffled)]
     models = [b"".join(part.numpy().tobytes() for part in run.model.state_dict().values()) for run in runs]
     assert models[0] == models[1]
 
