@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ class Deployment:
                 )
             identities()  # read now, so that unreadable ones are refused before any node dials
         self._identities = identities
+        self._run = ""  # name of the run, where it is not the fleet's
         self.experiment = experiment
         self._is_of_app = experiment.app is not None
         self._data = _data_of(experiment)
@@ -213,6 +215,7 @@ class Deployment:
         while (table := self.experiment.table) is not None and table.sought:
             exchange = copy.copy(self)
             exchange.experiment = exchange_of(self.experiment)
+            exchange._run = secrets.token_hex(16)  # nodes under secure aggregation reveal a round of a run once
             prepared = Preparation(exchange.experiment, _stand_in(signature, self._held_out or 0.5, len(table.sought)))
             exchange._gather(fleet, min_nodes, prepared, is_resumed=False)
             federation = exchange._begun(fleet, prepared, Observers(clock=fleet.time), first_task)
@@ -288,7 +291,7 @@ class Deployment:
         assert secure is not None
         assert message.fixed is not None
         identities = self._identities
-        plan.run = fleet.run
+        plan.run = self._run or fleet.run
         plan.identities = identities().content
         fleet.sessions = NodeSessions(
             fleet=fleet,
