@@ -6,8 +6,8 @@ from typing import Any
 from fed.clients.data import FederatedData
 from fed.clients.first_exchange import exchange_of, learned
 from fed.config.experiment import Experiment
-from fed.server.first_exchange import exchanged, say_found
 from fed.server.rounds.coordinated import Coordinated
+from fed.server.rounds.first_exchange import exchanged, say_found
 from fed.simulations.choice import hired
 from fed.simulations.simulation import Simulation
 

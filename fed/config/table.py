@@ -147,26 +147,24 @@ def check_standardizing(experiment: Sections) -> None:
     table = experiment.table
     if table is None or not table.sought:
         return
-    needs, got = "", ""
+    problem = ""
     if experiment.app is not None:
-        needs, got = "clients whose tables fed reads", "an app, which reads its own"
+        problem = "clients whose tables fed reads, got an app, which reads its own"
     elif lacks(experiment.algorithm.make(), Feature.COORDINATOR):
-        needs, got = "a coordinator that adds up what clients find", f"algorithm {experiment.algorithm.kind}"
+        problem = f"a coordinator that adds up what clients find, got algorithm {experiment.algorithm.kind}"
     elif experiment.stages:
-        needs, got = "clients' sums as they are", "stages, which would not change them"
+        problem = "clients' sums as they are, got stages, which would not change them"
     elif experiment.adversaries is not None:
-        needs, got = "honest clients, for any of them can shift a sum", "adversaries"
-    elif experiment.secure_aggregation is not None:
-        unbounded = [name for name in table.sought if table.features[name].bounds is None]
-        if unbounded:
-            raise InvalidExperiment(
-                "table.standardize: federated needs bounds of each real feature under secure_aggregation, whose sums "
-                f"have a range, got none of {unbounded[0]!r}: write {{bounds: [lowest, highest]}}"
-            )
-    if needs:
+        problem = "honest clients, for any of them can shift a sum, got adversaries"
+    if problem:
         raise InvalidExperiment(
-            f"table.standardize: federated needs {needs}, got {got}: write means and deviations, such as "
-            "{age: [40, 12]}"
+            f"table.standardize: federated needs {problem}: write means and deviations, such as {{age: [40, 12]}}"
+        )
+    unbounded = [name for name in table.sought if table.features[name].bounds is None]
+    if experiment.secure_aggregation is not None and unbounded:
+        raise InvalidExperiment(
+            "table.standardize: federated needs bounds of each real feature under secure_aggregation, whose sums "
+            f"have a range, got none of {unbounded[0]!r}: write {{bounds: [lowest, highest]}}"
         )
 
 

@@ -42,13 +42,13 @@ from fed.server.evaluation import (
     scores_over_clients,
 )
 from fed.server.federation import State
-from fed.server.first_exchange import exchanged, say_found
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.sessions import NodeSessions
 from fed.server.real_fleet import RealFleet
 from fed.server.registry import NodeCounts
 from fed.server.resume import Parts, newest_checkpoint, run_fingerprint
 from fed.server.rounds.coordinated import Coordinated
+from fed.server.rounds.first_exchange import exchanged, say_found
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
 from fed.server.telling import Observers

@@ -97,7 +97,7 @@ def test_held_out_shares_and_dropped_rows_do_not_count(tmp_path: Path) -> None:
     assert all(map(torch.equal, run.model.state_dict().values(), given.model.state_dict().values()))
 
 
-def test_a_run_keeps_its_numbers_and_a_resumed_one_asks_no_more(
+def test_a_resumed_run_keeps_its_numbers_and_asks_no_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, keys = tables(tmp_path / "tables")

@@ -1,4 +1,7 @@
-"""First exchange of a run whose tables are standardized over all clients: its rounds, whatever fleet they are over."""
+"""First exchange of a run whose tables are standardized over all clients: its rounds, whatever fleet they are over.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
 
 import logging
 
