@@ -264,6 +264,11 @@ def _as_type(leaf: Any, dtype: "torch.dtype", owner: str) -> Any:
                 f"{place}: correct it, or use a loss of real targets, such as mse"
             )
         return integers
+    if leaf.is_complex() and not dtype.is_complex:
+        raise InvalidData(
+            f"{owner} must be real numbers in {_word(dtype)}, got {_word(leaf.dtype)}: give .real and .imag as "
+            "inputs of their own, or a model that takes complex numbers"
+        )
     numbers = leaf.to(dtype)
     if dtype.is_floating_point and leaf.is_floating_point() and not torch.isfinite(numbers.sum()):
         wrong = torch.nonzero(~torch.isfinite(numbers) & torch.isfinite(leaf))

@@ -85,6 +85,8 @@ def check_model(
     with torch.no_grad():
         output = _tried(what, called, module, inputs)
         classes = _classes(output, targets) if loss is cross_entropy else _no_classes(loss, output, targets)
+        if loss is cross_entropy:  # here, for the loss of a label that no output stands for has no sentence
+            _check_classes(targets, f"client {data.clients[0]!r}", classes)
         for name, metric in metrics.items():
             _check_metric(name, metric, output, targets)
     _check_gradient(module, loss, inputs, targets)
@@ -210,7 +212,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
             the message names the client or test set. Or if data on demand have more classes than the model.
     """
     for owner, targets in _targets(data):
-        check_classes(targets, owner, classes, why="for the model has as many outputs", are_labels=True)
+        _check_classes(targets, owner, classes)
     if not data.is_on_demand:
         return data
     # Labels on demand are checked when they are read: here only the number of classes is known.
@@ -220,6 +222,10 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
             f"classes={data.classes}: give the model as many outputs as there are classes"
         )
     return data.labelled(classes)
+
+
+def _check_classes(targets: Tree, owner: str, classes: int) -> None:
+    check_classes(targets, owner, classes, why="for the model has as many outputs", are_labels=True)
 
 
 def check_targets(data: FederatedData, loss: Loss) -> None:

@@ -299,6 +299,12 @@ class Preparation:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
         inputs, targets = pattern_of(self.data.read(self.data.clients[0]))
         if not isinstance(inputs, Tensor) and not section.kind.startswith("python:"):
+            if isinstance(inputs, trees.Ragged):
+                raise InvalidExperiment(
+                    f"the model {section.kind} takes inputs of one tensor, got a list with a row for each sample: "
+                    "where all rows have one length, give an array, as numpy.array(rows); where they have not, give a "
+                    "model of your own and a collate"
+                )
             raise InvalidExperiment(
                 f"the model {section.kind} takes inputs of one tensor, got {trees.outline(inputs)}: name a model of "
                 "your own, as python:module:Name, or give one in Python, as fed.simulate(…, model=…)"

@@ -228,7 +228,9 @@ def _refuse_no_observer(observer: object) -> None:
     """Refuse what cannot be told of events."""
     name = _name_of(observer)
     if isinstance(observer, type) or not callable(getattr(observer, "observe", None)):
-        raise InvalidInput(f"an observer must be an object with a method observe, got {name}: see docs/observers.md")
+        logs = all(callable(getattr(observer, method, None)) for method in ("begin", "log", "end"))
+        remedy = "write fed.server.tracking.Tracking(logger) around a logger" if logs else "see docs/observers.md"
+        raise InvalidInput(f"an observer must be an object with a method observe, got {name}: {remedy}")
     kinds = getattr(observer, "kinds", ())
     if not isinstance(kinds, Collection) or not all(
         isinstance(kind, type) and issubclass(kind, Event) for kind in kinds

@@ -388,7 +388,10 @@ def _clients_of(app: App) -> FederatedData:
 def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
     if data is not None:
         if not isinstance(data, FederatedData):
-            raise InvalidData(f"data must be a fed.FederatedData, got {type(data).__name__}")
+            raise InvalidData(
+                f"data must be a fed.FederatedData, got {type(data).__name__}: write "
+                "fed.FederatedData({client: (inputs, targets), …})"
+            )
         if experiment.table is not None and data.table != experiment.table:
             raise InvalidExperiment(
                 "table is the schema by which data are read, got data given in Python that were read "

@@ -30,9 +30,9 @@ Runs: TypeAlias = dict[str, dict[Any, Record]]
 """Name of a variant → seed, or with folds (seed, fold) → its run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonResult:
-    """Result of a comparison.
+    """Result of a comparison. Printed, it is one line: each variant with its final value, and the folder.
 
     Args:
         comparison: description of the comparison.
@@ -48,6 +48,16 @@ class ComparisonResult:
     runs: Runs
     status: str = "finished"
     directory: Path | None = None
+
+    def __repr__(self) -> str:
+        # The curves of all runs, as of a plain dataclass, would fill many screens.
+        metric = next(iter(self.metrics()), None)
+        finals = [
+            row["name"] if metric is None else _with_value(row["name"], row.get(metric.final)) for row in self.rows
+        ]
+        of = "" if metric is None else f"{metric.name} of "
+        place = "" if self.directory is None else f"; {self.directory}"
+        return f"<ComparisonResult {self.comparison.name}, {self.status}: {of}{', '.join(finals)}{place}>"
 
     def metrics(self) -> list[NamedMetric]:
         """The metrics of all finished runs, each once, the first run's first one first."""
@@ -165,6 +175,10 @@ def row_of(
 
 def _seeds(which: Sequence[Repetition]) -> str:
     return f"seed{'s' if len(which) > 1 else ''} {', '.join(repetition_text(one, ' ') for one in which)}"
+
+
+def _with_value(name: str, value: float | None) -> str:
+    return name if value is None else f"{name} {value:.4g}"
 
 
 def _finals(runs: Mapping[Any, Record], metric: NamedMetric) -> dict[Repetition, float]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import fed
 from fed.clients.setup import Preparation
-from fed.errors import InvalidData, InvalidModel
+from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
 DRAW = np.random.default_rng(0)
 INPUTS = DRAW.normal(size=(24, 4))
@@ -151,3 +151,19 @@ def test_numbers_too_large_for_the_model_are_refused() -> None:
 def test_a_model_of_another_shape_is_still_told_so() -> None:
     with pytest.raises(InvalidModel, match=r"cannot take the data's inputs, torch\.float64 of shape"):
         fed.simulate(experiment(), data=data(INPUTS, LABELS), model=lambda: nn.Linear(5, 2))
+
+
+def test_rows_in_a_list_are_refused_with_what_to_give() -> None:
+    with pytest.raises(InvalidExperiment, match=r"got a list with a row for each sample: .* as numpy\.array\(rows\)"):
+        fed.simulate(experiment(), data=data(INPUTS.tolist(), LABELS))
+
+
+def test_complex_inputs_lose_no_part_unsaid() -> None:
+    with pytest.raises(InvalidData, match=r"inputs must be real numbers in float32, got complex128"):
+        fed.simulate(experiment(), data=data(INPUTS + 1j, LABELS))
+
+
+@pytest.mark.parametrize(("labels", "got"), [(2 * LABELS - 1, -1), (LABELS + 9, 10)])
+def test_the_first_labels_beyond_the_outputs_are_named(labels: Any, got: int) -> None:
+    with pytest.raises(InvalidData, match=rf"targets of client 'a' must be in 0 … 1, .* got {got}"):
+        fed.simulate(experiment(), data=data(INPUTS.astype(np.float32), labels), model=linear)

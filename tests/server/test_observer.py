@@ -220,6 +220,16 @@ class Named:
         pass
 
 
+class Logger:
+    """A tracker's logger, which is no observer itself."""
+
+    def begin(self, run: Any) -> None: ...
+
+    def log(self, number: int, values: Any) -> None: ...
+
+    def end(self, status: str, summary: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("observers", "reason"),
     [
@@ -228,10 +238,11 @@ class Named:
         ([None], "an observer must be an object with a method observe, got NoneType"),
         ([Essential(print)], "an observer must be an object with a method observe, got print"),  # type: ignore[arg-type]
         ([Essential(Essential(Trial()))], "an observer must be an object with a method observe, got Essential"),  # type: ignore[arg-type]
+        ([Logger()], r"got Logger: write fed\.server\.tracking\.Tracking\(logger\) around a logger"),
         ([Whole()], r"kinds of observer Whole must be a tuple of events .* got <class"),
         ([Essential(Named())], r"kinds of observer Named must be a tuple of events .* got \('RoundEnded',\)"),
     ],
-    ids=["no list", "class", "none", "function", "essential", "kind", "name"],
+    ids=["no list", "class", "none", "function", "essential", "logger", "kind", "name"],
 )
 def test_what_is_no_observer_is_refused_in_a_sentence(observers: Any, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):

@@ -176,6 +176,13 @@ def test_number_of_jobs_changes_no_bit(both: Both) -> None:
     assert list(both.one_by_one.runs) == list(both.side_by_side.runs)
 
 
+def test_printed_result_is_one_line_without_curves(both: Both) -> None:
+    printed = str(both.one_by_one)
+    assert printed.startswith("<ComparisonResult ")
+    assert len(printed) < 500
+    assert all(row["name"] in printed for row in both.one_by_one.rows)
+
+
 def test_run_is_what_simulate_gives_with_that_seed(both: Both) -> None:
     result = both.side_by_side
     run = fed.simulate(result.comparison.variants()["D-PSGD"].override({"seed": 1}))
