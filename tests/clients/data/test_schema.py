@@ -212,4 +212,4 @@ def test_the_schema_of_a_file_reads_it(
     assert found == schema_of(Path(path), "ill")
     assert csv(path, schema=found).inputs.tolist() == [[30, 1, 0, 1.5], [31, 0, 1, 2], [32, 1, 0, 3]]
     assert schema_of(Path(path), "time").classes is None
-    assert "--target must name a column, got 'label'" in run(path, "--schema").err
+    assert "--target, which is label unless given, must name a column, got 'label'" in run(path, "--schema").err
