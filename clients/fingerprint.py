@@ -1,9 +1,9 @@
 """Fingerprint of a run's parts: the SHA-256 of its data, and of the code of its model, loss and metrics.
 
 Code is the source of a function or a class, or its bytecode where there is no source, with the values that closures,
-defaults and ``functools.partial`` hold. Of PyTorch's and this package's own code it is the name, with the arguments
-that differ from its defaults, so that a later version may have more of them; of this package's without the module, so
-that its code may move from one module to another between a run's begin and its resumption.
+defaults and ``functools.partial`` hold. Of PyTorch's, Flower's and this package's own code it is the name, with the
+arguments that differ from its defaults, so that a later version may have more of them; of this package's without the
+module, so that its code may move from one module to another between a run's begin and its resumption.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -46,7 +46,7 @@ from the oldest code on; modules that are not listed have kept theirs. Later mov
 default arguments of named functions, too."""
 
 _OURS = "fed"
-_BY_NAME = {_OURS, "torch", "builtins"}
+_BY_NAME = {_OURS, "torch", "flwr", "builtins"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
 

@@ -29,7 +29,7 @@ def assembled(
     federation: Federation,
     executor: Executor,
     *,
-    begin_scoring: Callable[[bool], Scoring],
+    begin_scoring: Callable[[int, bool], Scoring],
     is_scored_by_clients: bool,
     facts: Callable[[], Mapping[str, Any]],
     fingerprint: Mapping[str, Any],
@@ -49,8 +49,8 @@ def assembled(
         prepared: algorithm, model and test set of the experiment.
         federation: federation that trains.
         executor: executor of the work that is done here: scores, confusion matrix.
-        begin_scoring: function that begins to score the federation's models as they are now; its argument is True if no
-            round comes after it.
+        begin_scoring: function that begins to score the federation's models as they are now; its arguments are the
+            round's number, and True if no round comes after it.
         is_scored_by_clients: True if clients score models on samples of their own.
         facts: function that returns what the summary says beside the measurements; it is called at the end.
         fingerprint: experiment and shapes that its checkpoints belong to.

@@ -158,6 +158,7 @@ class ScoringByClients:
         federation: federation whose models are scored, as they are now.
         executor: executor that does the work.
         is_of_app: True if clients score on samples of their own, which nothing else knows: they may have none.
+        round_number: number of the round, from 1, which an app's clients are told.
     """
 
     def __init__(
@@ -168,11 +169,13 @@ class ScoringByClients:
         executor: Executor,
         *,
         is_of_app: bool = False,
+        round_number: int = 1,
     ) -> None:
         self._executor = executor
         self._held_out = held_out
         self._metrics = metrics
         self._is_of_app = is_of_app
+        self._round_number = round_number
         self._model = federation.model()
         self._own = federation.models()
         groups = _split(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
@@ -204,7 +207,9 @@ class ScoringByClients:
         in_memory = isinstance(self._held_out, dict)
         cost = sum(size_of(self._held_out[client]) for client in clients) if in_memory else len(clients)
         label = f"the evaluation by {len(clients)} clients, the first of them {clients[0]!r}"
-        return Item(EvaluateByClients(tuple(clients)), tensors, label, cost=cost, priority=_AFTER_TRAINING)
+        return Item(
+            EvaluateByClients(tuple(clients), self._round_number), tensors, label, cost=cost, priority=_AFTER_TRAINING
+        )
 
 
 def check_scored_by_both(experiment: Experiment, *, has_test_set: bool) -> None:

@@ -203,7 +203,7 @@ class RealFleet(ABC):
             self.pass_time(until)
         return False
 
-    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> dict[int | str, pb.Scores]:
+    def scores(self, model: tuple[Tensor, Tensor], limit_s: float, round_number: int = 1) -> dict[int | str, pb.Scores]:
         """Let connected clients score a model, or their own, on samples that they hold out.
 
         A client that does not answer in time is asked again only once it has answered or come back.
@@ -211,6 +211,7 @@ class RealFleet(ABC):
         Args:
             model: (vector [V], integers [I]).
             limit_s: seconds to wait for them.
+            round_number: number of the round that the model is of, from 1.
 
         Returns:
             Scores by client, of those that have answered.
@@ -220,7 +221,7 @@ class RealFleet(ABC):
         self._unscored = set()
         self._scores = {}
         until = self.clock + limit_s
-        self._examine(model, limit_s)
+        self._examine(model, limit_s, round_number)
         while self._unscored and self.clock < until:
             self.pass_time(until)
         if self._unscored:
@@ -384,7 +385,7 @@ class RealFleet(ABC):
             self._scores[client] = scores
 
     @abstractmethod
-    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
+    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float, round_number: int) -> None:
         """Ask clients for the scores of this examination, and enter those that are asked as unscored."""
 
     @abstractmethod

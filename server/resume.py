@@ -81,6 +81,9 @@ class Parts:
         }
         if recipe.collate is not None:
             code["collate"] = code_sha256(recipe.collate.function, modules)
+        # A server has no data of an app's, and the code of apps is the nodes' own.
+        if self.prepared.app is not None and self.data is not None:
+            code["app"] = code_sha256(self.prepared.app.callable, modules)
         data = {} if self.data is None else {"data": self.data}
         fixed = self.prepared.fixed_part()
         return {**data, **code, **({"fixed part": described(fixed).sha256} if fixed else {})}

@@ -59,8 +59,8 @@ class TrainingLoop:
     Args:
         experiment: experiment with every default resolved.
         federation: federation that trains.
-        begin_scoring: function that begins to score the federation's models as they are now; its argument is True if no
-            round comes after it.
+        begin_scoring: function that begins to score the federation's models as they are now; its arguments are the
+            round's number, and True if no round comes after it.
         has_scores: True if there are samples to score models on.
         scores_meanwhile: True if the scoring continues during the next round.
         is_simulated: True if the clients' own models are here and belong to the run's results, and all metrics stay in
@@ -82,7 +82,7 @@ class TrainingLoop:
     experiment: Experiment
     federation: Federation
     _: KW_ONLY
-    begin_scoring: Callable[[bool], Scoring]
+    begin_scoring: Callable[[int, bool], Scoring]
     has_scores: bool
     scores_meanwhile: bool
     is_simulated: bool
@@ -194,7 +194,7 @@ class TrainingLoop:
         line |= self.federation.measures()
         self._record_pending()
         is_last = number == self._policy.count
-        scoring = self.begin_scoring(is_last) if self._policy.evaluates(number) else None
+        scoring = self.begin_scoring(number, is_last) if self._policy.evaluates(number) else None
         states = self.federation.model(), self.federation.models()
         self._pending = _Round(line=line, stats=stats, scoring=scoring, states=states)
         if not self.scores_meanwhile:

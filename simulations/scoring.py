@@ -13,7 +13,7 @@ __all__ = ["begin_scoring", "begin_scoring_by_coordinator"]
 
 
 def begin_scoring(
-    simulation: Simulation, federation: Federation, executor: Executor, *, is_last: bool = False
+    simulation: Simulation, federation: Federation, executor: Executor, *, round_number: int = 1, is_last: bool = False
 ) -> Scoring:
     """Score the federation's model and the clients' own, where they keep some, as they are now.
 
@@ -21,15 +21,16 @@ def begin_scoring(
         simulation: simulation, which holds the samples to score on.
         federation: federation of the models that are scored.
         executor: executor of the work, which begins at once if the executor is idle.
+        round_number: number of the round, from 1, which an app's clients are told.
         is_last: True if no round follows: all models are then scored on the whole test set.
     """
     held_out = simulation.held_out
     if simulation.recipe.test is None and held_out is not None:
-        return _by_clients(simulation, held_out, federation, executor)
+        return _by_clients(simulation, held_out, federation, executor, round_number)
     by_coordinator = begin_scoring_by_coordinator(simulation, federation, executor, is_last=is_last)
     if held_out is None:
         return by_coordinator
-    by_clients = _by_clients(simulation, held_out, federation, executor)
+    by_clients = _by_clients(simulation, held_out, federation, executor, round_number)
     return lambda: scores_of_both(by_coordinator(), by_clients())
 
 
@@ -61,12 +62,16 @@ def begin_scoring_by_coordinator(
 
 
 def _by_clients(
-    simulation: Simulation, held_out: Mapping[ClientId, Held], federation: Federation, executor: Executor
+    simulation: Simulation,
+    held_out: Mapping[ClientId, Held],
+    federation: Federation,
+    executor: Executor,
+    round_number: int,
 ) -> Scoring:
     if simulation.has_peers and simulation.attackers is not None:
         # An attacker's model says nothing of how the honest peers fare.
         held_out = {client: held_out[client] for client in simulation.honest_peers if client in held_out}
     metrics = simulation.recipe.metrics
     is_of_app = simulation.prepared.app is not None
-    scoring = ScoringByClients(held_out, metrics, federation, executor, is_of_app=is_of_app)
+    scoring = ScoringByClients(held_out, metrics, federation, executor, is_of_app=is_of_app, round_number=round_number)
     return scoring.scores

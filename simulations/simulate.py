@@ -180,7 +180,9 @@ def _loop(
         simulation.prepared,
         federation,
         executor,
-        begin_scoring=lambda is_last: begin_scoring(simulation, federation, executor, is_last=is_last),
+        begin_scoring=lambda number, is_last: begin_scoring(
+            simulation, federation, executor, round_number=number, is_last=is_last
+        ),
         is_scored_by_clients=simulation.held_out is not None,
         facts=facts,
         fingerprint=fingerprint,

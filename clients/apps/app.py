@@ -21,6 +21,7 @@ from fed.clients.apps.flower import (
     context_of,
     is_client_app,
     is_message_client,
+    of_message_client,
     unwrapped,
 )
 from fed.clients.data import ClientId
@@ -170,7 +171,10 @@ class App:
         else:
             made = tried(what, target, str(client) if named_argument == _EARLIER_ID else client)
         inner = unwrapped(made)
-        if is_message_client(inner) or not callable(getattr(inner, "fit", None)):
+        if is_message_client(inner):
+            context = context or self._context(client)
+            return Made(MessageClient(of_message_client(inner), context, names), True, context)
+        if not callable(getattr(inner, "fit", None)):
             raise InvalidExperiment(
                 f"{_name_of(target)} must make a client with fit(arrays, config), got a {type(inner).__name__} without "
                 "it: add that method, or derive the class from Flower's NumPyClient"

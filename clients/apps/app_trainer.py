@@ -4,6 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ import numpy as np
 from fed.aggregators.base import Phase
 from fed.clients.apps.app import App
 from fed.clients.apps.arrays import AppModel, Array, arrays_in, as_array, state_of
+from fed.clients.apps.flower import loss_among
 from fed.clients.data import ClientId, FederatedData, Held
 from fed.clients.scoring.measures import Loss, Metrics, declared
 from fed.clients.training.evaluation import Score
@@ -31,6 +33,8 @@ from fed.wire.messages import LARGEST, METRIC_NAME, MOST_METRICS, MOST_SAMPLES
 __all__ = ["AppTrainer", "AppTrainers", "metrics_of", "stand_in", "unmeasured"]
 
 _SEEDS = 2**31
+# Values that Flower's clients may give beside numbers.
+_OWN_METRICS = (bool, str, bytes, list, tuple)
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,14 @@ class AppTrainer(LocalTrainer, ScoringTrainer):
         except AppFailed as error:
             raise AppFailed(f"{what} {error}") from None
         numbers = _metrics(metrics, what)
-        loss = next((numbers[name] for name in ("train_loss", "loss") if name in numbers), None)
+        loss = loss_among(numbers, ("train_loss", "loss"))
         if loss is not None:
             numbers["train_loss"] = loss
         return LocalResult(params_V, integers_I, loss or 0.0, _samples(count, what, least=1), numbers)
 
-    def evaluate(self, client: ClientId, vector_V: Tensor, integers_I: Tensor, seed: int) -> tuple[Score, int]:
+    def evaluate(
+        self, client: ClientId, vector_V: Tensor, integers_I: Tensor, *, seed: int, round_number: int
+    ) -> tuple[Score, int]:
         """Have a client evaluate the arrays of a state.
 
         Returns:
@@ -128,7 +134,7 @@ class AppTrainer(LocalTrainer, ScoringTrainer):
             made = self._made_by.app.client(client, [spec.name for spec in specs])
             if not callable(getattr(made.client, "evaluate", None)):
                 return Score(0.0), 0
-            config = {"seed": seed % _SEEDS, **section.config}
+            config = {"round": round_number, "seed": seed % _SEEDS, **section.config}
             found = made.call("evaluate", client, arrays_in(vector_V, integers_I, specs), config)
         what = f"evaluate of client {client!r}"
         loss, count, metrics = _parts(found, what, "loss, samples, metrics")
@@ -137,7 +143,9 @@ class AppTrainer(LocalTrainer, ScoringTrainer):
             return Score(0.0), 0
         number = _number(loss)
         if number is None or not abs(number) <= LARGEST:
-            raise AppFailed(f"{what} must return a finite loss, got {loss!r}")
+            raise AppFailed(
+                f"{what} must return a finite loss, got {loss!r}: return 0 samples where there is nothing to score"
+            )
         numbers = _metrics(metrics, what)
         return Score(number, tuple(numbers.get(name, math.nan) for name in section.metrics)), samples
 
@@ -203,7 +211,7 @@ def _error(output: Any, target: Any) -> Any:
 def _parts(found: Any, what: str, expected: str) -> tuple[Any, Any, Any]:
     if not isinstance(found, tuple | list) or len(found) != 3:
         got = f"{len(found)} parts" if isinstance(found, tuple | list) else type(found).__name__
-        raise AppFailed(f"{what} must return ({expected}), got {got}")
+        raise AppFailed(f"{what} must return ({expected}), got {got}: return all three")
     first, second, third = found
     return first, second, third
 
@@ -221,21 +229,34 @@ def _as_arrays(given: Any, what: str) -> list[Array]:
 
 def _samples(count: Any, what: str, least: int) -> int:
     if not isinstance(count, Integral) or isinstance(count, bool) or not least <= int(count) <= MOST_SAMPLES:
-        raise AppFailed(f"{what} must return a whole number of samples, at least {least}, got {count!r}")
+        raise AppFailed(
+            f"{what} must return a whole number of samples, at least {least}, got {count!r}: return how many it used"
+        )
     return int(count)
 
 
 def _metrics(metrics: Any, what: str) -> dict[str, float]:
-    """Numbers among an app's metrics, under names that are keys of results; other values are the app's own."""
+    """Finite numbers among an app's metrics, under names that are keys of results; texts and lists are its own."""
     if not isinstance(metrics, Mapping):
-        raise AppFailed(f"{what} must return its metrics as a mapping, got {type(metrics).__name__}")
-    numbers = {str(name).replace("-", "_"): _number(value) for name, value in metrics.items()}
-    found = {
-        name: number
-        for name, number in numbers.items()
-        if number is not None and abs(number) <= LARGEST and METRIC_NAME.fullmatch(name)
-    }
-    return dict(sorted(found.items())[:MOST_METRICS])
+        raise AppFailed(
+            f"{what} must return its metrics as a mapping, got {type(metrics).__name__}: return {{}} for none"
+        )
+    found: dict[str, float] = {}
+    for said, value in metrics.items():
+        name = re.sub("[^A-Za-z0-9_]", "_", str(said))
+        number = _number(value)
+        if number is None and not isinstance(value, _OWN_METRICS):
+            raise AppFailed(
+                f"{what} must return metrics that are numbers, got {type(value).__name__} for {said}: convert it with "
+                "float(…), or leave it out"
+            )
+        if not METRIC_NAME.fullmatch(name):
+            raise AppFailed(f"{what} must name its metrics by at most 60 letters, got {name[:70]!r}: rename it")
+        if number is not None and abs(number) <= LARGEST:
+            found[name] = number
+    if len(found) > MOST_METRICS:
+        raise AppFailed(f"{what} must return at most {MOST_METRICS} metrics, got {len(found)}: leave some out")
+    return dict(sorted(found.items()))
 
 
 def _number(value: Any) -> float | None:

@@ -117,7 +117,9 @@ def state_of(arrays: Sequence[Array], specs: Sequence[ArraySpec], dtype: torch.d
         AppFailed: if their number, a shape or a kind of numbers is another, or a number is not finite.
     """
     if len(arrays) != len(specs):
-        raise AppFailed(f"must return {len(specs)} arrays, as the model has, got {len(arrays)}")
+        raise AppFailed(
+            f"must return {len(specs)} arrays, as the model has, got {len(arrays)}: return all, in their order"
+        )
     reals = [torch.zeros(0, dtype=dtype)]
     integers = [torch.zeros(0, dtype=torch.int64)]
     for spec, array in zip(specs, arrays, strict=True):
@@ -128,16 +130,21 @@ def state_of(arrays: Sequence[Array], specs: Sequence[ArraySpec], dtype: torch.d
             )
         if spec.dtype not in _FLOATS:
             if array.dtype.kind not in "iub":
-                raise AppFailed(f"must return array {spec.name} as whole numbers, {spec.dtype}, got {array.dtype}")
+                raise AppFailed(
+                    f"must return array {spec.name} as whole numbers, {spec.dtype}, got {array.dtype}: convert it"
+                )
             integers.append(torch.from_numpy(array.astype(np.int64)).flatten())
             continue
         if array.dtype.kind not in "fiub":
-            raise AppFailed(f"must return array {spec.name} as {spec.dtype}, got {array.dtype}")
+            raise AppFailed(f"must return array {spec.name} as {spec.dtype}, got {array.dtype}: convert it")
         # In its own type first: the app is handed these very numbers again.
         own = array.astype(spec.dtype)
         if not np.isfinite(own).all():
             place = tuple(int(index) for index in np.argwhere(~np.isfinite(own))[0])
-            raise AppFailed(f"must return finite numbers, got {own[place]} in array {spec.name} at {list(place)}")
+            raise AppFailed(
+                f"must return finite numbers, got {own[place]} in array {spec.name} at {list(place)}: take smaller "
+                "steps, or look for a division by zero"
+            )
         reals.append(torch.from_numpy(own).to(dtype).flatten())
     return torch.cat(reals), torch.cat(integers)
 

@@ -18,6 +18,8 @@ __all__ = [
     "context_of",
     "is_client_app",
     "is_message_client",
+    "loss_among",
+    "of_message_client",
     "unwrapped",
 ]
 
@@ -42,6 +44,25 @@ def unwrapped(client: Any) -> Any:
 def is_message_client(client: object) -> bool:
     """True for a ``Client`` of Flower's that is no ``NumPyClient``, and takes Flower's messages."""
     return any(_is_of_flower(kind, "Client") for kind in type(client).__mro__)
+
+
+def of_message_client(client: Any) -> Any:
+    """``ClientApp`` of a ``Client`` of Flower's, which takes its messages for it."""
+    from flwr.clientapp import ClientApp
+
+    return ClientApp(client_fn=lambda _: client)
+
+
+def loss_among(metrics: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Value of the metric that is a loss, or None.
+
+    Args:
+        metrics: metrics by name.
+        names: names of losses, the first one first; where none is there, the only metric that ends in "loss" is taken.
+    """
+    found = [name for name in names if name in metrics]
+    found = found or [name for name in metrics if name.lower().endswith("loss")]
+    return metrics[found[0]] if found and (found[0] in names or len(found) == 1) else None
 
 
 def as_told_by_flower(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +127,10 @@ class MessageClient:
             return 0.0, 0, {}
         reply = self._reply("evaluate", self._content("evaluateins", arrays, config))
         samples, metrics = _numbers_of(reply, "evaluateres")
-        loss = metrics.get("loss", metrics.get("eval_loss", metrics.get("eval-loss", float("nan"))))
+        loss = loss_among(metrics, ("loss", "eval_loss", "eval-loss"))
+        if loss is None:
+            told = ", ".join(metrics) or "none"
+            raise AppFailed(f"must answer with a loss among its metrics, got {told}: add eval_loss")
         return loss, samples, metrics
 
     def _content(self, earlier: str, arrays: Sequence[Array], config: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,14 +168,16 @@ def _arrays_of(content: Any, names: Sequence[str]) -> list[Array]:
     """The arrays of the only record that has some, in the order of the names."""
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise AppFailed(f"must answer with one ArrayRecord, got {len(records)}")
+        raise AppFailed(f"must answer with one ArrayRecord, got {len(records)}: put all arrays into one")
     try:
         arrays = named_arrays(records[0], "the answer")
     except InvalidModel as error:
         raise AppFailed(str(error)) from None
     if names and arrays.keys() != set(names):
         different = sorted(arrays.keys() ^ set(names))
-        raise AppFailed(f"must answer with the arrays that it was sent, got others: {', '.join(different[:3])}")
+        raise AppFailed(
+            f"must answer with the arrays that it was sent, got others: {', '.join(different[:3])}: keep the names"
+        )
     return [arrays[name] for name in names or arrays]
 
 
@@ -165,7 +191,9 @@ def _numbers_of(content: Any, earlier: str) -> tuple[Any, dict[str, Any]]:
         return samples, metrics
     metrics = {name: value for record in content.metric_records.values() for name, value in record.items()}
     if "num-examples" not in metrics:
-        raise AppFailed("must answer with num-examples among its metrics, which Flower's strategies weigh by, got none")
+        raise AppFailed(
+            "must answer with num-examples among its metrics, by which the mean is weighted, got none: add it"
+        )
     return metrics.pop("num-examples"), metrics
 
 

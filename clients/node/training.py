@@ -222,7 +222,7 @@ class NodeTraining:
             raise RunFailed("the client's own model is lost or damaged: it scores none until it has trained again")
         model = models[self._client] if models else (vector_V, integers_I)
         rows = tuple(part.unsqueeze(0) for part in model)
-        found, _ = self._work(EvaluateByClients((self._client,)), rows)
+        found, _ = self._work(EvaluateByClients((self._client,), examination.round), rows)
         assert isinstance(found, Evaluated)
         if found.failed:
             return pb.Scores(id=examination.id, problem=found.failed[0][1])

@@ -113,7 +113,9 @@ class LocalTrainer(Protocol):
 class ScoringTrainer(Protocol):
     """Trainer whose clients score models on samples of their own, which nothing else sees."""
 
-    def evaluate(self, client: ClientId, vector_V: Tensor, integers_I: Tensor, seed: int) -> "tuple[Score, int]":
+    def evaluate(
+        self, client: ClientId, vector_V: Tensor, integers_I: Tensor, *, seed: int, round_number: int
+    ) -> "tuple[Score, int]":
         """Score of a state, and the number of samples that it was scored on.
 
         Args:
@@ -121,6 +123,7 @@ class ScoringTrainer(Protocol):
             vector_V: the floating-point state.
             integers_I: the integer buffers.
             seed: seed of the client's own draws.
+            round_number: number of the round that the state is of, from 1.
         """
 
 

@@ -230,9 +230,15 @@ class CountClasses:
 
 @dataclass(frozen=True)
 class EvaluateByClients:
-    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on their held-out samples."""
+    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on their held-out samples.
+
+    Args:
+        clients: clients that evaluate.
+        round: number of the round whose models they are, from 1, which an app is told.
+    """
 
     clients: tuple[ClientId, ...]
+    round: int = 1
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Work:
         assert self._recipe.held_out is not None
         rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
         if isinstance(self._trainer, ScoringTrainer):
-            return self._evaluate_by_themselves(self._trainer, task.clients, rows)
+            return self._evaluate_by_themselves(self._trainer, task, rows)
         scores = []
         samples = []
         clients = []
@@ -110,15 +110,15 @@ class Work:
         return Evaluated(tuple(scores), tuple(samples), tuple(clients))
 
     def _evaluate_by_themselves(
-        self, trainer: ScoringTrainer, clients: Sequence[ClientId], rows: Sequence[Tensor]
+        self, trainer: ScoringTrainer, task: EvaluateByClients, rows: Sequence[Tensor]
     ) -> Evaluated:
         """Scores of clients on samples that nothing else sees."""
         found: dict[ClientId, tuple[Score, int]] = {}
         failed = []
-        for client, vector_V, integers_I in zip(clients, *rows, strict=True):
+        for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
             seed = self._recipe.streams.torch_seed("evaluation", client)
             try:
-                score, samples = trainer.evaluate(client, vector_V, integers_I, seed)
+                score, samples = trainer.evaluate(client, vector_V, integers_I, seed=seed, round_number=task.round)
             except AppFailed as error:
                 failed.append((client, str(error)))
                 continue

@@ -171,16 +171,18 @@ class Assignment(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., attempt: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Examination(_message.Message):
-    __slots__ = ("id", "payload", "kept_after", "kept_discount")
+    __slots__ = ("id", "payload", "kept_after", "kept_discount", "round")
     ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     KEPT_AFTER_FIELD_NUMBER: _ClassVar[int]
     KEPT_DISCOUNT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     id: int
     payload: Payload
     kept_after: TaskId
     kept_discount: float
-    def __init__(self, id: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., kept_discount: _Optional[float] = ...) -> None: ...
+    round: int
+    def __init__(self, id: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., kept_discount: _Optional[float] = ..., round: _Optional[int] = ...) -> None: ...
 
 class Withdrawal(_message.Message):
     __slots__ = ("task",)

@@ -136,12 +136,13 @@ class FlowerFleet(RealFleet):
             self._fixed_part = array_of(joined(fixed_part)[1])
         self._spec = message.uplink
 
-    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
+    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float, round_number: int) -> None:
         self._poll()
         asked = []
         payload, array = flat_payload(model)
         for client, node in self._free().items():
-            examination = pb.Examination(id=self._examination, payload=payload, **self._kept_state(client))
+            told = self._kept_state(client)
+            examination = pb.Examination(id=self._examination, payload=payload, round=round_number, **told)
             content = packed(pb.Request(plan=self._plan, examination=examination), array, self._fixed_for(node))
             sent = _Sent(node, "evaluate", client=client, number=self._examination)
             asked.append((sent, content, limit_s))

@@ -316,18 +316,18 @@ class Deployment:
         recipe = prepared.recipe
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work, devices_of(1))
 
-        def by_nodes() -> Scoring:
+        def by_nodes(number: int) -> Scoring:
             policy = federation.policy
             deadline_s = policy.deadline_s if isinstance(policy, Synchronous) else None
-            scores = fleet.scores(federation.model(), deadline_s or _SCORED_WITHIN_S)
+            scores = fleet.scores(federation.model(), deadline_s or _SCORED_WITHIN_S, number)
             return partial(_scored_by_nodes, scores, prepared.metrics)
 
-        def begin_scoring(is_last: bool) -> Scoring:
+        def begin_scoring(number: int, is_last: bool) -> Scoring:
             if self._held_out is None:
                 return ScoringByCoordinator(recipe, federation, executor).scores
             if recipe.test is None:
-                return by_nodes()
-            nodes = by_nodes()
+                return by_nodes(number)
+            nodes = by_nodes(number)
             # Without the clients' own models, which only their nodes have.
             here = ScoringByCoordinator(recipe, federation, executor, own=()).scores
             return lambda: scores_of_both(here(), nodes())

@@ -159,10 +159,11 @@ class NodeFleet(RealFleet):
         self._payloads = {}  # an earlier plan's versions of its model have the same numbers
         self._thread.call(self._service.make_known, plan, message.uplink)
 
-    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
+    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float, round_number: int) -> None:
         payload = self._payload((-self._examination, None), model)  # negative: no version of the model has it
         for client in self._attending():
-            examination = Examination(id=self._examination, payload=payload, **self._kept_state(client))
+            told = self._kept_state(client)
+            examination = Examination(id=self._examination, payload=payload, round=round_number, **told)
             if self._thread.call(self._service.examine, client, examination):
                 self._unscored.add(client)
 

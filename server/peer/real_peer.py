@@ -314,7 +314,7 @@ class RealPeer(ABC, Generic[_Service]):
         def by_clients(held_out: Mapping[ClientId, Held]) -> Scoring:
             return ScoringByClients(held_out, prepared.metrics, self.federation, self.executor).scores
 
-        def begin_scoring(is_last: bool) -> Scoring:
+        def begin_scoring(number: int, is_last: bool) -> Scoring:
             if self.is_behind:
                 return lambda: Scores({f"test_{name}": None for name in ("accuracy", "loss", *prepared.metrics)})
             if held_out and prepared.recipe.test is None:

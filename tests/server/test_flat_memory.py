@@ -77,7 +77,7 @@ class AtOnce(RealFleet):
         for task in tasks:
             self._miss(task)
 
-    def _examine(self, model: tuple[torch.Tensor, torch.Tensor], limit_s: float) -> None:
+    def _examine(self, model: tuple[torch.Tensor, torch.Tensor], limit_s: float, round_number: int) -> None:
         raise AssertionError("the coordinator scores the model itself")
 
     def _make_known(self, plan: pb.Plan, message: Format, fixed_part: Sequence[Tensor]) -> None:

@@ -34,7 +34,7 @@ class Regression:
 
     def evaluate(self, arrays: Sequence[Array], config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
         loss = float(np.mean(self._errors(arrays[0]) ** 2))
-        return loss, len(self.targets), {"accuracy": 1 / (1 + loss)}
+        return loss, len(self.targets), {"accuracy": 1 / (1 + loss), "told_round": config.get("round", 0)}
 
     def _errors(self, weights: Array) -> Array:
         errors: Array = self.inputs @ weights - self.targets
@@ -70,8 +70,16 @@ class Broken(Regression):
                 found.pop()
             case "has no samples":
                 samples = 0
+            case "has samples of no number":
+                return found, float("nan"), metrics
+            case "has negative samples":
+                samples = -3
             case "forgets the metrics":
                 return found, samples
+            case "has metrics of no numbers":
+                metrics["history"] = {"loss": [0.1]}
+            case "names a metric badly":
+                metrics["1st"] = 1.0
         return found, samples, metrics
 
 

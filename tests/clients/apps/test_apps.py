@@ -91,8 +91,12 @@ def test_an_app_has_as_many_threads_as_pytorch(caplog: pytest.LogCaptureFixture)
         ("is not finite", r"must return finite numbers, got nan in array 0 at \[2\]"),
         ("has another shape", r"must return array 0 of shape \(3,\), got \(2,\): make one model"),
         ("has another number of arrays", "must return 3 arrays, as the model has, got 2"),
-        ("has no samples", "must return a whole number of samples, at least 1, got 0"),
-        ("forgets the metrics", r"must return \(arrays, samples, metrics\), got 2 parts"),
+        ("has no samples", "must return a whole number of samples, at least 1, got 0: return how many it used"),
+        ("has samples of no number", "must return a whole number of samples, at least 1, got nan: return how many"),
+        ("has negative samples", "must return a whole number of samples, at least 1, got -3: return how many it used"),
+        ("forgets the metrics", r"must return \(arrays, samples, metrics\), got 2 parts: return all three"),
+        ("has metrics of no numbers", r"must return metrics that are numbers, got dict for history: convert it with"),
+        ("names a metric badly", "must name its metrics by at most 60 letters, got '1st': rename it"),
     ],
 )
 def test_a_client_that_fails_costs_its_task_alone(how: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
