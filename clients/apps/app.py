@@ -179,7 +179,9 @@ class App:
                 f"{_name_of(target)} must make a client with fit(arrays, config), got a {type(inner).__name__} without "
                 "it: add that method, or derive the class from Flower's NumPyClient"
             )
-        is_of_flower = inner is not made or named_argument in (_CONTEXT, _EARLIER_ID)
+        # Flower's clients have this method where those of this package have initial.
+        has_its_shape = callable(getattr(inner, "get_parameters", None))
+        is_of_flower = has_its_shape or inner is not made or named_argument in (_CONTEXT, _EARLIER_ID)
         bases = (kind.__module__.partition(".")[0] for kind in type(inner).__mro__)
         return Made(inner, is_of_flower or "flwr" in bases, context)
 

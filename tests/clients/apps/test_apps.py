@@ -16,7 +16,7 @@ from fed.clients.apps.app import App
 from fed.clients.apps.arrays import AppModel, arrays_in, named_arrays, specs_of, state_of
 from fed.config.apps import AppSection
 from fed.config.registry import ALGORITHMS
-from fed.errors import AppFailed, InvalidExperiment, InvalidModel
+from fed.errors import AppFailed, InvalidExperiment, InvalidInput, InvalidModel
 from fed.vectors.layout import Layout
 from tests.clients.apps.arrays_only import Broken, Reals, Regression, client_fn
 
@@ -135,6 +135,15 @@ def test_algorithms_that_change_local_steps_are_refused(kind: str, why: str) -> 
         experiment(algorithm=kind)
 
 
+def test_an_apps_run_is_resumed_with_its_code_alone(tmp_path: Path) -> None:
+    described = experiment(checkpoints={"every": 1})
+    fed.simulate(described, app=Reals, output=tmp_path)
+    (tmp_path / "metrics.jsonl").write_text((tmp_path / "metrics.jsonl").read_text().splitlines(True)[0])
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(InvalidInput, match="resumed with the app that it began with, but the SHA-256 of the app is"):
+        fed.simulate(described, app=Renamed, output=tmp_path, resume=True)
+
+
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
@@ -148,6 +157,10 @@ def test_algorithms_that_change_local_steps_are_refused(kind: str, why: str) -> 
 def test_what_an_app_has_no_use_for_is_refused(changed: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidExperiment, match=what):
         fed.simulate(experiment(**changed), app=Regression)
+
+
+class Renamed(Reals):
+    """The same arrays from other code."""
 
 
 def needs_two(model: object, loader: object) -> None:
