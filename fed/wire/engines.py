@@ -2,5 +2,5 @@
 
 __all__ = ["FLOWER"]
 
-FLOWER = "flwr==1.41.*"
+FLOWER = "flwr>=1.41,<1.43"
 """Versions of Flower that are tested, as pip takes them."""

@@ -1,6 +1,8 @@
 """Clients that were written for Flower: taken as they are, with the bits of the same client without Flower."""
 
+import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +87,21 @@ def test_flowers_clients_at_nodes_have_the_simulations_bits(name: str, tmp_path:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     for mine, other in zip(deployed.metrics, simulated.metrics, strict=True):
         assert {**mine, "virtual_s": 0, "wall_s": 0} == {**other, "virtual_s": 0, "wall_s": 0}
+
+
+@with_flower
+@pytest.mark.long
+def test_the_pages_quickstart_has_the_bits_of_its_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "from-flower.md").read_text(encoding="utf-8")
+    for text, name in re.findall(r"^```\w+\n(# ([\w/]+\.(?:py|yaml))\n.*?)^```", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    port = importlib.import_module("numpy_client")
+    flower = fed.Experiment.load("from_flower.yaml").override({"simulation.workers": 0})
+    first = {"app.initial": f"python:{HERE}.torch_client:first_of_the_page", "simulation.workers": 0}
+    runs = [fed.simulate(flower.override(first)), fed.simulate(port.EXPERIMENT.override(first), app=port.Client)]
+    ours, theirs = (arrays_of(run) for run in runs)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    assert fed.simulate(flower).metrics[-1]["test_eval_acc"] > 0.5

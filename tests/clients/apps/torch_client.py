@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-__all__ = ["CLIENTS", "DigitsClient", "client_fn", "net", "samples"]
+__all__ = ["CLIENTS", "DigitsClient", "client_fn", "first_of_the_page", "net", "samples"]
 
 CLIENTS = 3
 Array = NDArray[Any]
@@ -75,3 +76,8 @@ class DigitsClient(NumPyClient):
 def client_fn(context: Any) -> Any:
     client = DigitsClient(context.node_config["partition-id"])
     return client.to_client() if hasattr(client, "to_client") else client
+
+
+def first_of_the_page() -> dict[str, Array]:
+    """First arrays of the model on the page on Flower."""
+    return {"weight": np.full((10, 64), 0.01, np.float32), "bias": np.zeros(10, np.float32)}

@@ -97,7 +97,7 @@ def test_without_flower_it_is_said_what_to_install(tmp_path: Path, monkeypatch: 
     for name in ("clientapp", "serverapp"):
         monkeypatch.setitem(sys.modules, f"flwr.{name}", None)
     for app in (client_app, server_app):
-        with pytest.raises(InvalidInput, match=r"pip install \"flwr==1.41.\*\""):
+        with pytest.raises(InvalidInput, match=r"pip install \"flwr>=1.41,<1.43\""):
             app(path)
 
 

@@ -434,7 +434,7 @@ def test_what_is_packed_comes_back() -> None:
 
 def test_without_flower_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr.app", None)
-    with pytest.raises(InvalidInput, match=r"pip install \"flwr==1.41.\*\""):
+    with pytest.raises(InvalidInput, match=r"pip install \"flwr>=1.41,<1.43\""):
         packed(Request())
 
 
