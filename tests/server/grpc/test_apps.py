@@ -44,7 +44,7 @@ def test_an_app_at_three_nodes_has_the_simulations_bits(name: str, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_an_app_that_fails_at_a_node_is_said_in_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_app_that_fails_at_a_node_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     kind = f"python:{APP}:Broken"
     experiment = fed.Experiment(app={"kind": kind, "config": {"how": "has negative samples"}}, rounds={"count": 2})
     nodes = []
