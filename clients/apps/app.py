@@ -5,7 +5,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -134,6 +134,7 @@ class App:
             seed: seed of the generators inside the block; they are restored afterwards.
             device: device whose generator is seeded beside the CPU's.
         """
+        self._import()
         python = random.getstate()
         # The legacy generator, since it is the one that frameworks draw from.
         numpy = np.random.get_state()
@@ -216,6 +217,14 @@ class App:
             "an app must say its model's first arrays, got neither initial() nor get_parameters(config) of its "
             "clients: add one, or name a file or a function in app.initial"
         )
+
+    def _import(self) -> None:
+        """Import the app's modules, so that what they draw while they load is drawn before the seeds count."""
+        for name in (self.target, self.section.initial):
+            if isinstance(name, str) and name.startswith("python:"):
+                # The error is raised where the code is needed: a server may do without it.
+                with suppress(FedError):
+                    named(name)
 
     def _context(self, client: ClientId) -> Any:
         numbers = {"partition-id": client} if isinstance(client, int) else {}

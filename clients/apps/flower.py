@@ -48,9 +48,7 @@ def is_message_client(client: object) -> bool:
 
 def of_message_client(client: Any) -> Any:
     """``ClientApp`` of a ``Client`` of Flower's, which takes its messages for it."""
-    from flwr.clientapp import ClientApp
-
-    return ClientApp(client_fn=lambda _: client)
+    return flower("clientapp").ClientApp(client_fn=lambda _: client)
 
 
 def loss_among(metrics: Mapping[str, Any], names: Sequence[str]) -> Any:

@@ -135,6 +135,21 @@ def test_algorithms_that_change_local_steps_are_refused(kind: str, why: str) -> 
         experiment(algorithm=kind)
 
 
+def test_numbers_that_a_module_draws_at_its_import_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "drawing_app.py").write_text(
+        "import numpy as np\nnp.random.seed(3)\n\n\nclass Client:\n"
+        "    def initial(self):\n        return [np.random.normal(size=3)]\n\n"
+        "    def fit(self, arrays, config):\n        return [arrays[0] + np.random.normal(size=3)], 5, {}\n"
+    )
+    # The module is imported in the first run, and is there already in the second.
+    described = experiment(app={"kind": "python:drawing_app:Client", "clients": 2})
+    first, second = (arrays_of(fed.simulate(described)) for _ in range(2))
+    assert np.array_equal(first["0"], second["0"])
+
+
 def test_an_apps_run_is_resumed_with_its_code_alone(tmp_path: Path) -> None:
     described = experiment(checkpoints={"every": 1})
     fed.simulate(described, app=Reals, output=tmp_path)
