@@ -18,7 +18,7 @@ from fed.clients.data.by_schema import found
 from fed.config.experiment import Experiment
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["MOST_ATTEMPTS", "SoughtMeans", "exchange_of", "learned", "negative_output"]
+__all__ = ["MOST_ATTEMPTS", "SoughtMeans", "as_begun", "exchange_of", "learned", "negative_output"]
 
 MOST_ATTEMPTS = 3
 """Largest number of rounds of an exchange, of which the first that anybody answers is its last."""
@@ -93,3 +93,17 @@ def learned(experiment: Experiment, means_F: Tensor) -> Experiment:
     """
     assert experiment.table is not None
     return experiment.model_copy(update={"table": found(experiment.table, means_F.tolist())})
+
+
+def as_begun(experiment: Experiment, begun: Experiment) -> Experiment:
+    """The experiment with what the run that it goes on with has found; as it is where their schemas differ otherwise.
+
+    Args:
+        experiment: experiment as it is given, which may seek means and deviations.
+        begun: experiment in force of the run.
+    """
+    given = experiment.table
+    kept = begun.table
+    if given is None or kept is None or not given.sought or given.unscaled() != kept.unscaled():
+        return experiment
+    return experiment.model_copy(update={"table": kept})

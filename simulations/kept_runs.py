@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from fed.clients.fingerprint import data_sha256
+from fed.clients.first_exchange import as_begun
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, located
 from fed.reports.summary import Record
 from fed.server.resume import MAY_DIFFER, Parts, check_alike, check_parts
 from fed.simulations.processes import PlannedRun
 from fed.simulations.simulation import Simulation
+from fed.simulations.standardization import standardized
 from fed.storage.measured import run_as_measured
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import RunState, is_run, kept_run, summary_of
@@ -45,7 +47,7 @@ def sorted_out(
             to_do.append(replace(run, overwrites=True, resumes=state is not None))
             continue
         assert run.directory is not None
-        experiment = Experiment(**run.experiment)
+        experiment = as_begun(Experiment(**run.experiment), RunFolder.existing(run.directory).experiment())
         if run.name not in scored:
             with located(run.name):
                 scored[run.name] = _checked(run, experiment, given)
@@ -74,7 +76,7 @@ def _state_of(run: PlannedRun, given: Mapping[str, Any]) -> RunState | None:
     # A loss replaces the metrics too, unless the experiment names some.
     replaced = {*given, *(["metrics"] if {"loss", "metric"} & given.keys() else [])}
     check_alike(
-        Experiment(**run.experiment).dump(),
+        as_begun(Experiment(**run.experiment), begun).dump(),
         begun.dump(),
         where=str(path / "experiment.yaml"),
         may_differ={*MAY_DIFFER, "simulation", *replaced},
@@ -92,7 +94,8 @@ def _checked(run: PlannedRun, experiment: Experiment, given: Mapping[str, Any]) 
         InvalidInput: if it began with other data or code.
     """
     assert run.directory is not None
-    simulation = Simulation(experiment, **given)
+    experiment, data = standardized(experiment, given.get("data"))  # of a run that has ended it asks nobody
+    simulation = Simulation(experiment, **{**given, "data": data})
     parts = Parts(simulation.prepared, data_sha256(simulation.data, simulation.held_out))
     check_parts(parts, RunFolder.existing(run.directory))
     return simulation.held_out is not None or simulation.prepared.recipe.test is not None

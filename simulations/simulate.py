@@ -10,6 +10,7 @@ from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
 from fed.clients.fingerprint import data_sha256
+from fed.clients.first_exchange import as_begun
 from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.clients.training.executor import Executor
 from fed.compression.timing import facts_of
@@ -115,6 +116,7 @@ def simulate(
         given = [name for name, part in given_parts.items() if part is not None]
         if folder is not None and resume:
             check_given_parts(given, folder)
+            experiment = as_begun(experiment, folder.experiment())
         # Before the folder is touched, so that bad input costs no earlier run.
         experiment, held = standardized(experiment, data)
         simulation = Simulation(experiment, held, model, loss, metric, app)

@@ -115,6 +115,27 @@ def test_a_resumed_run_keeps_its_numbers_and_asks_no_more(
     (tmp_path / "run" / "checkpoints" / "2.safetensors").unlink(missing_ok=True)
     assert main(["simulate", "--resume", str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    fed.simulate(experiment, output=tmp_path / "run", resume=True)  # which seeks them, as it did at first
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_comparison_goes_on_with_what_its_runs_have_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, keys = tables(tmp_path / "tables")
+    keys["checkpoints"] = {"every": 1}
+    comparison = fed.Comparison(base=keys, grid={"local.lr": [1e-3, 1e-2]})
+    whole = fed.compare(comparison, output=tmp_path / "compared")
+    ended = next((tmp_path / "compared").glob("runs/*/seed-0/summary.json"))
+    monkeypatch.setattr("fed.simulations.standardization.exchanged", lambda _: pytest.fail("a second exchange"))
+    ended.unlink()
+    again = fed.compare(comparison, output=tmp_path / "compared", resume=True)
+    scores = [[row["final_test_accuracy"] for row in result.rows] for result in (whole, again)]
+    assert scores[0] == scores[1]
+    assert {row["status"] for row in again.rows} == {"finished"}
+    changed = fed.Comparison(
+        base={**keys, "table": {**keys["table"], "standardize": {"plain": [0, 1]}}}, grid={"local.lr": [1e-3, 1e-2]}
+    )
+    with pytest.raises(InvalidExperiment, match=r"table\.standardize"):
+        fed.compare(changed, output=tmp_path / "compared", resume=True)
 
 
 def test_frames_of_a_program_are_standardized_as_files(tmp_path: Path) -> None:
