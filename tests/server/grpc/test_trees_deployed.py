@@ -10,7 +10,10 @@ import fed
 from fed.clients.data import Names
 from fed.clients.data.forms import check_form, form_of, zeros_of
 from fed.clients.node.own_data import check_collate, signature_of
+from fed.clients.node.sessions import Limits, SecureNode
 from fed.errors import InvalidData
+from fed.identity.authority import Authority
+from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.server.grpc.deploy import serve
 from fed.server.validation import refusal_of_signature
 from tests.clients.training.readers import __name__ as home
@@ -47,6 +50,43 @@ def test_deployment_ends_with_the_simulations_bits(keys: dict[str, Any], tmp_pat
     for ours, theirs in zip(deployed.model.parameters(), simulated.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert deployed.metrics[-1]["test_loss"] == simulated.metrics[-1]["test_loss"]
+
+
+def source() -> fed.FederatedData:
+    """Three clients with sentences of several lengths, and a test set."""
+    return fed.FederatedData({client: classified(client, 9 + client) for client in range(3)}, classified(7), classes=3)
+
+
+@pytest.mark.long
+def test_masked_sums_of_trees_have_the_simulations_bits(tmp_path: Path) -> None:
+    asked = experiment(
+        data={"kind": f"python:{__name__}:source"},
+        evaluation="coordinator",
+        secure_aggregation={"minimum_cohort": 3, "max_weight": 20, "max_drop_out": 0.0},
+    )
+    authority = Authority.create(tmp_path / "keys", hosts=["127.0.0.1"])
+    folders = [authority.issue(str(client)) for client in range(3)]
+    nodes: list[ThreadedNode] = []
+
+    def begin(port: int) -> None:
+        for client, folder in enumerate(folders):
+            (own := tmp_path / f"node-{client}").mkdir()
+            limits = Limits(minimum_cohort=3)
+            secure = SecureNode(NodeCredentials.load(folder), own, limits, begins_record=True)
+            nodes.append(ThreadedNode(port, client, source().only(client, client), own, CODE, secure))
+
+    credentials = ServerCredentials.load(authority.folder)
+    where: dict[str, Any] = {"listen": "127.0.0.1:0", "output": tmp_path / "run", "credentials": credentials}
+    deployed = serve(asked, **where, min_nodes=3, on_listen=begin)
+    for node in nodes:
+        node.end()
+    simulated = fed.simulate(asked)
+    plain = fed.simulate(asked.override({"secure_aggregation": None}))
+    every = zip(deployed.model.parameters(), simulated.model.parameters(), plain.model.parameters(), strict=True)
+    for ours, theirs, unmasked in every:
+        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, unmasked, rtol=0, atol=1e-5)  # the grid of the lanes
+    assert deployed.metrics[-1]["bytes_up"] == simulated.metrics[-1]["bytes_up"]
 
 
 def test_a_node_with_another_tree_is_refused() -> None:

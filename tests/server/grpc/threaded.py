@@ -109,7 +109,8 @@ class ThreadedNode:
         data = samples if isinstance(samples, FederatedData) else FederatedData({client: samples})
         self.training = ThreadedTraining(data, folder / "kept")
         training: Any = self.training
-        where = f"127.0.0.1:{port}", None, str(client), client
+        channel = secure.credentials.for_dialling() if secure else None
+        where = f"127.0.0.1:{port}", channel, str(client), client
         self.node = EdgeNode(*where, training, folder / "files", allowed, secure=secure, patience=PATIENCE)
         self._thread = threading.Thread(target=self.node.run, daemon=True)
         self._thread.start()
