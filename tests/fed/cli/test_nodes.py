@@ -235,7 +235,7 @@ def test_a_server_in_the_background_obeys_an_interrupt(folder: Path) -> None:
     try:
         wait_for(lambda: "listening" in log.read_text(), "the server")
         os.kill(server.pid, signal.SIGINT)
-        assert server.wait(30) == 130
+        assert server.wait(30) == 130, log.read_text()
     finally:
         server.kill()
     assert log.read_text().splitlines()[-1].startswith("stopped; fed server --resume")
