@@ -187,7 +187,13 @@ def _classes(output: Any, targets: Tree) -> int:
             "give loss= in Python"
         )
     scores: Tensor = scores_of(output)
-    if scores.ndim < 2 or (*scores.shape[:1], *scores.shape[2:]) != targets.shape:
+    expected = (*scores.shape[:1], *scores.shape[2:])
+    if scores.ndim >= 2 and targets.shape == (*expected, 1):
+        raise InvalidData(
+            f"targets must be labels of shape {expected} for cross-entropy, got {tuple(targets.shape)}: give them "
+            "without the last dimension, labels.squeeze(-1)"
+        )
+    if scores.ndim < 2 or expected != targets.shape:
         form = "[batch, classes, ...]" if scores is output else "logits [batch, ..., classes]"
         shape = scores.shape if scores is output else (*scores.shape[:1], *scores.shape[2:], *scores.shape[1:2])
         raise InvalidModel(

@@ -96,6 +96,7 @@ def compare_runs(paths: Sequence[str | Path], *, output: str | Path, overwrite: 
         "folds": folds,
     }
     comparison = Comparison(**keys)
+    _warn_of_other_data(places)
     records: Runs = {name: _records(of_it) for name, of_it in places.items()}
     if not any(has_finished(record) for of_it in records.values() for record in of_it.values()):
         raise InvalidInput("a comparison needs a run that has finished, got none: fed runs lists how each has ended")
@@ -157,6 +158,20 @@ def _places(runs: Sequence[_Kept], what_varies: Mapping[str, int], *, is_folded:
             )
         places[repetition] = run.folder
     return dict(sorted(places.items()))
+
+
+def _warn_of_other_data(places: Mapping[str, Mapping[Repetition, Path]]) -> None:
+    """Say which variants had other data than the first with the same seed, where both runs know theirs."""
+    known: dict[Repetition, tuple[str, str]] = {}
+    for name, of_it in places.items():
+        for repetition, folder in of_it.items():
+            sha256 = RunFolder.existing(folder).parts("sha256").get("data")
+            if not sha256:
+                continue
+            first, expected = known.setdefault(repetition, (name, sha256))
+            if sha256 != expected:
+                _log.warning("%s has other data than %s: their difference is that of the data, too", name, first)
+                break
 
 
 def _records(places: Mapping[Repetition, Path]) -> dict[Repetition, Record]:

@@ -268,6 +268,15 @@ def test_runs_that_cannot_be_compared_are_refused(
     assert not (copied.parent / "result").exists()
 
 
+def test_runs_of_other_data_are_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, clients, lr in (("a", 5, 0.1), ("b", 5, 0.2), ("c", 6, 0.1)):
+        keys: dict[str, Any] = {"name": name, "data": {"clients": clients}, "local": {"lr": lr}, "rounds": {"count": 1}}
+        fed.simulate(fed.Experiment(**keys), output=tmp_path / name)
+    fed.compare_runs([tmp_path / name for name in "abc"], output=tmp_path / "compared")
+    told = [record.getMessage() for record in caplog.records if "other data" in record.getMessage()]
+    assert told == ["c has other data than a: their difference is that of the data, too"]
+
+
 def test_folder_of_the_runs_themselves_is_no_output(copied: Path) -> None:
     with pytest.raises(InvalidInput, match="must be another folder than those of the runs"):
         compare_runs(found([copied]), output=copied, overwrite=True)

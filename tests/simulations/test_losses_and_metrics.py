@@ -196,6 +196,7 @@ def test_a_metric_without_a_number_is_refused_before_training() -> None:
         ("bce", torch.tensor([0.0, 2.0, 1.0]), r"client 'a' must be in \[0, 1\] for the loss bce"),
         ("cox", torch.tensor([[1.0, 0.0], [2.0, 3.0], [1.0, 1.0]]), r"\(time, event\) with events 0 or 1"),
         ("cross_entropy", torch.tensor([0.0, 1.0, 0.5]), "must be integer labels for cross-entropy"),
+        ("cross_entropy", torch.tensor([[0], [1], [2]]), r"got \(\d, 1\): give them without the last dimension"),
     ],
 )
 def test_targets_that_a_loss_cannot_take_are_refused(loss: str, targets: Tensor, problem: str) -> None:
