@@ -73,7 +73,7 @@ def test_masked_sums_of_trees_have_the_simulations_bits(tmp_path: Path) -> None:
             (own := tmp_path / f"node-{client}").mkdir()
             limits = Limits(minimum_cohort=3)
             secure = SecureNode(NodeCredentials.load(folder), own, limits, begins_record=True)
-            nodes.append(ThreadedNode(port, client, source().only(client, client), own, CODE, secure))
+            nodes.append(ThreadedNode(port, client, source().only(client, client), own, CODE, secure, over_tls=True))
 
     credentials = ServerCredentials.load(authority.folder)
     where: dict[str, Any] = {"listen": "127.0.0.1:0", "output": tmp_path / "run", "credentials": credentials}

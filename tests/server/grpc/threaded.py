@@ -95,6 +95,7 @@ class ThreadedNode:
         folder: of its own.
         allowed: code that it accepts.
         secure: its sessions; None: it hides nothing.
+        over_tls: True if it dials with the keys of its sessions.
     """
 
     def __init__(
@@ -105,11 +106,12 @@ class ThreadedNode:
         folder: Path,
         allowed: Sequence[str] = (),
         secure: SecureNode | None = None,
+        over_tls: bool = False,
     ) -> None:
         data = samples if isinstance(samples, FederatedData) else FederatedData({client: samples})
         self.training = ThreadedTraining(data, folder / "kept")
         training: Any = self.training
-        channel = secure.credentials.for_dialling() if secure else None
+        channel = secure.credentials.for_dialling() if secure is not None and over_tls else None
         where = f"127.0.0.1:{port}", channel, str(client), client
         self.node = EdgeNode(*where, training, folder / "files", allowed, secure=secure, patience=PATIENCE)
         self._thread = threading.Thread(target=self.node.run, daemon=True)
