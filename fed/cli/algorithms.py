@@ -74,8 +74,8 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     encoded = f", encoded by {' and '.join(algorithm.uplink)}" if algorithm.uplink else ""
     yield "moves up", f"{_sizes(message.parts, model)} from each client{encoded}"
     asks = {"loss": "the loss", "gradient": "the full gradient", "place": "its number"}
-    if algorithm.asks:
-        asked = " and ".join(asks[name] for name in sorted(algorithm.asks))
+    # Numbers of steps are among what moves up.
+    if asked := " and ".join(asks[name] for name in sorted(algorithm.asks & asks.keys())):
         yield "asks a client", f"for {asked}, at the model that it gets, on its own data"
     if algorithm.corrects:
         yield "local training", "corrects each step's gradient"

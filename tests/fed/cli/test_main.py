@@ -349,7 +349,7 @@ def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pyt
     ("version", "said"),
     [
         (None, '• only for apps that fed flower-app writes: flwr is missing: pip install "fed[flower]"'),
-        ("1.4.1", ': flwr is 1.4.1, not ==1.41.*: pip install "fed[flower]"'),
+        ("1.4.1", ': flwr is 1.4.1, not <1.43,>=1.41: pip install "fed[flower]"'),
         ("1.41.7", "│ flwr "),
     ],
 )
