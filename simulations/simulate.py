@@ -116,7 +116,7 @@ def simulate(
         given = [name for name, part in given_parts.items() if part is not None]
         if folder is not None and resume:
             check_given_parts(given, folder)
-            experiment = as_begun(experiment, folder.experiment())
+            experiment = as_begun(experiment, folder.experiment(experiment.objects()))
         # Before the folder is touched, so that bad input costs no earlier run.
         experiment, held = standardized(experiment, data)
         simulation = Simulation(experiment, held, model, loss, metric, app)
