@@ -83,10 +83,10 @@ class InvalidCell(InvalidData):
 
     Args:
         message: sentence for the table's owner, with the cell.
-        told: same sentence without the cell, for others.
+        told: same sentence without the cell, for others; one that tells nothing of the table unless given.
     """
 
-    def __init__(self, message: str, told: str) -> None:
+    def __init__(self, message: str, told: str = "a cell of the table cannot be used") -> None:
         super().__init__(message, told)
         self.told = told
 

@@ -94,6 +94,8 @@ WITHHELD: Mapping[str, object] = {
     "Answer.samples": 1,
     "Answer.train_loss": 0.0,
     "Answer.metrics": (),
+    "NamedNumber.name": "",
+    "NamedNumber.value": 0.0,
 }
 """Fields that a node sets to a constant, whatever its data are, each with that constant."""
 
