@@ -115,7 +115,7 @@ def test_experiments_of_all_kinds_run_or_are_refused(seed: int, tmp_path: Path) 
 
 
 def test_some_experiments_agree_with_worker_processes(tmp_path: Path) -> None:
-    assert hold(9, 4, tmp_path, workers_every=1)["ran"] >= 2
+    assert hold(11, 4, tmp_path, workers_every=1)["ran"] >= 2
 
 
 FOUND: dict[str, dict[str, Any]] = {
