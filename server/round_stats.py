@@ -79,7 +79,8 @@ class RoundStats(NamedTuple):
         optional = ("clipped_share", "capped_weights", "diverged")
         del values["participation"]
         del values["metrics"]
-        told = dict(self.metrics)
+        # No other client tells some, whatever a node may send.
+        told = dict(self.metrics) if is_of_app else {}
         if is_of_app:
             values["train_loss"] = told.pop("train_loss", None)
         measured = {name: value for name, value in values.items() if name not in optional or value is not None}

@@ -92,3 +92,12 @@ def test_participation_line_is_in_order_without_empty_lists() -> None:
 def test_an_infinite_loss_stays_infinite_when_rounds_are_joined() -> None:
     infinite = RoundStats(1, 1, 0, 0, 0, 0, math.inf)
     assert joined([infinite, RoundStats(1, 1, 0, 0, 0, 0, 1.0)]).train_loss == pytest.approx(math.inf)
+
+
+def test_numbers_that_nodes_tell_count_for_apps_alone() -> None:
+    told = RoundStats(1, 1, 0, 0, 10, 20, 8.0, metrics={"train_loss": 2.0, "bonus": 3.0})
+    of_app = told.measured(is_of_app=True)
+    assert (of_app["train_loss"], of_app["fit_bonus"]) == (2.0, 3.0)
+    usual = told.measured()
+    assert usual["train_loss"] == 8.0
+    assert not [name for name in usual if name.startswith("fit_")]

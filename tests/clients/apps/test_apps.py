@@ -107,6 +107,19 @@ def test_a_client_that_fails_costs_its_task_alone(how: str, what: str, caplog: p
     assert re.search(what, said)
 
 
+@pytest.mark.parametrize("how", ["raises", "has another shape"])
+def test_a_client_that_fails_in_a_worker_is_said_alike(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[list[str]] = []
+    for workers in (0, 2):
+        caplog.clear()
+        app = {"clients": 3, "config": {"how": how}}
+        run = fed.simulate(experiment(app=app, simulation={"workers": workers}), app=Broken)
+        assert [line["failed"] for line in run.metrics] == [1, 1]
+        told.append([record.getMessage() for record in caplog.records if "fit of client 1" in record.getMessage()])
+    assert told[0]
+    assert told[1] == told[0]
+
+
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long) for kind in ALGORITHMS.builtin])
 def test_every_algorithm_goes_with_apps_or_is_refused(kind: str) -> None:
     try:
