@@ -165,6 +165,8 @@ class Aggregator(Algorithm):
         kind = type(self)
         if kind.phases is not Aggregator.phases or kind.steps is not Aggregator.steps:
             return "because it says which steps clients take"
+        if kind.fixes is not Aggregator.fixes or kind.moves is not Aggregator.moves:
+            return "because it looks at the layers of a PyTorch model"
         return "because parts of the model stay with each client" if self.keeps_private else ""
 
     def _beside_updates(self) -> str:

@@ -139,6 +139,8 @@ def test_every_algorithm_goes_with_apps_or_is_refused(kind: str) -> None:
         ("scaffold", "because it corrects each gradient, got an app, whose clients train"),
         ("moon", "because it adds a term to the loss"),
         ("fednova", "because it asks each client for its steps"),
+        ("ffa_lora", "because it looks at the layers of a PyTorch model"),
+        ("fedex_lora", "because it looks at the layers of a PyTorch model"),
         ("fedbn", "because parts of the model stay with each client"),
         ("dpsgd", "an app needs clients that report to a coordinator"),
     ],
