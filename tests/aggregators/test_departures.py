@@ -19,6 +19,7 @@ from fed.vectors.mixing import Weights
 from fed.vectors.randomness import Streams
 from tests.aggregators.peer_rules import Quadratics, Together
 from tests.aggregators.test_peer_rules import RULES, coded
+from tests.thinned import thinned
 
 PEERS, PARAMETERS, STAYS_UNTIL, ROUNDS = 7, 5, 40, 600
 GONE = 2
@@ -73,7 +74,7 @@ def ends(rule: PeerRule, *, begin_anew: bool) -> tuple[Tensor, Tensor]:
     return late.model_NP, never.model_NP
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", thinned(RULES, quick=5), ids=lambda rule: type(rule).__name__)
 def test_the_others_end_as_if_they_had_never_met_it(rule: PeerRule) -> None:
     """The slowest mode shrinks to 0.95 a round: 560 rounds leave 3e-13 of what parts them, and roundings."""
     late_NP, never_NP = ends(rule, begin_anew=True)

@@ -16,6 +16,7 @@ from fed.reports.population import Confusion, described, read
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import nn
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 KEYS: dict[str, Any] = {"data": {"clients": 5}, "rounds": {"count": 2}, "model": {"kind": "logistic"}}
 
@@ -27,7 +28,7 @@ def kept(folder: Path) -> Any:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"metrics": ["balanced_accuracy"]}, pytest.param({"algorithm": "dpsgd"}, marks=pytest.mark.long)],
+    thinned([{}, {"metrics": ["balanced_accuracy"]}, {"algorithm": "dpsgd"}], quick=1),
     ids=str,
 )
 def test_confusion_equals_a_count_of_the_kept_models_outputs(changes: dict[str, Any], tmp_path: Path) -> None:

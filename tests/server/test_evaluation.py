@@ -26,6 +26,7 @@ from fed.simulations.scoring import begin_scoring
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 CPU = torch.device("cpu")
 SAMPLES = 4096 + 1500
@@ -129,7 +130,7 @@ def test_every_model_meets_every_sample_once(late: list[Late]) -> None:
     assert max(len(item.tensors[0]) for item in late[0].asked if isinstance(item.content, Evaluate)) == MODELS_AT_ONCE
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "bmuf", "dpsgd", "local"])
+@pytest.mark.parametrize("algorithm", thinned(["fedavg", "bmuf", "dpsgd", "local"], quick=2))
 @pytest.mark.parametrize("evaluation", ["coordinator", "clients"])
 @pytest.mark.parametrize("evaluate_every", [1, 3])
 def test_scores_beside_the_next_round_are_those_of_their_own(

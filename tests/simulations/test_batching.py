@@ -19,6 +19,7 @@ from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.clients.training import readers
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 
 def chosen(data: fed.FederatedData | None = None, own: Any = parts.small, loss: Any = None, **keys: Any) -> Batching:
@@ -326,7 +327,7 @@ LOCALS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("local", thinned(LOCALS, quick=1))
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedavgm", "bmuf", "dpsgd", "local", "centralized"])
 def test_whole_runs_agree_with_those_of_clients_one_by_one(algorithm: str, local: str) -> None:
     """In float64, so that nothing but rounding, 1e-16 a step, can tell them apart."""

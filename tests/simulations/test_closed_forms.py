@@ -14,6 +14,7 @@ from fed.errors import InvalidExperiment
 from fed.simulations.simulate import simulate
 from fed.topology import Topology
 from fed.vectors.randomness import Streams
+from tests.thinned import thinned
 
 from .conftest import Point, Quadratics, mean_output
 
@@ -52,13 +53,13 @@ def fixed_point(quadratics: Quadratics, steps: int, mu: float = 0.0) -> NDArray[
     return answer
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 10])
+@pytest.mark.parametrize("steps", thinned([1, 2, 5, 10], quick=2))
 def test_fedavg_reaches_its_fixed_point(quadratics: Quadratics, steps: int) -> None:
     finished = run(quadratics, local={"lr": LR, "steps": steps, "batch_size": 100}, rounds=ENOUGH[steps])
     np.testing.assert_allclose(point(finished), fixed_point(quadratics, steps), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 10])
+@pytest.mark.parametrize("steps", thinned([1, 2, 5, 10], quick=2))
 @pytest.mark.parametrize("mu", [0.7])
 def test_fedprox_reaches_its_fixed_point(quadratics: Quadratics, steps: int, mu: float) -> None:
     finished = run(

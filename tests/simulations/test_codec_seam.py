@@ -32,6 +32,7 @@ from tests.flower_stand_ins import Federation, Message, install, run_app
 from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 CODECS = [*registry.CODECS.builtin]
 CLIENTS, ROUNDS = 3, 2
@@ -202,7 +203,7 @@ def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
 
 
-@pytest.mark.parametrize("kind", CODECS)
+@pytest.mark.parametrize("kind", thinned(CODECS, quick=7))
 def test_nodes_send_the_bytes_of_the_simulation(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every codec, whose messages are as long as their numbers make them."""
     install(monkeypatch)
@@ -218,13 +219,12 @@ def test_nodes_send_the_bytes_of_the_simulation(kind: str, tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("uplink", "feedback"),
     [
-        (["topk", "two_level"], "ef"),
-        (["topk", "int8"], "ef21"),
-        (["qsgd"], "ef"),
-        (["dgc", "zstd"], "none"),
-        (["sketch"], "none"),
+        pytest.param(["topk", "two_level"], "ef", id="sparse"),
+        pytest.param(["topk", "int8"], "ef21", id="ef21"),
+        pytest.param(["qsgd"], "ef", id="scaled", marks=pytest.mark.long),
+        pytest.param(["dgc", "zstd"], "none", id="dgc"),
+        pytest.param(["sketch"], "none", id="sketch", marks=pytest.mark.long),
     ],
-    ids=["sparse", "ef21", "scaled", "dgc", "sketch"],
 )
 def test_nodes_keep_what_codecs_keep_in_the_simulation(
     deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],

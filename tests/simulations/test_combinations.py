@@ -19,6 +19,7 @@ from fed.server.observer import Essential
 from tests.simulations import users_parts as parts
 from tests.simulations.durable_runs import left_in
 from tests.simulations.random_experiments import TRIALS, RandomExperiments, write_files
+from tests.thinned import thinned
 
 _RAW = re.compile(r"Traceback|got \w*(Error|Exception)\b|<[\w.]+ object at|(?<!range in )\bself\b|Error\(\)")
 """Parts of messages that no user should read."""
@@ -108,7 +109,7 @@ def hold(seed: int, count: int, folder: Path, *, workers_every: int = 0) -> dict
     return counts
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (4, 5))])
+@pytest.mark.parametrize("seed", thinned(range(6), quick=2))
 def test_experiments_of_all_kinds_run_or_are_refused(seed: int, tmp_path: Path) -> None:
     counts = hold(seed, 50, tmp_path)
     assert min(counts.values()) >= 10

@@ -19,6 +19,7 @@ from fed.server.sent_sum import SentSum
 from fed.simulations.fleet import SimulatedFleet
 from fed.wire.messages import Answer
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "failure": 0.2}
 ROUNDS: dict[str, dict[str, Any]] = {
@@ -94,7 +95,7 @@ def with_a_matrix() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3)).double()
 
 
-@pytest.mark.parametrize(("rounds", "attacked", "codec"), CASES, ids=str)
+@pytest.mark.parametrize(("rounds", "attacked", "codec"), thinned(CASES, quick=21), ids=str)
 def test_counted_and_kept_is_all_that_was_reported(
     rounds: str, attacked: bool, codec: str | dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from fed.errors import InvalidExperiment, InvalidModel
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
+from tests.thinned import thinned
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 HEAD = {"3.weight", "3.bias"}
@@ -165,7 +166,7 @@ CASES: list[tuple[str, set[str], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("batching", ["on", "off"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", thinned(OPTIMIZERS, quick=1))
 @pytest.mark.parametrize(("kind", "private", "keys"), CASES, ids=[f"{kind} {keys}" for kind, _, keys in CASES])
 def test_a_run_is_a_loop_by_hand(
     kind: str, private: set[str], keys: dict[str, Any], optimizer: str, batching: str

@@ -30,6 +30,7 @@ from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
 from fed.reports.text_tables import latex, markdown
 from tests.simulations.users_parts import on_demand, small
+from tests.thinned import thinned
 
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = "<script>a(1)</script>&amp;\"'>$x_{1$ \\frac{"
@@ -253,7 +254,9 @@ def test_where_accuracy_is_not_measured_the_loss_is_drawn() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("settings", [{}, {"algorithm": {"kind": "dpsgd"}}, {"algorithm": {"kind": "centralized"}}])
+@pytest.mark.parametrize(
+    "settings", thinned([{}, {"algorithm": {"kind": "dpsgd"}}, {"algorithm": {"kind": "centralized"}}], quick=1)
+)
 def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
     keys: dict[str, Any] = {"name": HOSTILE, "data": {"clients": 5}, "rounds": {"count": 2}, **settings}
     run = fed.simulate(fed.Experiment(**keys))

@@ -25,6 +25,7 @@ from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
 from tests.simulations.executors import trial
+from tests.thinned import thinned
 
 LONG = Expectation(rounds=3, wall_s=3600.0, bytes_up=0, bytes_down=0)
 SHORT = Expectation(rounds=3, wall_s=1.0, bytes_up=0, bytes_down=0)
@@ -283,7 +284,7 @@ def test_workers_that_cannot_start_are_an_error_if_requested(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("group", [1, 3, 32])
-@pytest.mark.parametrize("algorithm", ["fedavg", "local", "dpsgd"])
+@pytest.mark.parametrize("algorithm", thinned(["fedavg", "local", "dpsgd"], quick=1))
 def test_every_item_and_answer_has_room_between_processes(
     algorithm: str, group: int, dtype: torch.dtype, hired: list[tuple[int, int]]
 ) -> None:

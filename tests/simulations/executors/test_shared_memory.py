@@ -16,6 +16,7 @@ from fed.simulations.executors import shared_memory
 from fed.simulations.executors.pool import Workers
 from fed.simulations.executors.shared_memory import SharedMemory, SharedTensor
 from tests.simulations.executors import pure_work as work
+from tests.thinned import thinned
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no such memory")
 on_linux = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="asks what Linux says of itself")
@@ -27,7 +28,7 @@ def write(memory: SharedMemory, tensor: SharedTensor) -> None:
     tensor.tensor.zero_()
 
 
-@pytest.mark.parametrize("memfd", [True, False])
+@pytest.mark.parametrize("memfd", thinned([True, False], quick=1))
 def test_a_spawned_process_sees_the_same(memfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not memfd:
         monkeypatch.delattr(os, "memfd_create", raising=False)
