@@ -14,7 +14,7 @@ LINKED := build/linked-$(FILES)
 # Tests and commands start many processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help compare edge secure-edge gossip deployment strangers benchmark time gossip-benchmark compression secure results test test-all lint format docs protocol clean
+.PHONY: help compare edge secure-edge gossip deployment strangers benchmark time gossip-benchmark compression secure results test test-all flower lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -66,6 +66,13 @@ ifeq ($(CHROMIUM),)
 endif
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(if $(CHROMIUM),,not browser)"
 
+FLOWER := 1.41 1.42
+
+flower: $(FLOWER:%=.venv/flower-%/installed) $(LINKED)  ## tests that need Flower, with each of its versions; ten minutes
+	for version in $(FLOWER); do \
+	  .venv/flower-$$version/bin/python -W ignore::DeprecationWarning -m pytest -m "" -W ignore::DeprecationWarning \
+	    tests/server/flower tests/clients/apps/test_flower_clients.py || exit 1; done
+
 lint: $(LINKED)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -95,6 +102,14 @@ clean:  ## remove what was built and installed; runs stay
 
 .venv/all-installed: $(LINKED)
 	$(PIP) --editable '.[all-tests]'
+	touch $@
+
+# Flower's pins differ from ours: its packages come first, and all others from the usual environment.
+.venv/flower-%/installed: .venv/installed
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'flwr==$*.*'
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_fed.pth
 	touch $@
 
 benchmarks/.venv/installed: benchmarks/peers.txt
