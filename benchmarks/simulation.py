@@ -4,8 +4,9 @@ Every side runs in a process of its own, with one thread a process, on the same 
 first trains a fixed number of rounds, after which all must be about as accurate, and which tell how fast it is; then
 the sides take turns, each as many rounds as take some seconds. What counts are rounds after the first 1.5 seconds, so
 that neither starting processes nor the first, slower rounds do. Ratios are of sides that took turns, with the interval
-that holds 95 of 100. Other parts are large populations, the whole command, the simulator's clock, exact sums and robust
-rules. Without options it measures all parts, and writes ``results.json`` beside this file and docs/benchmarks.md.
+that holds 95 of 100. Other parts are large populations, the whole command, the simulator's clock, exact sums, robust
+rules, and the models that people bring. Without options it measures all parts, and writes ``results.json`` beside this
+file and docs/benchmarks.md.
 
     python benchmarks/simulation.py --workloads digits --sides ours-1,plain --repetitions 5
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 import aggregation
 import clock
+import models
 from comparison import HERE, PEERS, SIDES, Comparison
 from machine import machine
 from processes import CommandFailed
@@ -30,10 +32,11 @@ from simulation_report import SIMULATION, tables
 from whole import measure_command, measure_populations, over_limits
 from workloads import MNIST, WORKLOADS
 
-PARTS = ("rounds", "populations", "command", "clock", "sums", "rules")
+PARTS = ("rounds", "populations", "command", "clock", "sums", "rules", "models")
 USUAL_SIDES = ("ours-0", "ours-2", "pfl-1", "pfl-2", "flower", "limit")
 CLOCK_POPULATIONS = (1_000, 1_000_000)
 CLOCK_S = 2.0
+MODELS_S = 0.25
 BLAZEFL = "BlazeFL 3.0 needs Python 3.14 or later"
 
 console = Console(highlight=False)
@@ -106,6 +109,8 @@ def main() -> int:
     sums = results["sums"] = aggregation.measure_sums(given.repetitions) if "sums" in given.parts else []
     rules = results["rules"] = aggregation.measure_rules(given.repetitions, console) if "rules" in given.parts else []
     failures += aggregation.over_limits(sums, rules)
+    if "models" in given.parts:
+        results["models"] = models.measure_all(models.CASES, given.repetitions, MODELS_S, console)
     if "flower" in given.sides and sys.version_info < (3, 14):
         results["absent"] = f"{BLAZEFL}, and this is {platform.python_version()}"
     output = given.output or (HERE / "results.json" if is_all else None)

@@ -5,6 +5,7 @@ from typing import Any
 
 import aggregation
 import clock
+import models
 from ratios import Ratio
 from report import Report, Table
 
@@ -24,6 +25,8 @@ def tables(report: Report) -> Iterator[Table]:
     if report.get("clock"):
         yield clock.table(report["clock"], report["repetitions"])
     yield from aggregation.tables(report.get("sums", ()), report.get("rules", ()))
+    if report.get("models"):
+        yield models.table(report["models"])
 
 
 def _rates(report: Report) -> Table:

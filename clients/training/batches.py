@@ -5,7 +5,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -71,9 +71,15 @@ class Batches:
         for _ in range(-(-self.steps // len(self.sizes))):
             yield np.arange(self.samples) if self.keeps_order else generator.permutation(self.samples)
 
-    def within(self, step: int) -> list[int]:
-        """Number of samples in each batch of a step."""
-        return _cut(step, self._size, self._never_single)
+    @cached_property
+    def within(self) -> list[list[int]]:
+        """Number of samples in each batch of each step of one epoch."""
+        return [_cut(step, self._size, self._never_single) for step in self.sizes]
+
+    @cached_property
+    def of_epoch(self) -> list[int]:
+        """Number of samples in each batch of one epoch."""
+        return list(itertools.chain.from_iterable(self.within))
 
 
 def normalises_batches(module: "nn.Module") -> bool:

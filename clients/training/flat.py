@@ -58,6 +58,8 @@ class FlatParameters:
         self.has_convolutions = any(self._convolves)
         self._channels_last = [False] * len(self._parts)
         self.x_Q = self._joined([parameter.detach() for parameter in self._parameters])
+        self._gradient_Q = torch.zeros_like(self.x_Q)  # the gaps stay zero
+        self._one = torch.ones((), dtype=self.x_Q.dtype, device=self.x_Q.device)
         self._bind()
 
     def arrange(self, *, channels_last: bool) -> None:
@@ -75,29 +77,57 @@ class FlatParameters:
 
     def bind_again(self) -> None:
         """Copy in parameters whose ``data`` a forward pass moved elsewhere, as max-norm layers and cuDNN's RNNs do."""
-        if [parameter.data_ptr() for parameter in self._parameters] == self._addresses:
+        if not self._have_moved():
             return
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())
                 parameter.data = view
 
+    def fill(self, pieces: Sequence[Tensor]) -> None:
+        """Give all parameters values, and have the module hold them as views of ``x_Q``.
+
+        Args:
+            pieces: values of each parameter, flat, in its own order.
+        """
+        if any(self._channels_last):
+            pieces = [piece.view(part.shape) for piece, part in zip(pieces, self._parts, strict=True)]
+            torch._foreach_copy_(self._views, pieces)
+        else:
+            torch._foreach_copy_(self._flat_views, pieces)
+        if self._have_moved():
+            for parameter, view in zip(self._parameters, self._views, strict=True):
+                parameter.data = view
+
+    def pieces(self) -> list[Tensor]:
+        """Values of each parameter in ``x_Q``, flat, in its own order; views where they lie in that order."""
+        return [view.reshape(-1) for view in self._views] if any(self._channels_last) else self._flat_views
+
     def gradient(self, loss: Tensor, *, keep_graph: bool = False) -> Tensor:
-        """Gradient [Q] of a scalar; zero for parameters that it does not depend on."""
-        return self._joined(
+        """Gradient [Q] of a scalar, zero for parameters that it does not depend on, until the next is asked for."""
+        gradients = self._gradients(loss, keep_graph)
+        torch._foreach_copy_(
+            self._gradient_views,
             [
                 torch.zeros_like(view) if part is None else part
-                for view, part in zip(self._views, self._gradients(loss, keep_graph), strict=True)
-            ]
+                for view, part in zip(self._views, gradients, strict=True)
+            ],
         )
+        return self._gradient_Q
 
     def descend(self, loss: Tensor, lr: float) -> None:
         """Step of plain gradient descent, x ← x − η ∇loss with η = ``lr``, which stores no gradient [Q]."""
         gradients = self._gradients(loss, keep_graph=False)
         self.bind_again()
-        for view, part in zip(self._views, gradients, strict=True):
-            if part is not None:
-                view.add_(part, alpha=-lr)
+        reached = [part for part in gradients if part is not None]
+        views = self._views
+        if len(reached) < len(views):
+            views = [view for view, part in zip(views, gradients, strict=True) if part is not None]
+        if reached and self.x_Q.is_cpu:
+            torch._foreach_add_(views, reached, alpha=-lr)  # on the CPU the additions of the loop, in one call
+            return
+        for view, part in zip(views, reached, strict=True):
+            view.add_(part, alpha=-lr)
 
     def spread(self, vector_P: Tensor) -> Tensor:
         """Vector of the shared parameters with alignment gaps; other tensors stay as they are."""
@@ -118,13 +148,16 @@ class FlatParameters:
         held = [(part, channels_last) for part, channels_last in places if part.offset < len(vector_Q)]
         return {part.name: _view(part, vector_Q, channels_last) for part, channels_last in held}
 
+    def _have_moved(self) -> bool:
+        return [parameter.data_ptr() for parameter in self._parameters] != self._addresses
+
     def _gradients(self, loss: Tensor, keep_graph: bool) -> list[Tensor | None]:
         if loss.ndim or not loss.is_cpu:
             parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
         else:
             # In this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable.
             parts = _run_backward(
-                (loss,), (torch.ones_like(loss),), keep_graph, False, self._parameters, True, accumulate_grad=False
+                (loss,), (self._one.to(loss.dtype),), keep_graph, False, self._parameters, True, accumulate_grad=False
             )
         # Embeddings may be sparse.
         return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
@@ -141,6 +174,8 @@ class FlatParameters:
 
     def _bind(self) -> None:
         self._views = [*self.named(self.x_Q).values()]
+        self._gradient_views = [*self.named(self._gradient_Q).values()]
+        self._flat_views = [self.x_Q[part.offset : part.offset + part.size] for part in self._parts]
         self._addresses = [view.data_ptr() for view in self._views]
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.data = view

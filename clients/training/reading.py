@@ -3,6 +3,7 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -59,6 +60,26 @@ class InMemory:
         """
         return Batch(trees.take(self._inputs_E, places_B), trees.take(self._targets_E, places_B), len(places_B))
 
+    def batches(self, order_E: NDArray[np.int64], sizes: Sequence[int], numbers: Iterable[int]) -> Iterator[Batch]:
+        """Batches of samples in an order, one after another, each made when it is asked for.
+
+        Args:
+            order_E: the samples' order.
+            sizes: number of samples of each batch.
+            numbers: number of each batch among those of a task.
+        """
+        places_E = self.places(order_E)
+        # Batch by batch: a slice of all samples would begin anywhere, and MKL's results depend on the alignment.
+        parts = places_E.split_with_sizes(sizes)
+        labels_E = self._targets_E
+        if not isinstance(labels_E, Tensor) or labels_E.dtype is not torch.int64:
+            for places_B, number in zip(parts, numbers, strict=True):
+                yield self.batch(places_B, number)
+            return
+        # No product is taken with integers: of them a slice does.
+        for places_B, labels_B in zip(parts, labels_E.index_select(0, places_E).split_with_sizes(sizes), strict=True):
+            yield Batch(trees.take(self._inputs_E, places_B), labels_B, len(labels_B))
+
 
 class AsNeeded:
     """Batches that a collate makes, or of samples that are read when it is their turn.
@@ -98,6 +119,17 @@ class AsNeeded:
         seed = seed_of_batch(self._seed, number)
         inputs, targets = batch_of(self._held, places_B, self._collate, seed, training=self._training)
         return Batch(moved(inputs, self._device), moved(targets, self._device), len(places_B))
+
+    def batches(self, order_E: NDArray[np.int64], sizes: Sequence[int], numbers: Iterable[int]) -> Iterator[Batch]:
+        """Batches of samples in an order, one after another, each made when it is asked for.
+
+        Args:
+            order_E: the samples' order.
+            sizes: number of samples of each batch.
+            numbers: number of each batch among those of a task.
+        """
+        for places_B, number in zip(self.places(order_E).split_with_sizes(sizes), numbers, strict=True):
+            yield self.batch(places_B, number)
 
 
 def seed_of_batch(seed: int, number: int) -> int:

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Hashable, Iterator
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from fed.clients.training.contrast import Contrast
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalResult, TorchTrainer
+from fed.clients.training.module_state import ModuleState
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.reading import Batch, called, reading
 from fed.vectors import trees
-from fed.vectors.fixed_part import Untouched, evaluating_layers
+from fed.vectors.fixed_part import TrainingModes, Untouched
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
 
@@ -53,11 +54,10 @@ class Trainer(TorchTrainer):
         super().__post_init__()
         rule = self.phase.rule
         self._flat = FlatParameters(self.module, self.layout)
-        self._evaluating = evaluating_layers(self.module)
+        self._state = ModuleState(self.module, self.layout, self._flat)
+        self._modes = TrainingModes(self.module)
         self._untouched = Untouched(self.module, self.moved)
         self._moves = self.phase.moves(self._flat.shared)
-        saved = self.module.state_dict().keys()
-        self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
         never_single = normalises_batches(self.module)
         self.plan = cache(
             lambda samples, steps: Batches(self.local, samples, never_single, steps=self.phase.steps(steps))
@@ -92,11 +92,7 @@ class Trainer(TorchTrainer):
             channels_last: True to lay convolutions out with channels last.
         """
         self._flat.arrange(channels_last=channels_last)
-        self.layout.unpack(vector_V, integers_I, self.module)
-        for name, part in self.module.named_buffers() if self._unsaved else ():
-            if name in self._unsaved and part.shape == self._unsaved[name].shape:
-                part.copy_(self._unsaved[name])
-        self._flat.bind_again()
+        self._state.write(vector_V, integers_I)
         return self.module
 
     def train(
@@ -141,9 +137,7 @@ class Trainer(TorchTrainer):
     def _begin(self) -> None:
         """Note the fixed part, and set the training mode as :func:`fed.vectors.fixed_part.in_training` does."""
         self._untouched.begin()
-        self.module.train()
-        for layer in self._evaluating:
-            layer.eval()
+        self._modes.set()
 
     def _train(self, samples: Held, order: np.random.Generator, seed: int, context: LocalContext) -> LocalResult:
         """Train from the state that is loaded."""
@@ -161,19 +155,22 @@ class Trainer(TorchTrainer):
         losses = _MeanLoss()
         self._choose_loss(samples)
         batches = self.plan(size_of(samples), context.steps[0] if context.steps else None)
+        descends = self.is_plain and not self._is_scaled
+        corrects = self.phase.rule is not None and self.phase.rule.corrects
+        moved_Q = x_Q[self._moves]  # a view, so that steps move x_Q
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order, seed):
-                if self.is_plain and not self._is_scaled and len(step) == 1:
+                if descends and len(step) == 1:
                     self._flat.descend(self._loss_of(step[0], losses), lr)
                     continue
                 gradient_Q = self._gradient(step, losses, scaler)
                 self._flat.bind_again()
-                if self.phase.rule is not None and self.phase.rule.corrects:
+                if corrects:
+                    assert self.phase.rule is not None
                     gradient_Q = context.corrected(self.phase.rule, gradient_Q, x_Q, shared)
-                # Slices are views, so that the step moves x_Q.
-                optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
+                optimizer.step(moved_Q, gradient_Q[self._moves])
         self._untouched.check()
-        params_V, integers_I = self.layout.pack(self.module)
+        params_V, integers_I = self._state.read()
         return LocalResult(params_V.cpu(), integers_I.cpu(), losses.mean())
 
     def measure(
@@ -218,19 +215,19 @@ class Trainer(TorchTrainer):
         its = reading(samples, self.collate, self.device, seed)
         most = self.local.accumulate
         number = 0
-        within = [batches.within(size) for size in batches.sizes]
-        sizes = list(chain.from_iterable(within))
         left = batches.steps
         for order_E in batches.orders(order):
             if batches.keeps_order:
                 yield [its.all(number)]
                 number += most
                 continue
-            # Batch by batch: a slice of all samples would begin anywhere, and MKL's results depend on the alignment.
-            parts = iter(its.places(order_E).split_with_sizes(sizes))
-            for step in islice(within, left):
-                yield [its.batch(of_B, number + place) for place, of_B in enumerate(islice(parts, len(step)))]
-                number += most
+            within = batches.within
+            first = number
+            numbers = (first + most * step + place for step, parts in enumerate(within) for place in range(len(parts)))
+            made = its.batches(order_E, batches.of_epoch, numbers)
+            for parts in islice(within, left):
+                yield list(islice(made, len(parts)))
+            number += most * len(within)
             left -= len(within)
 
     def _gradient(self, step: list[Batch], losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
@@ -249,10 +246,15 @@ class Trainer(TorchTrainer):
         return scaler.gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
 
     def _loss_of(self, batch: Batch, losses: "_MeanLoss") -> Tensor:
+        if self.half is None:
+            return self._found_loss(batch, losses)
         with self.precision:
-            loss = self._loss(called(self.module, batch.inputs), batch.targets)
-            losses.add(loss.detach(), batch.samples)  # else the graph of every batch stays in memory
-            return loss if self._contrast is None else loss + self._contrast.penalty(batch.inputs)
+            return self._found_loss(batch, losses)
+
+    def _found_loss(self, batch: Batch, losses: "_MeanLoss") -> Tensor:
+        loss = self._loss(called(self.module, batch.inputs), batch.targets)
+        losses.add(loss.detach(), batch.samples)  # else the graph of every batch stays in memory
+        return loss if self._contrast is None else loss + self._contrast.penalty(batch.inputs)
 
 
 def _normalises_channels(module: "nn.Module") -> bool:

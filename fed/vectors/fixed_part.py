@@ -13,6 +13,7 @@ from fed.errors import InvalidExperiment, InvalidModel
 from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = [
+    "TrainingModes",
     "Untouched",
     "evaluating_layers",
     "fixed_layers",
@@ -92,6 +93,39 @@ def in_training(module: "nn.Module") -> "nn.Module":
 def evaluating_layers(module: "nn.Module") -> list["nn.Module"]:
     """Layers of the fixed part that hold buffers: they compute as in evaluation, also while others are trained."""
     return [layer for layer in fixed_layers(module) if next(layer.buffers(recurse=False), None) is not None]
+
+
+class TrainingModes:
+    """Sets one module in training mode again and again, as :func:`in_training` does, and walks it once.
+
+    Args:
+        module: the model.
+
+    Example:
+        >>> module = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
+        >>> modes = TrainingModes(module)
+        >>> modes.set()
+        >>> _ = module.eval()
+        >>> modes.set()
+        >>> module[1].training
+        True
+    """
+
+    def __init__(self, module: "nn.Module") -> None:
+        self._module = module
+        self._layers = list(module.modules())
+        # A method of the user's own may do more than to set a mode.
+        self._is_plain = all(
+            type(layer).train is nn.Module.train and "train" not in vars(layer) for layer in self._layers
+        )
+        self._modes: list[bool] | None = None
+
+    def set(self) -> None:
+        """Set the mode of every layer, unless each has the one that it was given before."""
+        if self._is_plain and [layer.training for layer in self._layers] == self._modes:
+            return
+        in_training(self._module)
+        self._modes = [layer.training for layer in self._layers]
 
 
 def packed(state: Mapping[str, Tensor]) -> list[Tensor]:

@@ -92,10 +92,18 @@ def seeded_torch(seed: int, device: "torch.device") -> Iterator[None]:
         seed: seed of the global generators of the CPU and of ``device`` inside the block.
         device: device that the code computes on. Its generator and the CPU's are restored afterwards.
     """
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)
-        for used in devices:
-            with torch.cuda.device(used):
+    if device.type == "cuda":
+        with torch.random.fork_rng([device]):
+            torch.default_generator.manual_seed(seed)
+            with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
+            yield
+        return
+    # As fork_rng() does for the CPU alone, in a third of its time.
+    generator = torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    try:
         yield
+    finally:
+        generator.set_state(before)

@@ -46,8 +46,8 @@ def test_epoch_steps_have_one_size_but_the_last(task: Task) -> None:
 def test_step_batches_have_one_size_but_the_last(task: Task) -> None:
     _, batch_size, accumulate, _, never_single = task
     batches = batches_of(task)
-    for step in batches.sizes:
-        parts = batches.within(step)
+    assert batches.of_epoch == [part for parts in batches.within for part in parts]
+    for step, parts in zip(batches.sizes, batches.within, strict=True):
         assert sum(parts) == step
         assert len(parts) <= accumulate
         assert all(part == batch_size for part in parts[:-1])
