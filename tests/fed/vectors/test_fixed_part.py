@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.errors import InvalidExperiment, InvalidModel
-from fed.vectors.fixed_part import Untouched, fixed_state, in_training, packed, train_alone, unpack
+from fed.vectors.fixed_part import TrainingModes, Untouched, fixed_state, in_training, packed, train_alone, unpack
 
 
 def body_and_head() -> nn.Sequential:
@@ -32,6 +32,31 @@ def test_fixed_layers_with_buffers_compute_as_in_evaluation() -> None:
     module(torch.randn(8, 3))
     assert all(torch.equal(part, before[name]) for name, part in fixed_state(module).items())
     assert module[1].num_batches_tracked == 1
+
+
+def test_training_modes_are_set_again_after_each_evaluation() -> None:
+    module = body_and_head()
+    expected = [layer.training for layer in in_training(body_and_head()).modules()]
+    modes = TrainingModes(module)
+    for change in (module.eval, module.train, module[2].eval, lambda: None):
+        change()
+        modes.set()
+        assert [layer.training for layer in module.modules()] == expected
+
+
+def test_a_modules_own_train_is_called_each_time() -> None:
+    class Counted(nn.Linear):
+        calls = 0
+
+        def train(self, mode: bool = True) -> "Counted":
+            self.calls += 1
+            return super().train(mode)
+
+    layer = Counted(2, 2)
+    modes = TrainingModes(nn.Sequential(layer))
+    for number in range(1, 4):
+        modes.set()
+        assert layer.calls == number
 
 
 class _Tied(nn.Module):
