@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fed.clients.training.flat import FlatParameters
 from fed.vectors.layout import Layout
@@ -57,47 +57,42 @@ class ModuleState:
         if self._integers:
             _write(self._integers, integers_I.split_with_sizes(self._integer_sizes))
         for place, first in self._unsaved:
-            part = place.tensor()
+            part = getattr(place.holder, place.name, None)
             if part is not None and part.shape == first.shape:
                 part.copy_(first)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """The state as (vector [V], integers [I]), on the device of its parameters."""
-        pieces = self._flat.pieces() + [_held(place).reshape(-1) for place in self._averaged]
+        pieces = self._flat.pieces() + [place.held().reshape(-1) for place in self._averaged]
         vector_V = torch.cat(pieces).to(self._dtype)
         if not self._integers:
             return vector_V, torch.empty(0, dtype=torch.int64, device=vector_V.device)
-        return vector_V, torch.cat([_held(place).reshape(-1).long() for place in self._integers])
+        return vector_V, torch.cat([place.held().reshape(-1).long() for place in self._integers])
 
 
 class _Place(NamedTuple):
-    """Place of a tensor in the module that holds it.
+    """Place of a buffer, or of a parameter that is not trained.
 
     Args:
-        tensors: the holder's parameters or buffers.
-        name: name of the tensor among them.
+        holder: the module that holds it.
+        name: its name there.
     """
 
-    tensors: dict[str, Any]
+    holder: "nn.Module"
     name: str
 
     @classmethod
     def of(cls, module: "nn.Module", name: str) -> "_Place":
         path, _, own = name.rpartition(".")
-        holder = module.get_submodule(path)
-        return cls(holder._parameters if own in holder._parameters else holder._buffers, own)
+        return cls(module.get_submodule(path), own)
 
-    def tensor(self) -> Tensor | None:
-        return self.tensors.get(self.name)
-
-
-def _held(place: _Place) -> Tensor:
-    # Detached, since a leaf with a gradient refuses changes in place.
-    tensor: Tensor = place.tensors[place.name].detach()
-    return tensor
+    def held(self) -> Tensor:
+        # Detached, since a leaf with a gradient refuses changes in place.
+        tensor: Tensor = getattr(self.holder, self.name).detach()
+        return tensor
 
 
 def _write(places: Sequence[_Place], pieces: Sequence[Tensor]) -> None:
     for place, piece in zip(places, pieces, strict=True):
-        held = _held(place)
+        held = place.held()
         held.copy_(piece.view(held.shape))
