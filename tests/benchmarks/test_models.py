@@ -32,7 +32,9 @@ def test_the_lean_loop_trains_what_the_simulator_does(models: Any) -> None:
     for keys in OPTIMIZERS:
         case = replace(models.CASES["mlp"], local=keys, samples=12, batch_size=12, epochs=3)
         clients = dict(list(case.clients().items())[:3])
-        experiment = fed.Experiment(local=case.keys, rounds={"count": 2, "cohort": 3}, simulation={"workers": 0})
+        experiment = fed.Experiment(
+            local=case.keys, rounds={"count": 2, "cohort": 3}, simulation={"workers": 0, "batching": "off"}
+        )
         trained = fed.simulate(experiment, data=fed.FederatedData(clients), model=case.made()).model
         loop = models.LeanLoop(case.made(), list(clients.values()), experiment.local, 3)
         for _ in range(2):
