@@ -161,9 +161,7 @@ def main() -> int:
     parser.add_argument("--only", type=some_names, default=list(CASES), metavar="NAME,…", help=f"of {', '.join(CASES)}")
     parser.add_argument("--turns", type=int, default=8, help="turns of each side, two or more")
     parser.add_argument("--seconds", type=float, default=0.25, help="about how long a turn takes")
-    parser.add_argument(
-        "--output", type=Path, help="file for the results as JSON; the table goes beside it as .md"
-    )
+    parser.add_argument("--output", type=Path, help="file for the results as JSON; the table goes beside it as .md")
     given = parser.parse_args()
     console = Console(highlight=False)
     found = measure_all(given.only, given.turns, given.seconds, console)

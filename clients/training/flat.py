@@ -59,7 +59,7 @@ class FlatParameters:
         self._channels_last = [False] * len(self._parts)
         self.x_Q = self._joined([parameter.detach() for parameter in self._parameters])
         self._gradient_Q = torch.zeros_like(self.x_Q)  # the gaps stay zero
-        self._one = torch.ones((), dtype=self.x_Q.dtype, device=self.x_Q.device)
+        self._one = torch.ones((), dtype=self.x_Q.dtype)  # gradient of a loss on the CPU, with respect to itself
         self._bind()
 
     def arrange(self, *, channels_last: bool) -> None:

@@ -99,7 +99,7 @@ def seeded_torch(seed: int, device: "torch.device") -> Iterator[None]:
                 torch.cuda.manual_seed(seed)
             yield
         return
-    # As fork_rng() does for the CPU alone, in a third of its time.
+    # As fork_rng() does for the CPU, without its look at other devices: small models' tasks would feel it.
     generator = torch.default_generator
     before = generator.get_state()
     generator.manual_seed(seed)
