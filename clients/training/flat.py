@@ -91,10 +91,10 @@ class FlatParameters:
             pieces: values of each parameter, flat, in its own order.
         """
         if any(self._channels_last):
-            pieces = [piece.view(part.shape) for piece, part in zip(pieces, self._parts, strict=True)]
-            torch._foreach_copy_(self._views, pieces)
+            shaped = [piece.view(part.shape) for piece, part in zip(pieces, self._parts, strict=True)]
+            torch._foreach_copy_(self._views, shaped)
         else:
-            torch._foreach_copy_(self._flat_views, pieces)
+            torch._foreach_copy_(self._flat_views, list(pieces))
         if self._have_moved():
             for parameter, view in zip(self._parameters, self._views, strict=True):
                 parameter.data = view
