@@ -75,7 +75,7 @@ class _Place(NamedTuple):
 
     Args:
         holder: the module that holds it.
-        name: its name there.
+        name: name of the tensor there.
     """
 
     holder: "nn.Module"

@@ -221,15 +221,12 @@ def _taken(leaf: Leaf, places: "Tensor | slice") -> Leaf:
         if isinstance(places, slice):
             return leaf[places]
         # index_select is faster, but does not take single numbers of every type.
-        return leaf.index_select(0, places) if leaf.ndim > 1 or leaf.dtype in _SELECTED else leaf[places]
+        is_usual = leaf.ndim > 1 or leaf.dtype in (torch.int64, torch.float32, torch.float64)
+        return leaf.index_select(0, places) if is_usual else leaf[places]
     if isinstance(places, slice):
         begin, end, _ = places.indices(len(leaf))
         return leaf.slice(begin, max(begin, end))
     return leaf.take(places)
-
-
-_SELECTED = (torch.int64, torch.float32, torch.float64)
-"""Types whose single numbers ``index_select`` takes: those of most targets."""
 
 
 def sample(tree: Tree, place: int) -> Any:
