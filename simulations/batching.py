@@ -340,7 +340,8 @@ def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Held], context: 
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     kept = each_part(context.client_state, lambda part: part.expand(len(pairs), -1))
     contexts = context._replace(client_state=kept)
-    (params_KV, _), losses = trainer.train(*state, pairs, orders, contexts)
+    seeds = [partial(int, number) for number in range(len(pairs))]
+    (params_KV, _), losses = trainer.train(*state, pairs, orders, contexts, seeds)
     return params_KV - state[0], torch.tensor(losses)
 
 
@@ -348,7 +349,7 @@ def _probed_one_by_one(
     trainer: Trainer, state: _State, pairs: list[Held], context: LocalContext
 ) -> tuple[Tensor, Tensor]:
     trained = [
-        trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, context=context)
+        trainer.train(*state, pair, order=np.random.default_rng(number), seed=number, context=context)
         for number, pair in enumerate(pairs)
     ]
     moved_KV = torch.stack([one.params_V for one in trained]) - state[0]

@@ -3,9 +3,11 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, cast
 
@@ -19,8 +21,10 @@ from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client
 from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
+from fed.clients.training.draws import Draw
 from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
+from fed.clients.training.group_draws import ClientStreams, Drawing, GroupDraws, MemoryOfClients
 from fed.clients.training.group_reading import GroupReading, group_reading
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
@@ -28,6 +32,7 @@ from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.reading import with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
+from fed.clients.training.trainer import Trainer
 from fed.errors import InvalidModel
 from fed.vectors import trees
 from fed.vectors.fixed_part import in_training
@@ -52,10 +57,10 @@ class BatchedTrainer(TorchTrainer):
     cross-entropy leaves labels of −100 out, :func:`fed.clients.scoring.losses.of_each_client` has a client's loss.
 
     The model's operations are recorded on a first step of each shape and replayed, so its forward pass must be the same
-    sequence of operations every time: it draws no random numbers, does not look at numbers, and changes neither
-    parameters nor buffers. It must treat each sample of a batch as if it were alone, and the loss must be the mean of
-    its samples' losses. A model or loss that breaks these rules raises an error when a step is recorded, as far as the
-    step's samples show it.
+    sequence of operations every time: it does not look at numbers, and changes neither parameters nor buffers. On a CPU
+    it may draw random numbers: each client's are those that it draws alone, from a stream of its own. It must treat
+    each sample of a batch as if it were alone, and the loss must be the mean of its samples' losses. A model or loss
+    that breaks these rules raises an error when a step is recorded, as far as the step's samples show it.
 
     The model is only read. The phase's rule adds no term to the loss.
 
@@ -79,6 +84,8 @@ class BatchedTrainer(TorchTrainer):
         self._moves_in_place = self.is_plain and local.accumulate == 1
         self._steps = GroupSteps(local, self.device, self.layout.trained[0].dtype)
         self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=not self._moves_in_place))
+        self._alone = cache(self._trainer_alone)
+        self._streams = ClientStreams()
         self._held_to = 0
         self._ignores = False  # True if labels of a group may not count
         self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
@@ -90,7 +97,7 @@ class BatchedTrainer(TorchTrainer):
         samples: Sequence[Held],
         orders: Sequence[Callable[[], np.random.Generator]],
         context: LocalContext = _NOTHING,
-        seeds: Sequence[int] = (),
+        seeds: Sequence[Callable[[], int]] = (),
     ) -> tuple[tuple[Tensor, Tensor], list[float]]:
         """Train a group.
 
@@ -100,7 +107,8 @@ class BatchedTrainer(TorchTrainer):
             samples: each client's (inputs, targets).
             orders: each client's stream that shuffles them, made when something is drawn.
             context: contents of the tasks beside the model.
-            seeds: each client's seed of what makes batches; empty where nothing draws for them.
+            seeds: each client's seed of the module's own draws, such as those of dropout, and of those that make
+                batches, made when something is drawn; empty: 0 for all.
 
         Returns:
             The trained states, vectors [K, V] and integers [K, I], on the CPU; and each client's mean loss over the
@@ -110,6 +118,7 @@ class BatchedTrainer(TorchTrainer):
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
             UnequalBatches: if a collate gives clients' batches several shapes.
         """
+        seeds = seeds or [lambda: 0] * len(samples)
         said = context.steps or (None,) * len(samples)
         plans = [
             self._steps.plan(size_of(held), self.phase.steps(steps)) for held, steps in zip(samples, said, strict=True)
@@ -123,6 +132,7 @@ class BatchedTrainer(TorchTrainer):
             context = context.of(rows)
         stack = self._stack(len(rows))
         stack.load(start_V, integers_I)
+        self._streams.begin([seeds[row] for row in rows])
         group = group_reading(samples, rows, self.collate, device=self.device, seeds=seeds)
         self._ignores = self.loss is cross_entropy and any(
             may_ignore(held, is_collated=self.collate is not None) for held in samples
@@ -191,7 +201,7 @@ class BatchedTrainer(TorchTrainer):
         stack: StackedStates,
         tensors: list[Tensor],
         group: GroupReading,
-        batches: Sequence[tuple[Tensor, Tensor]],
+        batches: Sequence[tuple[Tensor, Tensor, list[int]]],
         number: int,
     ) -> tuple[Tensor, Tensor]:
         """The gradients [K, Q] of a step's mean losses, and those losses [K]: sums over its batches."""
@@ -203,7 +213,13 @@ class BatchedTrainer(TorchTrainer):
         return stack.joined(gradients), losses_K
 
     def _replay(
-        self, tensors: list[Tensor], group: GroupReading, index_E: Tensor, weights_KB: Tensor, number: int
+        self,
+        tensors: list[Tensor],
+        group: GroupReading,
+        index_E: Tensor,
+        weights_KB: Tensor,
+        samples_K: list[int],
+        number: int,
     ) -> tuple[Tensor, ...]:
         batch = group.batch(index_E, weights_KB, number)
         leaves = [*trees.leaves(batch[0]), *trees.leaves(batch[1])]
@@ -211,41 +227,64 @@ class BatchedTrainer(TorchTrainer):
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._record(tensors, batch, weights_KB)
+        self._streams.samples_K = samples_K
         results: tuple[Tensor, ...] = program.forward(*tensors, *leaves, weights_KB)
         return results
 
     def _record(self, state: list[Tensor], batch: Pair, weights_KB: Tensor) -> fx.GraphModule:
         inputs, targets = batch
         count = len(trees.leaves(inputs))
+        draws = self._draws(inputs)
 
         def gradients_and_losses(*tensors: Tensor) -> tuple[Tensor, ...]:
             *leaves, weights_KB = tensors[len(state) :]
             own = trees.with_leaves(inputs, leaves[:count]), trees.with_leaves(targets, leaves[count:])
-            return self._gradients_and_losses(tensors[: len(state)], own, weights_KB)
+            return self._gradients_and_losses(tensors[: len(state)], own, weights_KB, draws)
 
         examples = [*state, *trees.leaves(inputs), *trees.leaves(targets), weights_KB]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # vmap takes some operations one by one
-            with torch.enable_grad():  # training runs under no_grad
-                recording = record(gradients_and_losses, examples)
+            with torch.enable_grad(), _rehearsed(draws):  # training runs under no_grad
+                recording = record(gradients_and_losses, examples, draws)
             if not recording.keeps(len(state)):
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
             if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in recording.graph.nodes):
                 raise _unfit("embeddings must have neither padding_idx nor scale_grad_by_freq")
             if weights_KB.shape[1] > self._held_to:  # a batch of one shows nothing
-                self._hold_to_samples(state, inputs, targets)
+                self._hold_to_samples(state, inputs, targets, draws)
                 self._held_to = weights_KB.shape[1]
         if self._moves_in_place:
             recording.move_in_place(len(self.layout.trained), -self._lr)
         return recording.program()
 
-    def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tree, targets: Tree) -> None:
+    def _trainer_alone(self) -> Trainer:
+        return Trainer(
+            copy.deepcopy(self.module), self.loss, self.local, self.phase, self.device, self.private, self.moved
+        )
+
+    def _draws(self, inputs: Tree) -> GroupDraws | None:
+        """Draws of a forward pass of the group; None if it draws nothing, or on a GPU, where nobody can."""
+        if self.device.type != "cpu":
+            return None
+        clients, samples = trees.leaves(inputs)[0].shape[:2]
+        of_first = trees.mapped(lambda leaf: leaf[0].clone(), inputs)
+
+        @cache
+        def alone(size: int) -> list[Draw]:
+            return self._alone().draws(trees.mapped(lambda leaf: leaf[:size].clone(), of_first))
+
+        return GroupDraws(self._streams, alone, clients, samples) if alone(samples) else None
+
+    def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tree, targets: Tree, draws: GroupDraws | None) -> None:
         """Refuse a model that mixes the samples of a batch, and a loss that is not their mean."""
         half = -(-trees.leaves(inputs)[0].shape[1] // 2)
+        halves = trees.mapped(lambda leaf: leaf[:, :half], inputs)
         with self.precision:
-            # Copies, for a model may change its inputs in place.
-            outputs = self._outputs(state, trees.mapped(torch.clone, inputs))
-            of_half = self._outputs(state, trees.mapped(lambda leaf: leaf[:, :half].clone(), inputs))
+            outputs = self._rehearsed_outputs(state, inputs, draws, half)
+            of_half = self._rehearsed_outputs(state, halves, draws and self._draws(halves), half)
+            if draws is not None and not self._agree(outputs[:, :half], of_half):
+                self._streams.samples_first = False
+                outputs = self._rehearsed_outputs(state, inputs, draws, half)
             if not self._agree(outputs[:, :half], of_half):
                 raise _unfit("a model's output for a sample must not depend on others of its batch")
             if self.loss is cross_entropy:  # known to be one, but for labels that do not count
@@ -265,12 +304,14 @@ class BatchedTrainer(TorchTrainer):
         limits = {"rtol": tolerance, "atol": tolerance * _largest(one) + allowance}
         return torch.allclose(one.double(), other.double(), **limits, equal_nan=True)
 
-    def _gradients_and_losses(self, state: Sequence[Tensor], batch: Pair, weights_KB: Tensor) -> tuple[Tensor, ...]:
+    def _gradients_and_losses(
+        self, state: Sequence[Tensor], batch: Pair, weights_KB: Tensor, draws: GroupDraws | None
+    ) -> tuple[Tensor, ...]:
         """Each trainable tensor's gradient [K, ...], and losses [K]."""
         inputs, targets = batch
         trained = [tensor.detach().requires_grad_() for tensor in state[: len(self.layout.trained)]]
         with self.precision:
-            outputs = self._outputs((*trained, *state[len(trained) :]), inputs)
+            outputs = self._outputs((*trained, *state[len(trained) :]), inputs, draws)
             if self._ignores:
                 losses_K = of_each_client(outputs.flatten(0, 1), targets.flatten(0, 1), weights_KB)
             else:
@@ -280,10 +321,23 @@ class BatchedTrainer(TorchTrainer):
         gradients = torch.autograd.grad(losses_K.sum(), trained, allow_unused=True, materialize_grads=True)
         return *gradients, losses_K.detach()
 
-    def _outputs(self, state: Sequence[Tensor], inputs: Tree) -> Tensor:
+    def _rehearsed_outputs(self, state: Sequence[Tensor], inputs: Tree, draws: GroupDraws | None, size: int) -> Tensor:
+        """Outputs for draws that do not count, of clients with ``size`` samples each before their places are filled."""
+        copied = trees.mapped(torch.clone, inputs)  # for a model may change its inputs in place
+        if draws is None:
+            return self._outputs(state, copied, None)
+        with draws.rehearsed(size), Drawing(draws):
+            return self._outputs(state, copied, draws)
+
+    def _outputs(self, state: Sequence[Tensor], inputs: Tree, draws: GroupDraws | None) -> Tensor:
+        forward = vmap(self._forward) if draws is None else vmap(self._drawing_forward, randomness="different")
         with ChannelGroups(), RecurrentLayers(), PaddedEmbeddings(), told_of_recording():
-            outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
+            outputs: Tensor = forward(tuple(state), inputs)
         return outputs
+
+    def _drawing_forward(self, state: tuple[Tensor, ...], inputs: Tree) -> Tensor:
+        with MemoryOfClients(state[0]):
+            return self._forward(state, inputs)
 
     def _losses(self, outputs: Tensor, targets: Tree) -> Tensor:
         of_all = trees.mapped(lambda leaf: leaf.flatten(0, 1), targets)
@@ -301,6 +355,10 @@ class BatchedTrainer(TorchTrainer):
         if not isinstance(output, Tensor):
             raise _unfit(f"a model must return a tensor to a loss of your own, got {type(output).__name__}")
         return output
+
+
+def _rehearsed(draws: GroupDraws | None) -> AbstractContextManager[None]:
+    return nullcontext() if draws is None else draws.rehearsed()
 
 
 def _bucket(active: int, rows: int) -> int:

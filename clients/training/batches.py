@@ -110,23 +110,26 @@ class Block(NamedTuple):
         index_E: index of the sample in each of a batch's K · B places, among all samples; a tensor a batch.
         weights_KB: weight of each loss in its client's mean, in [0, 1], 0 where a place is filled up; a tensor a
             batch.
+        samples_UK: number of samples of each client in each batch; an entry a batch.
         sizes_LK: number of samples of each client in each step, in float64; 0 once it has finished.
         active: number of clients that take part in each step.
     """
 
     index_E: tuple[Tensor, ...]
     weights_KB: tuple[Tensor, ...]
+    samples_UK: list[list[int]]
     sizes_LK: Tensor
     active: list[int]
 
-    def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor]]:
-        """Batches of a step for the first rows: indices [rows · B] and weights [rows, B] each."""
+    def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor, list[int]]]:
+        """Batches of a step for the first rows: indices [rows · B], weights [rows, B] and numbers of samples [rows]."""
         batches = len(self.index_E) // len(self.active)
         its = slice(step * batches, (step + 1) * batches)
-        pairs = zip(self.index_E[its], self.weights_KB[its], strict=True)
+        parts = zip(self.index_E[its], self.weights_KB[its], self.samples_UK[its], strict=True)
         # What is recorded once takes weights in one piece, and those of several batches of a step lie apart.
         return [
-            (index_E[: rows * weights_KB.shape[1]], weights_KB[:rows].contiguous()) for index_E, weights_KB in pairs
+            (index_E[: rows * weights_KB.shape[1]], weights_KB[:rows].contiguous(), samples_K[:rows])
+            for index_E, weights_KB, samples_K in parts
         ]
 
 
@@ -206,6 +209,7 @@ class GroupSteps:
             yield Block(
                 index_E=torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
                 weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
+                samples_UK=(weights_UKB > 0).sum(2).tolist(),
                 sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64),
                 active=(sizes_LK > 0).sum(1).tolist(),
             )

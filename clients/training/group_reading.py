@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fed.clients.data import Held, Pair, SamplesOnDemand
@@ -70,10 +70,10 @@ class ReadGroup:
         rows: Sequence[int],
         collate: Collating | None,
         device: "torch.device",
-        seeds: Sequence[int],
+        seeds: Sequence[Callable[[], int]],
     ) -> None:
         begins = [0, *itertools.accumulate(map(size_of, samples))]
-        self._clients = [(samples[row], begins[row], seeds[row]) for row in rows]
+        self._clients = [(samples[row], begins[row], seeds[row]()) for row in rows]
         self._collate = collate
         self._device = device
 
@@ -127,7 +127,7 @@ def group_reading(
     rows: Sequence[int],
     collate: Collating | None,
     device: "torch.device",
-    seeds: Sequence[int],
+    seeds: Sequence[Callable[[], int]],
 ) -> GroupReading:
     """Reading of a group's samples.
 
@@ -136,8 +136,8 @@ def group_reading(
         rows: the client of each row.
         collate: the run's collate, or None.
         device: device of the batches.
-        seeds: each client's seed of what the collate draws; empty: nobody draws.
+        seeds: each client's seed of what the collate draws.
     """
     if collate is None and not any(isinstance(held, SamplesOnDemand) for held in samples):
         return GroupInMemory(samples, device)
-    return ReadGroup(samples, rows, collate, device=device, seeds=seeds or [0] * len(samples))
+    return ReadGroup(samples, rows, collate, device=device, seeds=seeds)

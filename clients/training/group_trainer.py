@@ -19,6 +19,7 @@ from fed.clients.data.held import dense, size_of
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
+from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.group_reading import UnequalBatches
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
@@ -229,7 +230,6 @@ class _PhaseTraining:
             self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
-        self._is_read = recipe.collate is not None
         self.told: list[LocalResult] = []  # of the last group that trained one by one
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
@@ -239,10 +239,10 @@ class _PhaseTraining:
         if self._batched is None:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
-        seeds = [self._seed(sent.task, row) for row in range(len(sent.pairs))] if self._is_read else ()
+        seeds = [partial(self._seed, sent.task, row) for row in range(len(sent.pairs))]
         try:
             return self._batched.train(*states, sent.pairs, orders, sent.context, seeds)
-        except UnequalBatches:  # the choice of batching has not seen such samples
+        except (UnequalBatches, UnlikeDraws):  # the choice of batching has not seen such samples
             return self._one_by_one(sent, states)
 
     def _one_by_one(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:

@@ -13,11 +13,16 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fed.clients.training.draws import is_draw, is_in_place, tensors_of
+from fed.clients.training.group_draws import GroupDraws
 from fed.vectors.tensors import torch
 
 __all__ = ["Recording", "record", "told_of_recording"]
 
 _ATEN = torch.ops.aten
+
+_DRAWS = "draws"
+"""Attribute of a program that holds the clients' draws."""
 
 _IN_PLACE = frozenset({torch.Tensor.add_, torch.Tensor.baddbmm_})
 
@@ -34,7 +39,9 @@ _BINDINGS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> "Recording":
+def record(
+    function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor], draws: GroupDraws | None = None
+) -> "Recording":
     """Record a function of tensors as a graph without operations that do nothing.
 
     Args:
@@ -42,11 +49,13 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
             Tensors that it does not make itself are constants.
         examples: tensors of the shapes, types and strides that it will be given, which share memory as those will; they
             are only read.
+        draws: draws of the group's clients, if the function draws; each replay takes them anew.
 
     Raises:
         RuntimeError: if the function reads a number of a tensor, or changes a tensor's shape in place.
+        UnlikeDraws: if it draws otherwise than the clients alone.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(draws)
     inputs = recorder.inputs(examples)
     with recorder:
         results = function(*inputs)
@@ -75,13 +84,13 @@ class Recording:
 
     Args:
         graph: the operations.
-        constants: attribute of the graph → tensor that the function did not make itself.
+        attributes: attribute of the graph → tensor that the function did not make itself, or the clients' draws.
         written: addresses of the memory that the operations write into.
     """
 
-    def __init__(self, graph: fx.Graph, constants: dict[str, Tensor], written: set[int]) -> None:
+    def __init__(self, graph: fx.Graph, attributes: dict[str, Any], written: set[int]) -> None:
         self.graph = graph
-        self._attributes: dict[str, Any] = {**constants}
+        self._attributes = attributes
         self._written = written
 
     def keeps(self, inputs: int) -> bool:
@@ -136,8 +145,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
     node, ``meta["form"]`` is the form of its result, and ``meta["memory"]`` its memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draws: GroupDraws | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+        self._draws = draws
         self._graph = fx.Graph()
         self._nodes: dict[Hashable, fx.Node] = {}
         self._constants: dict[str, Tensor] = {}
@@ -166,7 +176,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         _drop_unused(self._graph)
         for node in self._graph.nodes:
             node.target = _BINDINGS.get(node.target, node.target)
-        return Recording(self._graph, self._constants, self._written)
+        attributes = {**self._constants, _DRAWS: self._draws}
+        return Recording(self._graph, attributes, self._written)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -183,12 +194,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
             raise RuntimeError(f"changing a tensor's shape in place cannot be recorded, got {func}")
         if func is _ATEN.lift_fresh.default:  # a copy, so that the constant stays as it is
             func = _ATEN.lift_fresh_copy.default
+        if self._draws is not None and is_draw(func):
+            return self._drawn(self._draws, func, args, kwargs)
         named = {name: self._in_graph(value) for name, value in kwargs.items()}
         node = self._graph.call_function(func, self._in_graph(args), named)
         self._written |= _memory(*_written_by(node))
         result = func(*args, **kwargs)
         self._note(node, result)
         return result
+
+    def _drawn(self, draws: GroupDraws, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record a draw, and compute it."""
+        number = draws.noted(func, args, kwargs, func(*args, **kwargs))
+        tensors = tensors_of(func, args)
+        streams = self._graph.get_attr(_DRAWS)
+        streams.meta["memory"] = 0
+        node = self._graph.call_method("take", (streams, number, *self._in_graph(tensors)))
+        numbers = draws.take(number, *tensors)
+        self._note(node, numbers)
+        if is_in_place(func):
+            return self.__torch_dispatch__(_ATEN.copy_.default, (), (args[0], numbers))
+        return numbers
 
     def _in_graph(self, value: Any) -> Any:
         """An operation's argument, with nodes in the place of tensors."""
@@ -245,7 +271,9 @@ def _written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _drop_unused(graph: fx.Graph) -> None:
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or _writes(node))
+    # A draw moves its stream on, whether its numbers are used or not.
+    kept = ("placeholder", "output", "call_method")
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in kept or _writes(node))
 
 
 def _writes(node: fx.Node) -> bool:

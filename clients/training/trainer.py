@@ -16,6 +16,7 @@ from fed.clients.data.held import is_read, may_ignore, size_of
 from fed.clients.scoring.losses import counted_cross_entropy, cross_entropy
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
+from fed.clients.training.draws import Draw, draws_of
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalResult, TorchTrainer
@@ -26,12 +27,14 @@ from fed.vectors import trees
 from fed.vectors.fixed_part import TrainingModes, Untouched
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.trees import Tree
 
 __all__ = ["Trainer"]
 
 _LOSSES_AT_ONCE = 1024  # bounds the memory of losses that wait
 _SAMPLES_AT_ONCE = 128  # in one forward pass of a measurement
 _NOTHING = LocalContext()
+_CANNOT_VIEW = "view size is not compatible"  # PyTorch's words for a .view() that meets channels last
 
 
 class Trainer(TorchTrainer):
@@ -126,13 +129,33 @@ class Trainer(TorchTrainer):
                 self.load(vector_V, integers_I, channels_last=True)
                 return self._train(samples, order, seed, context)
             except RuntimeError as error:
-                # PyTorch's words for a .view() that meets channels last.
-                if "view size is not compatible" not in str(error):
+                if _CANNOT_VIEW not in str(error):
                     raise
             self._in_usual_order.add(shape)
             order.bit_generator.state = began
         self.load(vector_V, integers_I)
         return self._train(samples, order, seed, context)
+
+    def draws(self, inputs: Tree) -> list[Draw]:
+        """All that the module draws for a batch, in its order, with images laid out as in training.
+
+        Args:
+            inputs: inputs of the batch, which the module may overwrite.
+
+        Raises:
+            UnlikeDraws: if clients in a group cannot draw it.
+        """
+        self._begin()
+        with self.precision, torch.enable_grad():
+            if self._tries_channels_last:
+                self._flat.arrange(channels_last=True)
+                try:
+                    return draws_of(lambda: called(self.module, trees.mapped(torch.clone, inputs)))
+                except RuntimeError as error:
+                    if _CANNOT_VIEW not in str(error):
+                        raise
+            self._flat.arrange(channels_last=False)
+            return draws_of(lambda: called(self.module, inputs))
 
     def _begin(self) -> None:
         """Note the fixed part, and set the training mode as :func:`fed.vectors.fixed_part.in_training` does."""
