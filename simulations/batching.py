@@ -24,6 +24,7 @@ from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.devices import device_of
+from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.group_reading import UnequalBatches
 from fed.clients.training.local_context import LocalContext
@@ -375,6 +376,8 @@ def _in_plain_words(error: Exception) -> str:
     if isinstance(error, UnequalBatches):
         return "its collate gives clients' batches of several lengths: pad to one length"
     text = str(error)
+    if isinstance(error, UnlikeDraws):
+        return text
     for sign, meaning in _OBSTACLES.items():
         if sign in text:
             return meaning
@@ -387,6 +390,7 @@ def _in_plain_words(error: Exception) -> str:
 
 _OBSTACLES = {
     "called random operation": "it draws random numbers, which come from each client's own stream",
+    "different inplace randomness on an unbatched tensor": "it draws into a tensor that all clients share",
     "data-dependent control flow": "what it does depends on the numbers it computes",
     "get value out of a tracing tensor": "what it does depends on the numbers it computes",
     ".item()": "what it does depends on the numbers it computes",

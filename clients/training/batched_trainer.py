@@ -21,7 +21,7 @@ from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client
 from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
-from fed.clients.training.draws import Draw
+from fed.clients.training.draws import Draw, UnlikeDraws
 from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.group_draws import ClientStreams, Drawing, GroupDraws, MemoryOfClients
@@ -42,6 +42,9 @@ from fed.vectors.trees import Tree
 __all__ = ["BatchedTrainer"]
 
 _NOTHING = LocalContext()
+_SEVERAL_LENGTHS = (
+    "it draws random numbers, and its collate gives clients' batches of several lengths: pad to one length"
+)
 _EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach the first of many clients alone
 
 
@@ -89,6 +92,7 @@ class BatchedTrainer(TorchTrainer):
         self._held_to = 0
         self._ignores = False  # True if labels of a group may not count
         self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
+        self._draws: dict[tuple[object, ...], GroupDraws | None] = {}
 
     def train(
         self,
@@ -224,17 +228,21 @@ class BatchedTrainer(TorchTrainer):
         batch = group.batch(index_E, weights_KB, number)
         leaves = [*trees.leaves(batch[0]), *trees.leaves(batch[1])]
         key = (self._ignores, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        if key not in self._draws:
+            self._draws[key] = self._draws_for(batch[0])
+        draws = self._draws[key]
+        if draws is not None and group.is_padded:
+            raise UnlikeDraws(_SEVERAL_LENGTHS)
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._record(tensors, batch, weights_KB)
+            program = self._programs[key] = self._record(tensors, batch, weights_KB, draws)
         self._streams.samples_K = samples_K
         results: tuple[Tensor, ...] = program.forward(*tensors, *leaves, weights_KB)
         return results
 
-    def _record(self, state: list[Tensor], batch: Pair, weights_KB: Tensor) -> fx.GraphModule:
+    def _record(self, state: list[Tensor], batch: Pair, weights_KB: Tensor, draws: GroupDraws | None) -> fx.GraphModule:
         inputs, targets = batch
         count = len(trees.leaves(inputs))
-        draws = self._draws(inputs)
 
         def gradients_and_losses(*tensors: Tensor) -> tuple[Tensor, ...]:
             *leaves, weights_KB = tensors[len(state) :]
@@ -262,7 +270,7 @@ class BatchedTrainer(TorchTrainer):
             copy.deepcopy(self.module), self.loss, self.local, self.phase, self.device, self.private, self.moved
         )
 
-    def _draws(self, inputs: Tree) -> GroupDraws | None:
+    def _draws_for(self, inputs: Tree) -> GroupDraws | None:
         """Draws of a forward pass of the group; None if it draws nothing, or on a GPU, where nobody can."""
         if self.device.type != "cpu":
             return None
@@ -281,7 +289,7 @@ class BatchedTrainer(TorchTrainer):
         halves = trees.mapped(lambda leaf: leaf[:, :half], inputs)
         with self.precision:
             outputs = self._rehearsed_outputs(state, inputs, draws, half)
-            of_half = self._rehearsed_outputs(state, halves, draws and self._draws(halves), half)
+            of_half = self._rehearsed_outputs(state, halves, draws and self._draws_for(halves), half)
             if draws is not None and not self._agree(outputs[:, :half], of_half):
                 self._streams.samples_first = False
                 outputs = self._rehearsed_outputs(state, inputs, draws, half)

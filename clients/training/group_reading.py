@@ -24,10 +24,15 @@ class UnequalBatches(Exception):
 class GroupInMemory:
     """Batches of pairs in memory, which are moved to the device once.
 
+    Attributes:
+        is_padded: False: no client's batch has another shape than it has alone, but for the number of samples.
+
     Args:
         samples: each client's (inputs, targets).
         device: device of the batches.
     """
+
+    is_padded = False
 
     def __init__(self, samples: Sequence[Pair], device: "torch.device") -> None:
         inputs, targets = zip(*samples, strict=True)
@@ -56,6 +61,9 @@ class GroupInMemory:
 class ReadGroup:
     """Batches that a collate makes client by client, each as if its client trained alone, in common shapes.
 
+    Attributes:
+        is_padded: True if the last batch was padded to these shapes.
+
     Args:
         samples: each client's samples.
         rows: the client of each row.
@@ -76,6 +84,7 @@ class ReadGroup:
         self._clients = [(samples[row], begins[row], seeds[row]()) for row in rows]
         self._collate = collate
         self._device = device
+        self.is_padded = False
 
     def batch(self, index_E: Tensor, weights_KB: Tensor, number: int) -> Pair:
         """Batch of the first clients, trees of [K, B, ...].
@@ -101,6 +110,7 @@ class ReadGroup:
         alike = [*batches] if self._collate is None else self._collate.together(batches)
         if alike is None:
             raise UnequalBatches
+        self.is_padded = any(map(_is_padded, batches, alike))
         filled = [self._filled(batch, weights_KB.shape[1]) for batch in alike]
         inputs, targets = zip(*filled, strict=True)
         return trees.mapped(self._to_device, trees.stacked(inputs)), trees.mapped(
@@ -116,6 +126,10 @@ class ReadGroup:
         inputs, targets = batch
         rows = torch.arange(places).clamp(max=trees.length(inputs) - 1)
         return trees.take(inputs, rows), trees.take(targets, rows)
+
+
+def _is_padded(batch: Pair, widened: Pair) -> bool:
+    return [trees.shapes(part) for part in batch] != [trees.shapes(part) for part in widened]
 
 
 GroupReading: TypeAlias = GroupInMemory | ReadGroup

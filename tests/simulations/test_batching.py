@@ -87,6 +87,29 @@ class Sampling(nn.Linear):
         return super().forward(inputs + torch.randn_like(inputs))
 
 
+class Permuting(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs[:, torch.randperm(4)])
+
+
+class Seeded(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs + torch.randn(4, generator=torch.Generator().manual_seed(1)))
+
+
+class Skipping(nn.Linear):
+    """Stochastic depth by a Python branch: clients that skip the layer take another step than those that do not."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return outputs if torch.rand(()) < 0.5 else 2 * outputs
+
+
+class Filling(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs * torch.zeros(4).bernoulli_(0.5))
+
+
 def weighted(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target, weight=torch.tensor([1.0, 2.0, 5.0]))
 
@@ -137,8 +160,11 @@ def prior(output: Tensor, target: Tensor) -> Tensor:
 
 
 OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
-    "dropout": ({"own": parts.with_dropout}, "it draws random numbers"),
-    "noise": ({"own": lambda: Sampling(4, 3)}, "it draws random numbers"),
+    "noise in evaluation": ({"own": lambda: Sampling(4, 3)}, "in evaluation it draws random numbers"),
+    "permutation": ({"own": lambda: Permuting(4, 3)}, "it draws by randperm, which clients in a group cannot"),
+    "own stream": ({"own": lambda: Seeded(4, 3)}, "it draws from a generator of its own"),
+    "chance": ({"own": lambda: Skipping(4, 3)}, "what it does depends on the numbers it computes"),
+    "chance by a shared tensor": ({"own": lambda: Filling(4, 3)}, "it draws into a tensor that all clients share"),
     "batch norm": ({"own": parts.with_batch_norm, "data": pairs()}, r"changes 1\.running_mean"),
     "frozen batch norm": ({"own": lambda: parts.small(FrozenBatchNorm(6)), "data": pairs()}, "it has BatchNorm"),
     "ignored labels": ({"loss": nn.CrossEntropyLoss(), "data": partly_labelled()}, "labels may be below 0"),
@@ -198,6 +224,7 @@ def test_unbatchable_models_train_one_by_one_or_are_refused(obstacle: str) -> No
     "given",
     [
         {},
+        {"own": parts.with_dropout},
         {"own": lambda: changing(lambda own, inputs: None)()},
         {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
         {"loss": parts.brier},
@@ -213,6 +240,7 @@ def test_unbatchable_models_train_one_by_one_or_are_refused(obstacle: str) -> No
     ],
     ids=[
         "plain",
+        "dropout",
         "model",
         "smoothing",
         "brier",
@@ -374,9 +402,9 @@ def test_saved_experiment_repeats_the_run_to_the_bit(batching: str, tmp_path: Pa
 
 
 def test_what_falls_back_says_so_in_the_experiment_kept() -> None:
-    run = simulate(fed.Experiment(rounds={"count": 1}), data=parts.unequal(), model=parts.with_dropout)
+    run = simulate(fed.Experiment(rounds={"count": 1}), data=parts.unequal(), model=lambda: Skipping(4, 3))
     assert run.experiment.simulation.batching == "off"
-    again = simulate(run.experiment, data=parts.unequal(), model=parts.with_dropout)
+    again = simulate(run.experiment, data=parts.unequal(), model=lambda: Skipping(4, 3))
     assert parts.outcome(run) == parts.outcome(again)
 
 
@@ -406,22 +434,27 @@ def test_operations_of_recurrent_layers_are_counted(layer: Callable[..., nn.Modu
 @pytest.mark.parametrize(
     ("model", "line"),
     [
-        (lambda: readers.Reader(dropout=0.1), "seen, _ = self.attend("),
+        (lambda: Skipping(4, 3), "if torch.rand(()) < 0.5"),
         (lambda: Reading(4, 3), "float(inputs.abs().max())"),
         (Projecting, "super().forward("),
     ],
-    ids=["dropout", "numbers", "projections"],
+    ids=["branch on a draw", "numbers", "projections"],
 )
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_the_reason_names_the_line_in_the_model(model: Callable[[], nn.Module], line: str) -> None:
-    given: dict[str, Any] = {"own": model}
-    if line.startswith("seen"):
-        data = fed.FederatedData({client: readers.classified(client) for client in range(2)})
-        given |= {"data": data, "collate": {"kind": "pad", "mask": "attention_mask"}}
-    reason = chosen(**given).reason
+    reason = chosen(own=model).reason
     found = re.search(r", at (.*):(\d+)$", reason)
     assert found is not None, reason
     assert line in Path(found[1]).read_text(encoding="utf-8").splitlines()[int(found[2]) - 1]
+
+
+def test_draws_of_several_lengths_need_padding_to_one() -> None:
+    data = fed.FederatedData({client: readers.classified(client) for client in range(2)})
+    given: dict[str, Any] = {"own": lambda: readers.Reader(dropout=0.1), "data": data}
+    pad = {"kind": "pad", "mask": "attention_mask"}
+    found = chosen(**given, collate=pad)
+    assert "it draws random numbers, and its collate gives clients' batches of several lengths: pad to" in found.reason
+    assert chosen(**given, collate=pad | {"length": 16}).is_batched
 
 
 def test_a_model_that_looks_at_padding_is_not_batched() -> None:

@@ -87,6 +87,7 @@ class Task:
     broadcast: tuple[Tensor, ...] = ()
     own_starts: bool = True
     seed: int = 0
+    draws_from: Sequence[int] = ()
     trains: Literal["all", "shared", "private"] = "all"
     private: tuple[str, ...] = ()
 
@@ -103,11 +104,16 @@ class Task:
         away_KV = 0.1 * torch.randn(clients, len(start_V), generator=generator, dtype=start_V.dtype)
         return start_V + away_KV, integers_I + torch.arange(clients)[:, None]
 
+    def seeds(self) -> Sequence[int]:
+        """Each client's seed of what the model draws."""
+        return self.draws_from or range(100, 100 + len(self.pairs))
+
     def in_a_group(self, by: BatchedTrainer | None = None) -> TrainedGroup:
         """Trained as one computation."""
         by = by or self.group_trainer()
         orders = [partial(np.random.default_rng, [self.seed, number]) for number in range(len(self.pairs))]
-        states, losses = by.train(*self.starts(), self.pairs, orders, LocalContext(broadcast=self.broadcast))
+        seeds = [partial(int, seed) for seed in self.seeds()]
+        states, losses = by.train(*self.starts(), self.pairs, orders, LocalContext(broadcast=self.broadcast), seeds)
         return TrainedGroup(*states, losses)
 
     def group_trainer(self, device: torch.device = CPU) -> BatchedTrainer:
@@ -119,9 +125,15 @@ class Task:
         by = Trainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), CPU, self.private)
         rows = zip(*(part.expand(len(self.pairs), -1) for part in self.starts()), self.pairs, strict=True)
         trained = [
-            by.train(start_V, integers_I, pair, order=order, seed=0, context=LocalContext(broadcast=self.broadcast))
-            for number, (start_V, integers_I, pair) in enumerate(rows)
-            for order in [np.random.default_rng([self.seed, number])]
+            by.train(
+                start_V,
+                integers_I,
+                pair,
+                order=np.random.default_rng([self.seed, number]),
+                seed=seed,
+                context=LocalContext(broadcast=self.broadcast),
+            )
+            for number, ((start_V, integers_I, pair), seed) in enumerate(zip(rows, self.seeds(), strict=True))
         ]
         return TrainedGroup(
             torch.stack([one.params_V for one in trained]),
@@ -585,8 +597,9 @@ def counts_up(model: Any, _: Tensor) -> None:
 COUNT = {"count": torch.zeros(())}
 OF_NUMPY = np.random.default_rng(0)
 UNFIT: dict[str, Callable[[], nn.Module]] = {
-    "dropout": lambda: nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)),
-    "noise": lambda: Made(lambda m, x: m.read(x + torch.randn_like(x))),
+    "permutation": lambda: Made(lambda m, x: m.read(x[:, torch.randperm(5)])),
+    "chance": lambda: Made(lambda m, x: m.read(x) if torch.rand(()) > 0.5 else -m.read(x)),
+    "noise of the batch": lambda: Made(lambda m, x: m.read(x + x.mean(0) * torch.rand_like(x))),
     "noise of a generator": lambda: Made(lambda m, x: m.read(x + torch.rand(5, generator=torch.Generator()))),
     "noise of NumPy": lambda: Made(lambda m, x: m.read(x) * float(OF_NUMPY.random())),
     "branches": lambda: Made(lambda m, x: m.read(x) if x.sum() > 0 else -m.read(x)),
