@@ -128,20 +128,14 @@ def tensors_of(operation: Any, args: Sequence[Any]) -> list[Tensor]:
     return [argument for argument in _arguments(operation, args) if isinstance(argument, Tensor)]
 
 
-def draw_of(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Tensor) -> Draw:
+def draw_of(operation: Any, args: Sequence[Any], numbers: Tensor) -> Draw:
     """An operation that has been computed, as a draw.
 
     Args:
         operation: operation, for which :func:`is_draw` holds.
         args: its arguments.
-        kwargs: its arguments by name.
         numbers: its result.
-
-    Raises:
-        UnlikeDraws: if it draws from a generator of its own.
     """
-    if kwargs.get("generator") is not None or any(isinstance(argument, torch.Generator) for argument in args):
-        raise UnlikeDraws("it draws from a generator of its own")
     arguments = _arguments(operation, args)
     fills = operation in _FILLS
     return Draw(
@@ -185,7 +179,7 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's 
             return func(*args, **kwargs)
         result = computed(func, args, kwargs)
         if is_draw(func):
-            self.draws.append(draw_of(func, args, kwargs, result))
+            self.draws.append(draw_of(func, args, result))
         return result
 
 
@@ -193,8 +187,10 @@ def computed(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """Result of an operation that may draw.
 
     Raises:
-        UnlikeDraws: if it has drawn, and clients in a group cannot draw by it.
+        UnlikeDraws: if clients in a group cannot draw by it, or it draws from a generator of its own.
     """
+    if kwargs.get("generator") is not None or any(isinstance(argument, torch.Generator) for argument in args):
+        raise UnlikeDraws("it draws from a generator of its own")
     if is_draw(operation):
         return operation(*args, **kwargs)
     before = torch.default_generator.get_state()

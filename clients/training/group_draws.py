@@ -133,13 +133,12 @@ class GroupDraws:
         if self._noted != len(self._whole):
             raise UnlikeDraws(_UNLIKE)
 
-    def noted(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> int:
+    def noted(self, operation: Any, args: Sequence[Any], result: Tensor) -> int:
         """Number of a draw in the forward pass.
 
         Args:
             operation: operation that draws for all clients side by side.
             args: its arguments.
-            kwargs: its arguments by name.
             result: its result.
 
         Raises:
@@ -147,7 +146,7 @@ class GroupDraws:
         """
         number = self._noted
         self._noted += 1
-        draw = draw_of(operation, args, kwargs, result)
+        draw = draw_of(operation, args, result)
         if number >= len(self._whole) or not self._whole[number].is_like(draw, self._clients):
             raise UnlikeDraws(_UNLIKE)
         return number
@@ -249,7 +248,7 @@ class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's 
         result = computed(func, args, kwargs)
         if not is_draw(func):
             return result
-        numbers = self._draws.take(self._draws.noted(func, args, kwargs, result), *tensors_of(func, args))
+        numbers = self._draws.take(self._draws.noted(func, args, result), *tensors_of(func, args))
         return args[0].copy_(numbers) if is_in_place(func) else numbers
 
 

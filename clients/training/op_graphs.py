@@ -205,7 +205,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
     def _drawn(self, draws: GroupDraws, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a draw, and compute it."""
-        number = draws.noted(func, args, kwargs, func(*args, **kwargs))
+        number = draws.noted(func, args, func(*args, **kwargs))
         tensors = tensors_of(func, args)
         streams = self._graph.get_attr(_DRAWS)
         streams.meta["memory"] = 0
