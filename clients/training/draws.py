@@ -186,6 +186,11 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's 
 def computed(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Result of an operation that may draw.
 
+    Args:
+        operation: operation, for which :func:`may_draw` holds.
+        args: its arguments.
+        kwargs: its arguments by name.
+
     Raises:
         UnlikeDraws: if clients in a group cannot draw by it, or it draws from a generator of its own.
     """
