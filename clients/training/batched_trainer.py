@@ -21,7 +21,7 @@ from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client
 from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
-from fed.clients.training.draws import Draw, UnlikeDraws
+from fed.clients.training.draws import RandomDraw, UnlikeDraws
 from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.group_draws import ClientStreams, Drawing, GroupDraws, MemoryOfClients
@@ -278,7 +278,7 @@ class BatchedTrainer(TorchTrainer):
         of_first = trees.mapped(lambda leaf: leaf[0].clone(), inputs)
 
         @cache
-        def alone(size: int) -> list[Draw]:
+        def alone(size: int) -> list[RandomDraw]:
             return self._alone().draws(trees.mapped(lambda leaf: leaf[:size].clone(), of_first))
 
         return GroupDraws(self._streams, alone, clients, samples) if alone(samples) else None

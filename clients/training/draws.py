@@ -12,7 +12,7 @@ from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
-    "Draw",
+    "RandomDraw",
     "UnlikeDraws",
     "computed",
     "draw_of",
@@ -30,7 +30,7 @@ class UnlikeDraws(RuntimeError):
     """Draws that a group cannot make as its clients make them one by one; the message is a clause that says why."""
 
 
-class Draw(NamedTuple):
+class RandomDraw(NamedTuple):
     """An operation that draws numbers.
 
     Args:
@@ -78,7 +78,7 @@ class Draw(NamedTuple):
         """True if numbers of several clients stand in one row: [K · B, ...] instead of [K, B, ...]."""
         return self.function is _ATEN.multinomial.default and len(self.shape) == 2
 
-    def is_like(self, other: "Draw", clients: int | None = None) -> bool:
+    def is_like(self, other: "RandomDraw", clients: int | None = None) -> bool:
         """True if another draw draws in the same way.
 
         Args:
@@ -110,7 +110,7 @@ def is_in_place(operation: Any) -> bool:
     return bool(operation._schema.is_mutable)
 
 
-def draws_of(forward: Callable[[], object]) -> list[Draw]:
+def draws_of(forward: Callable[[], object]) -> list[RandomDraw]:
     """All that is drawn on the CPU in a forward pass, in its order.
 
     Raises:
@@ -128,17 +128,17 @@ def tensors_of(operation: Any, args: Sequence[Any]) -> list[Tensor]:
     return [argument for argument in _arguments(operation, args) if isinstance(argument, Tensor)]
 
 
-def draw_of(operation: Any, args: Sequence[Any], numbers: Tensor) -> Draw:
+def draw_of(operation: Any, args: Sequence[Any], numbers: Tensor) -> RandomDraw:
     """An operation that has been computed, as a draw.
 
     Args:
         operation: operation, for which :func:`is_draw` holds.
-        args: its arguments.
-        numbers: its result.
+        args: arguments of the operation.
+        numbers: result of the operation.
     """
     arguments = _arguments(operation, args)
     fills = operation in _FILLS
-    return Draw(
+    return RandomDraw(
         function=getattr(torch.Tensor, _FILLS[operation][0]) if fills else operation,
         fills=fills,
         arguments=tuple(None if isinstance(argument, Tensor) else argument for argument in arguments),
@@ -165,7 +165,7 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's 
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
-        self.draws: list[Draw] = []
+        self.draws: list[RandomDraw] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -188,8 +188,8 @@ def computed(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
     Args:
         operation: operation, for which :func:`may_draw` holds.
-        args: its arguments.
-        kwargs: its arguments by name.
+        args: arguments of the operation.
+        kwargs: arguments of the operation by name.
 
     Raises:
         UnlikeDraws: if clients in a group cannot draw by it, or it draws from a generator of its own.

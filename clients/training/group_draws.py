@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fed.clients.training.draws import (
-    Draw,
+    RandomDraw,
     UnlikeDraws,
     computed,
     draw_of,
@@ -81,12 +81,16 @@ class _Places(NamedTuple):
     Args:
         dim: dimension of the samples.
         own: place of each of the client's own numbers.
-        filled: for each place, that of the client's own numbers which it holds; it may be of the last sample.
+        filled: number of the client's own that each place holds; that of the last sample fills the rest.
     """
 
     dim: int
     own: Tensor
     filled: Tensor
+
+
+_Part: TypeAlias = tuple[RandomDraw, _Places | None, list[_Places | None]]
+"""Draw of a client with fewer samples, and the places of its numbers and of those that it depends on."""
 
 
 class GroupDraws:
@@ -97,12 +101,14 @@ class GroupDraws:
 
     Args:
         streams: streams of the clients.
-        alone: number of samples → what a client alone draws for a batch of so many.
+        alone: number of samples → all draws of a client that is alone, for a batch of so many.
         clients: number of clients.
         samples: number of places for each client's samples in a batch.
     """
 
-    def __init__(self, streams: ClientStreams, alone: Callable[[int], list[Draw]], clients: int, samples: int) -> None:
+    def __init__(
+        self, streams: ClientStreams, alone: Callable[[int], list[RandomDraw]], clients: int, samples: int
+    ) -> None:
         self._streams = streams
         self._alone = alone
         self._clients = clients
@@ -138,8 +144,8 @@ class GroupDraws:
 
         Args:
             operation: operation that draws for all clients side by side.
-            args: its arguments.
-            result: its result.
+            args: arguments of the operation.
+            result: result of the operation.
 
         Raises:
             UnlikeDraws: if a client alone draws something else.
@@ -189,14 +195,16 @@ class GroupDraws:
         part.fill(numbers, own, generator)
         memory.copy_(numbers.index_select(places.dim, places.filled))
 
-    def _parts_of(self, size: int) -> list[tuple[Draw, _Places | None, list[_Places | None]]]:
+    def _parts_of(self, size: int) -> list[_Part]:
         """Each draw of a client with fewer samples, and the places of its numbers and of those it depends on."""
         draws = self._alone(size)
         if len(draws) != len(self._whole):
             raise UnlikeDraws(_UNLIKE)
         return [self._part_of(draw, whole, size) for draw, whole in zip(draws, self._whole, strict=True)]
 
-    def _part_of(self, draw: Draw, whole: Draw, size: int) -> tuple[Draw, _Places | None, list[_Places | None]]:
+    def _part_of(
+        self, draw: RandomDraw, whole: RandomDraw, size: int
+    ) -> tuple[RandomDraw, _Places | None, list[_Places | None]]:
         if not whole.is_like(draw):
             raise UnlikeDraws(_UNLIKE)
         given = [self._places(its, of_all, size) for its, of_all in zip(draw.given, whole.given, strict=True)]

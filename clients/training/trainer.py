@@ -16,7 +16,7 @@ from fed.clients.data.held import is_read, may_ignore, size_of
 from fed.clients.scoring.losses import counted_cross_entropy, cross_entropy
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
-from fed.clients.training.draws import Draw, draws_of
+from fed.clients.training.draws import RandomDraw, draws_of
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalResult, TorchTrainer
@@ -136,7 +136,7 @@ class Trainer(TorchTrainer):
         self.load(vector_V, integers_I)
         return self._train(samples, order, seed, context)
 
-    def draws(self, inputs: Tree) -> list[Draw]:
+    def draws(self, inputs: Tree) -> list[RandomDraw]:
         """All that the module draws for a batch, in its order, with images laid out as in training.
 
         Args:
