@@ -2,7 +2,7 @@
 
 import math
 
-__all__ = ["bytes_text", "count_text", "decimals_of", "duration_text", "mean_text", "score_text"]
+__all__ = ["bytes_text", "count_text", "counted", "decimals_of", "duration_text", "mean_text", "score_text"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _PARTS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -48,6 +48,17 @@ def count_text(mean: float) -> str:
         ('12', '12.3')
     """
     return f"{mean:.1f}".removesuffix(".0")
+
+
+def counted(number: int, name: str) -> str:
+    """A number of things, with their name in the singular or the plural.
+
+    Example:
+        >>> counted(1, "sample"), counted(0, "sample"), counted(2, "class")
+        ('1 sample', '0 samples', '2 classes')
+    """
+    plural = f"{name}es" if name.endswith("s") else f"{name}s"
+    return f"{number} {name if number == 1 else plural}"
 
 
 def decimals_of(mean: float) -> int:

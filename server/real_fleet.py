@@ -12,6 +12,7 @@ from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
+from fed.quantities import counted
 from fed.server.observer import Event, MessageRefused, NodeCame, NodeWent
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts, TaskOutcome
 from fed.server.telling import Observers
@@ -154,7 +155,7 @@ class RealFleet(ABC):
             if not self._has_answer():
                 if may_say.spend():
                     waiting = sorted({str(task.client) for task in self._open.values()})
-                    _log.info("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
+                    _log.info("waiting for answers of %s, %s among them", counted(len(waiting), "client"), waiting[0])
                 self.pass_time(until)
             if self._has_answer():
                 answer = self._answer(self._outcomes.popleft())

@@ -108,6 +108,7 @@ class EdgeNode(Dialler):
         self._lock = threading.Lock()
         self._delivery_s: float | None = None  # duration of the last delivery
         self._says_it_waits = True
+        self._ended_with = ""  # the server's last reason to end a connection
         self._described = pb.Joining()  # until run() has asked
         self._plan: pb.Plan | None = None
         self._schema: str | None = None  # by which the node has read its table
@@ -198,7 +199,8 @@ class EdgeNode(Dialler):
                 self.problem = RunFailed(f"{self.server} refuses this node: {reason}")
             elif message.farewell.is_final:
                 self.farewell = reason or "the server needs no more"
-            else:
+            elif reason != self._ended_with:  # two nodes of one name end each other's connections again and again
+                self._ended_with = reason
                 _log.info("%s ends the connection: %s", self.server, reason)
 
     def _join_by(self, schema: str, outbox: Outbox) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "described_without_schema",
     "samples_of",
     "signature_of",
+    "signature_of_an_app",
     "signature_of_data",
 ]
 
@@ -110,6 +111,11 @@ def signature_of_data(data: FederatedData, classes: int) -> pb.Signature:
     if data.is_from_arrays and signature.input_dtype == "float64":
         signature.input_dtype = "float32"  # float64 is merely what arrays and frames have
     return signature
+
+
+def signature_of_an_app() -> pb.Signature:
+    """Make the signature of data that an app keeps to itself, by which a server knows its node."""
+    return signature_of_data(stand_in([0]), 0)
 
 
 def described_without_schema(description: NodeData, client: ClientId) -> tuple[pb.Joining, str]:

@@ -11,6 +11,7 @@ import typer
 
 from fed.cli.kinds import WHAT, show_all, tell
 from fed.config.docstrings import summary
+from fed.quantities import counted
 
 __all__ = ["algorithms"]
 
@@ -119,5 +120,5 @@ def _sizes(sizes: Sequence[int], model: str) -> str:
     parts = [f"{models} × {model}"] if models != 1 else [model]
     parts += [f"{populations} × one number for each client of the population"] if populations else []
     if numbers:
-        parts.append(f"{numbers} number{'s' if numbers > 1 else ''}")
+        parts.append(counted(numbers, "number"))
     return " and ".join(parts)

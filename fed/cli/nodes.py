@@ -17,7 +17,7 @@ from fed.cli.progress import RoundLines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.processes.machine import pool_freed_memory
-from fed.quantities import bytes_text
+from fed.quantities import bytes_text, counted
 
 if TYPE_CHECKING:
     from fed.clients.node.sessions import SecureNode
@@ -273,7 +273,8 @@ def _attend(
         finally:
             training.close()
             node.clear_folder()
-    shown.say(f"{farewell or 'stopped'}; {node.tasks_done} tasks were done")
+    were = "was" if node.tasks_done == 1 else "were"
+    shown.say(f"{farewell or 'stopped'}; {counted(node.tasks_done, 'task')} {were} done")
     return 0
 
 
@@ -308,7 +309,7 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool, is_app: boo
         )
         return
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
-    samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
+    samples = f"samples of {shape}, not how many" if secure else f"{counted(joining.samples, 'sample')} of {shape}"
     samples += f" ({signature.input_dtype})"
     if is_app:
         samples = "data of its app's own, not which"
@@ -346,13 +347,8 @@ def _named(signature: "Signature") -> str:
     columns = len(signature.columns)
     targets = min(columns, signature.target_shape[-1] if signature.target_shape else 1)
     counts = {"feature": columns - targets, "target": targets, "class": len(signature.labels)}
-    said = [_counted(number, name) for name, number in counts.items()]
+    said = [counted(number, name) for name, number in counts.items()]
     return f"{', '.join(said[:-1])} and {said[-1]}"
-
-
-def _counted(number: int, name: str) -> str:
-    plural = f"{name}es" if name.endswith("s") else f"{name}s"
-    return f"{number} {name if number == 1 else plural}"
 
 
 _OF_AN_APP = " The numbers among the metrics that its app returns go with them."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fed.quantities import bytes_text, duration_text, mean_text
+from fed.quantities import bytes_text, counted, duration_text, mean_text
 from fed.storage.scores import metrics_of, score_of, words_of
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class SimulationProgress:
         if to_do.wall_s > _LONG_S:
             up = bytes_text(to_do.bytes_up)
             down = bytes_text(to_do.bytes_down)
-            rounds = f"{to_do.rounds} {'more ' if self.rounds_done else ''}round{'' if to_do.rounds == 1 else 's'}"
+            rounds = counted(to_do.rounds, "more round" if self.rounds_done else "round")
             proviso = f", {to_do.proviso}" if to_do.proviso else ""
             self._display.say(f"about {duration_text(to_do.wall_s)}, {up} up and {down} down for {rounds}{proviso}")
 
@@ -222,7 +222,7 @@ class SimulationProgress:
 
     def done(self) -> str:
         """Rounds done so far, in words."""
-        return f"{self.rounds_done} round{'' if self.rounds_done == 1 else 's'}"
+        return counted(self.rounds_done, "round")
 
 
 class RoundLines:
@@ -303,7 +303,7 @@ class ComparisonProgress:
             expected = [self._expected[name] for name, _ in runs]
             size_bytes = sum(run.bytes_up + run.bytes_down for run in expected)
             provisos = "".join(dict.fromkeys(f", {run.proviso}" for run in self._expected.values() if run.proviso))
-            text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {len(runs)} runs{provisos}"
+            text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {counted(len(runs), 'run')}{provisos}"
             self._display.say(text)
 
     def start(self, name: str, repetition: "Repetition") -> None:
@@ -350,11 +350,11 @@ class ComparisonProgress:
 
     def done(self) -> str:
         """Runs done so far, in words."""
-        return f"{self._runs_done} of {self._total} run{'' if self._total == 1 else 's'}"
+        return f"{self._runs_done} of {counted(self._total, 'run')}"
 
     def _show(self) -> None:
         done_s = self._whole_s - sum(self._left_s.values())
-        text = f"{self._runs_done} of {self._total} runs{self._last}, {bytes_text(self._size_bytes)}"
+        text = f"{self._runs_done} of {counted(self._total, 'run')}{self._last}, {bytes_text(self._size_bytes)}"
         # Before the first round nothing tells how fast the runs are.
         left = f", {self._clock.left(done_s, self._whole_s)}" if done_s > 0 else ""
         self._display.show(done_s, self._whole_s, f"{text}{left}")

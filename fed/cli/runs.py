@@ -19,7 +19,7 @@ from fed.cli.documents import read_experiment
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all
 from fed.errors import InvalidInput, os_errors_as
-from fed.quantities import bytes_text, duration_text, score_text
+from fed.quantities import bytes_text, counted, duration_text, score_text
 from fed.storage.scores import LOSS, metrics_of
 
 __all__ = [
@@ -206,7 +206,7 @@ def all_to_standard_error(as_json: bool) -> contextlib.AbstractContextManager[ob
 
 
 def _outcome(summary: Mapping[str, Any]) -> str:
-    parts = [f"{summary['rounds']} round{'' if summary['rounds'] == 1 else 's'} in {duration_text(summary['wall_s'])}"]
+    parts = [f"{counted(summary['rounds'], 'round')} in {duration_text(summary['wall_s'])}"]
     for metric in dict.fromkeys((*metrics_of(summary), LOSS)):
         score = summary.get(metric.final)
         parts += [f"test {metric.words} {score_text(score)}"] if score is not None else []

@@ -12,6 +12,7 @@ import fed
 from fed.cli.documents import read
 from fed.cli.options import File, Settings
 from fed.errors import InvalidInput, os_errors_as
+from fed.quantities import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,10 +110,10 @@ def _in_words(dealt: "fed.FederatedData") -> str:
     # Clients on demand are not all read, which could take hours.
     clients = looked_at(dealt)
     is_whole = len(clients) == len(dealt.clients)
-    trained_on = f"{sum(map(dealt.size_of, clients))} samples" if is_whole else "samples on demand"
+    trained_on = counted(sum(map(dealt.size_of, clients)), "sample") if is_whole else "samples on demand"
     test = dealt.with_test_set().test
     tested_on = "none" if test is None else len(test[1])
-    return f"{len(dealt.clients)} clients, {trained_on} to train on, {tested_on} to test on"
+    return f"{counted(len(dealt.clients), 'client')}, {trained_on} to train on, {tested_on} to test on"
 
 
 def _draw(dealt: "fed.FederatedData", picture: Path) -> None:

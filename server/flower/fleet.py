@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from fed.errors import InvalidPayload
 from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol import protocol_pb2 as pb
+from fed.quantities import counted
 from fed.server.observer import NodeCame, NodeWent
 from fed.server.real_fleet import RealFleet
 from fed.server.registry import TaskOutcome
@@ -288,7 +289,7 @@ class FlowerFleet(RealFleet):
             if client in self._attending():
                 _log.warning("another node says that it is client %r; it waits until the first is gone", client)
             else:
-                _log.info("client %r is there with %d samples", client, joining.samples)
+                _log.info("client %r is there with %s", client, counted(joining.samples, "sample"))
                 self._members.come(client, joining.samples)
                 self._note_presence(NodeCame(client))
             # Kept while it waits, so that it takes the client's place once the first is gone.

@@ -16,7 +16,7 @@ from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.data.forms import DTYPES, zeros_of
 from fed.clients.fingerprint import pair_sha256
 from fed.clients.first_exchange import exchange_of, learned
-from fed.clients.node.own_data import check_collate, signature_of_data
+from fed.clients.node.own_data import check_collate, signature_of_an_app, signature_of_data
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.scoring.measures import Metrics, loss_in_force
 from fed.clients.setup import Preparation
@@ -31,6 +31,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
+from fed.quantities import counted
 from fed.secure_aggregation.agreement import plan_digest
 from fed.secure_aggregation.settings import settings_of
 from fed.server.assembly import assembled
@@ -112,12 +113,12 @@ class Deployment:
             classes = self._data.number_of_classes() if self._has_classes else None
             self._signature = signature_of_data(self._data, classes or 0)
         elif self._is_of_app:
-            self._signature = _signature_of_an_app()
+            self._signature = signature_of_an_app()
 
     def accepts(self, joining: Joining) -> str | None:
         """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
         said = joining.signature
-        is_app = said == _signature_of_an_app()
+        is_app = said == signature_of_an_app()
         if is_app != self._is_of_app:
             if is_app:
                 return "this node brings an app, and the run's experiment has no section app"
@@ -183,7 +184,10 @@ class Deployment:
         if kept is not None:
             loop.restore(*kept)
         rounds_done = kept[0] if kept is not None else 0
-        _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + rounds_done)
+        there = len(fleet.available())
+        _log.info(
+            "%s %s there: round %d begins", counted(there, "client"), "is" if there == 1 else "are", 1 + rounds_done
+        )
         del kept  # its tensors are large
         fleet.observers = observers  # only now: clients that are there already are in the run's first event
         fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
@@ -422,11 +426,6 @@ def _data_of(experiment: Experiment) -> FederatedData | None:
         return None
     schema = None if experiment.table is None else experiment.table.before_exchange()
     return load(experiment.data, experiment.data_streams, schema, is_for_server=True)
-
-
-def _signature_of_an_app() -> Signature:
-    """The shape of data that an app keeps to itself."""
-    return signature_of_data(stand_in([0]), 0)
 
 
 def _stand_in(signature: Signature, held_out: float, sums: int | None = None) -> FederatedData:

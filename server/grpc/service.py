@@ -16,9 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from fed.clients.node.own_data import signature_of_an_app
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_HELD, NODE_NAME
+from fed.quantities import counted
 from fed.server.grpc.deliveries import Deliveries
 from fed.server.grpc.leases import Lease, Leases
 from fed.server.observer import NodeCame, NodeWent
@@ -234,11 +236,13 @@ class NodeService:
             farewell = pb.Farewell(reason=reason, is_final=True, is_refusal=not self.is_over)
             await call.tell(pb.ToNode(farewell=farewell), self.patience.silence_s)
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+        known = self.nodes.get(client)
+        replaces_another = known is not None and known.outbox is not None
         node = self._joined(client, joining)
         outbox = node.outbox
         assert outbox is not None
-        numbers = "hides its number of samples" if joining.hides_numbers else f"has {joining.samples} samples"
-        _log.info("client %r has joined: it %s", client, numbers)
+        if not replaces_another:  # two nodes of one name replace each other's connections again and again
+            _log.info("client %r has joined: it %s", client, _samples_in_words(joining))
         self.arrivals.put(NodeCame(client))
         try:
             problems = await converse(self._tell_all(call, node, outbox), self._listen(call, node))
@@ -432,6 +436,15 @@ class NodeService:
 
     def _tell_withdrawn(self, lease: Lease) -> None:
         self._tell(lease.client, pb.ToNode(withdrawal=pb.Withdrawal(task=lease.assignment.task)))
+
+
+def _samples_in_words(joining: pb.Joining) -> str:
+    """Number of samples that a node trains on, as far as it tells it."""
+    if joining.hides_numbers:
+        return "hides its number of samples"
+    if joining.signature == signature_of_an_app():
+        return "runs an app, which tells its number of samples as it trains"
+    return f"has {counted(joining.samples, 'sample')}"
 
 
 def handler_of(service: NodeService) -> grpc.GenericRpcHandler:

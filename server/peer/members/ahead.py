@@ -3,6 +3,8 @@
 import logging
 from dataclasses import dataclass
 
+from fed.quantities import counted
+
 __all__ = ["Ahead"]
 
 _log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Ahead:
         stretch = self._stretches.pop(name, None)
         if stretch is None:
             return 0
-        rounds = "1 round" if stretch.rounds == 1 else f"{stretch.rounds} rounds"
-        _log.info("%r is not ahead any more: its %s of %s were not taken", name, self._what, rounds)
+        _log.info(
+            "%r is not ahead any more: its %s of %s were not taken", name, self._what, counted(stretch.rounds, "round")
+        )
         return stretch.rounds

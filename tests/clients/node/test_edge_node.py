@@ -262,18 +262,20 @@ def test_an_answer_whose_file_is_gone_has_failed(tmp_path: Path) -> None:
     assert not server.delivered
 
 
-def test_a_node_says_why_its_connection_was_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_says_once_why_its_connections_are_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
-        if connection == 1:
+        if connection <= 3:
             yield ToNode(farewell=Farewell(reason="another connection came\nin your name"))
         else:
             yield OVER
 
     words, _ = attended(tmp_path, says, Trained())
     assert words == "enough"
-    assert any("another connection came?in your name" in record.getMessage() for record in caplog.records)
+    said = [record.getMessage() for record in caplog.records if "ends the connection" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].endswith("ends the connection: another connection came?in your name")
 
 
 def test_node_logs_once_that_the_run_has_not_begun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

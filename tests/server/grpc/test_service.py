@@ -13,6 +13,7 @@ import grpc
 import pytest
 import torch
 
+from fed.clients.node.own_data import signature_of_an_app
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import (
     Answer,
@@ -360,6 +361,7 @@ async def test_a_node_that_is_revoked_loses_its_task_at_once(tmp_path: Path) -> 
 @during
 async def test_server_says_that_two_nodes_share_a_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     server = Server(tmp_path)
+    caplog.set_level("INFO")
     streams = []
     for _ in range(5):  # as two processes do, each of which dials again when the other has taken its connection
         call = Call()
@@ -368,7 +370,34 @@ async def test_server_says_that_two_nodes_share_a_name(tmp_path: Path, caplog: p
     warned = [record.getMessage() for record in caplog.records if "second node" in record.getMessage()]
     assert len(warned) == 1
     assert warned[0].startswith("client 'ann' has dialled in 3 times while it was connected: does a second node use")
+    assert [message for message in caplog.messages if "joined" in message] == [
+        "client 'ann' has joined: it has 10 samples"
+    ]
     streams[-1].cancel()
+
+
+@during
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"samples": 1}, "has 1 sample"),
+        (
+            {"samples": 1, "signature": signature_of_an_app()},
+            "runs an app, which tells its number of samples as it trains",
+        ),
+    ],
+    ids=["one", "app"],
+)
+async def test_server_says_how_many_samples_a_node_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: dict[str, Any], words: str
+) -> None:
+    caplog.set_level("INFO")
+    call = Call()
+    joining = Wire(1, "ann").joining(**changed)
+    stream = asyncio.create_task(Server(tmp_path).service.Attend(None, call))
+    await call.say(FromNode(joining=joining))
+    assert caplog.messages == [f"client 'ann' has joined: it {words}"]
+    stream.cancel()
 
 
 @during
