@@ -159,6 +159,7 @@ class ScoringByClients:
         executor: executor that does the work.
         is_of_app: True if clients score on samples of their own, which nothing else knows: they may have none.
         round_number: number of the round, from 1, which an app's clients are told.
+        said: sentences of the log that the run has said, to which those of these scores are added; each is said once.
     """
 
     def __init__(
@@ -170,12 +171,14 @@ class ScoringByClients:
         *,
         is_of_app: bool = False,
         round_number: int = 1,
+        said: set[str] | None = None,
     ) -> None:
         self._executor = executor
         self._held_out = held_out
         self._metrics = metrics
         self._is_of_app = is_of_app
         self._round_number = round_number
+        self._said = set() if said is None else said
         self._model = federation.model()
         self._own = federation.models()
         groups = _split(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
@@ -196,6 +199,10 @@ class ScoringByClients:
         for answer in answers:
             for client, reason in answer.failed:
                 _log.warning("client %r could not score the model: %s", client, reason)
+            for note in answer.notes:
+                if note not in self._said:  # each worker process finds it out
+                    self._said.add(note)
+                    _log.warning("%s", note)
         if not found and not self._is_of_app:
             raise no_held_out_samples(len(self._held_out))
         return scores_over_clients(found, self._metrics)

@@ -227,8 +227,8 @@ class RealFleet(ABC):
             self.pass_time(until)
         if self._unscored:
             _log.warning(
-                "%d clients have not scored the model within %g s, and are asked again only once they have: %s",
-                len(self._unscored),
+                "%s not scored the model within %g s, and must do so before the next is sent: %s",
+                f"{counted(len(self._unscored), 'client')} {'has' if len(self._unscored) == 1 else 'have'}",
                 limit_s,
                 ", ".join(sorted(map(repr, self._unscored))[:5]),
             )

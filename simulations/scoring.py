@@ -73,5 +73,13 @@ def _by_clients(
         held_out = {client: held_out[client] for client in simulation.honest_peers if client in held_out}
     metrics = simulation.recipe.metrics
     is_of_app = simulation.prepared.app is not None
-    scoring = ScoringByClients(held_out, metrics, federation, executor, is_of_app=is_of_app, round_number=round_number)
+    scoring = ScoringByClients(
+        held_out,
+        metrics,
+        federation,
+        executor,
+        is_of_app=is_of_app,
+        round_number=round_number,
+        said=simulation.said,
+    )
     return scoring.scores

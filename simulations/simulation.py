@@ -56,6 +56,9 @@ _MOST_HELD_BYTES = 2**30
 class Simulation:
     """One experiment with its data and model, ready to run.
 
+    Attributes:
+        said: sentences that the run's log has said once, and says no more.
+
     Args:
         experiment: description of the run.
         data: training data by client, in place of the experiment's.
@@ -77,6 +80,7 @@ class Simulation:
         metric: Metric | Metrics | None = None,
         app: object = None,
     ) -> None:
+        self.said: set[str] = set()
         code = _app(experiment, app)
         data_of_clients = _data(experiment, data) if code is None else _clients_of(code)
         self.policy = experiment.rounds.make()

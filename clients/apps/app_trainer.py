@@ -33,6 +33,7 @@ from fed.wire.messages import LARGEST, METRIC_NAME, MOST_METRICS, MOST_SAMPLES
 __all__ = ["AppTrainer", "AppTrainers", "metrics_of", "stand_in", "unmeasured"]
 
 _SEEDS = 2**31
+_LISTED = 8  # names in a sentence
 # Values that Flower's clients may give beside numbers.
 _OWN_METRICS = (bool, str, bytes, list, tuple)
 
@@ -72,6 +73,8 @@ class AppTrainer(LocalTrainer, ScoringTrainer):
     def __init__(self, made_by: AppTrainers, device: "torch.device") -> None:
         self._made_by = made_by
         self._device = device
+        self._notes: dict[str, str] = {}  # metric that clients do not return → sentence
+        self._noted: set[str] = set()
 
     @cached_property
     def layout(self) -> Layout:
@@ -147,7 +150,26 @@ class AppTrainer(LocalTrainer, ScoringTrainer):
                 f"{what} must return a finite loss, got {loss!r}: return 0 samples where there is nothing to score"
             )
         numbers = _metrics(metrics, what)
+        self._note_missing(metrics)
         return Score(number, tuple(numbers.get(name, math.nan) for name in section.metrics)), samples
+
+    def take_notes(self) -> tuple[str, ...]:
+        """Sentences on metrics that the experiment names and no client returns; each is given once."""
+        notes = tuple(self._notes.values())
+        self._noted |= self._notes.keys()
+        self._notes.clear()
+        return notes
+
+    def _note_missing(self, metrics: Mapping[str, Any]) -> None:
+        """Note each metric that the experiment names, and a client did not return; NaN counts as returned."""
+        returned = sorted(_key(said) for said, value in metrics.items() if _number(value) is not None)
+        others = ", ".join(returned[:_LISTED]) or "no number"
+        for name in self._made_by.app.section.metrics:
+            if name not in returned and name not in self._noted:
+                self._notes[name] = (
+                    f"app.metrics names {name}, and a client's evaluate returned {others} in its place: the client has "
+                    f"no part in test_{name}; have evaluate return it, or name another in app.metrics"
+                )
 
     def measure(
         self, vector_V: Tensor, integers_I: Tensor, samples: Held, seed: int, *, gradient: bool
@@ -243,7 +265,7 @@ def _metrics(metrics: Any, what: str) -> dict[str, float]:
         )
     found: dict[str, float] = {}
     for said, value in metrics.items():
-        name = re.sub("[^A-Za-z0-9_]", "_", str(said))
+        name = _key(said)
         number = _number(value)
         if number is None and not isinstance(value, _OWN_METRICS):
             raise AppFailed(
@@ -257,6 +279,11 @@ def _metrics(metrics: Any, what: str) -> dict[str, float]:
     if len(found) > MOST_METRICS:
         raise AppFailed(f"{what} must return at most {MOST_METRICS} metrics, got {len(found)}: leave some out")
     return dict(sorted(found.items()))
+
+
+def _key(said: Any) -> str:
+    """Name of a metric as a key of results."""
+    return re.sub("[^A-Za-z0-9_]", "_", str(said))
 
 
 def _number(value: Any) -> float | None:

@@ -137,7 +137,7 @@ class FlowerNode:
         examination = request.examination
         training = self._training(request.plan, self._folder_of(request.plan))
         with _spooled(examination.payload, data) as path:
-            return pb.Response(scores=training.score(examination, path)), None
+            return pb.Response(scores=training.score(examination, path)[0]), None
 
     def _training(self, plan: pb.Plan, folder: Path) -> NodeTraining:
         return NodeTraining(self._data, self._experiment, plan, folder, SYSTEM_CLOCK, self._sent)

@@ -207,14 +207,17 @@ class NodeTraining:
         self._pace.note(train, self._clock.monotonic_s() - began_s)
         return self._completed(answer, trained, tensors[:count], path=path)
 
-    def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
+    def score(self, examination: pb.Examination, path: Path) -> tuple[pb.Scores, Sequence[str]]:
         """Score a model, or the client's own, on the client's held-out samples.
+
+        Returns:
+            The scores, and sentences for the node's own log.
 
         Raises:
             RunFailed: if the client's own is lost.
         """
         if self._client not in (self._prepared.held_out or ()):
-            return pb.Scores(id=examination.id)
+            return pb.Scores(id=examination.id), ()
         vector_V, integers_I = read(path, examination.payload)
         states, are_lost = self._states.resumed(examination)
         models = states.models((vector_V, integers_I))
@@ -225,11 +228,11 @@ class NodeTraining:
         found, _ = self._work(EvaluateByClients((self._client,), examination.round), rows)
         assert isinstance(found, Evaluated)
         if found.failed:
-            return pb.Scores(id=examination.id, problem=found.failed[0][1])
+            return pb.Scores(id=examination.id, problem=found.failed[0][1]), ()
         if not found.samples:
-            return pb.Scores(id=examination.id)
+            return pb.Scores(id=examination.id), ()
         loss, metrics = found.scores[0]
-        return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metrics=metrics)
+        return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metrics=metrics), found.notes
 
     def _work_item(self, assignment: pb.Assignment, found: Sequence[Tensor], states: ClientStates) -> Train:
         """The local training that a task asks for."""

@@ -120,7 +120,10 @@ class TrainingProcess:
 
     def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model on the node's held-out samples."""
-        scores: pb.Scores = self._ask("score", examination, path)
+        scores: pb.Scores
+        scores, notes = self._ask("score", examination, path)
+        for note in notes:
+            _log.warning("%s", note)
         return scores
 
     def forget(self) -> None:

@@ -126,6 +126,9 @@ class ScoringTrainer(Protocol):
             round_number: number of the round that the state is of, from 1.
         """
 
+    def take_notes(self) -> tuple[str, ...]:
+        """Sentences on the scores for the log of the run, which have not been taken before."""
+
 
 class MakeTrainer(Protocol):
     """Function that makes the trainer of one phase of local training."""

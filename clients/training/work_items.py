@@ -246,13 +246,15 @@ class Evaluated:
     """Each model's loss and metrics, with the number of samples that were scored.
 
     An :class:`EvaluateByClients` has a score for each client that holds samples out; ``clients`` names these clients,
-    and ``failed`` those whose own code has failed, each with a sentence that says why.
+    and ``failed`` those whose own code has failed, each with a sentence that says why. ``notes`` are sentences for the
+    log.
     """
 
     scores: tuple[Score, ...]
     samples: tuple[int, ...]
     clients: tuple[ClientId, ...] = ()
     failed: tuple[tuple[ClientId, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

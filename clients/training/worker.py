@@ -126,7 +126,7 @@ class Work:
                 found[client] = score, samples
         scores = tuple(score for score, _ in found.values())
         counts = tuple(samples for _, samples in found.values())
-        return Evaluated(scores, counts, tuple(found), tuple(failed))
+        return Evaluated(scores, counts, tuple(found), tuple(failed), trainer.take_notes())
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Held) -> Score:
         module = self._trainer.load(vector_V, integers_I)

@@ -107,6 +107,7 @@ class Deployment:
         # The share that clients hold out to score models on; None where the coordinator scores them.
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
         self._signature: Signature | None = None
+        self._missing: set[str] = set()  # metrics that were said to be missing
         # A loss that says its number of outputs needs no classes, even where targets are whole numbers, such as counts.
         self._has_classes = not self._is_of_app and not hasattr(loss_in_force(experiment, None), "outputs")
         if self._data is not None:
@@ -307,6 +308,20 @@ class Deployment:
         )
         return SecureFleet(fleet, sessions=fleet.sessions, settings=secure, fixed=message.fixed)
 
+    def _missing_said(self, scores: Scores) -> Scores:
+        """The scores; a metric of which no app has given a value is said, once a run."""
+        names = self.experiment.app.metrics if self.experiment.app is not None else ()
+        for name in names:
+            value = scores.line.get(f"test_{name}")
+            if value is not None and math.isnan(value) and name not in self._missing:
+                self._missing.add(name)
+                _log.warning(
+                    "app.metrics names %s, and no client's evaluate has returned it: the nodes' logs say what it "
+                    "returned",
+                    name,
+                )
+        return scores
+
     def _loop(
         self,
         prepared: Preparation,
@@ -324,7 +339,7 @@ class Deployment:
             policy = federation.policy
             deadline_s = policy.deadline_s if isinstance(policy, Synchronous) else None
             scores = fleet.scores(federation.model(), deadline_s or _SCORED_WITHIN_S, number)
-            return partial(_scored_by_nodes, scores, prepared.metrics)
+            return lambda: self._missing_said(_scored_by_nodes(scores, prepared.metrics))
 
         def begin_scoring(number: int, is_last: bool) -> Scoring:
             if self._held_out is None:

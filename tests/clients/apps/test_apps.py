@@ -1,6 +1,7 @@
 """Clients with code of their own: what they are told, what their answers become, and what of theirs is refused."""
 
 import logging
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,19 @@ def test_a_client_that_fails_in_a_worker_is_said_alike(how: str, caplog: pytest.
         told.append([record.getMessage() for record in caplog.records if "fit of client 1" in record.getMessage()])
     assert told[0]
     assert told[1] == told[0]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+def test_a_metric_that_evaluate_does_not_return_is_said(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    app = {"clients": 3, "metrics": ["auc", "accuracy"]}
+    run = fed.simulate(experiment(app=app, simulation={"workers": workers}), app=Regression)
+    assert all(math.isnan(line["test_auc"]) and line["test_accuracy"] > 0 for line in run.metrics)
+    assert [message for message in caplog.messages if "auc" in message] == [
+        (
+            "app.metrics names auc, and a client's evaluate returned accuracy, told_round in its place: the client has no "
+            "part in test_auc; have evaluate return it, or name another in app.metrics"
+        )
+    ]
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.long) for kind in ALGORITHMS.builtin])

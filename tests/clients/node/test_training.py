@@ -57,7 +57,7 @@ class Node:
     def score(self, kept_after: int | None, **changed: Any) -> int:
         payload = written(self._file, self._tensors[:2])
         examination = Examination(payload=payload, kept_after=_task(kept_after), **changed)
-        return self._training.score(examination, self._file).samples
+        return self._training.score(examination, self._file)[0].samples
 
 
 def _task(number: int | None) -> TaskId | None:

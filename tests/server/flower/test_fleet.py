@@ -410,7 +410,7 @@ def test_late_scores_are_dropped_and_no_longer_awaited(caplog: pytest.LogCapture
     assert fleet.scores(model, 0.01) == {}
     assert fleet.scores(model, 600.0) == {}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "1 clients have not scored the model within 0.01 s, and are asked again only once they have: 0"
+        "1 client has not scored the model within 0.01 s, and must do so before the next is sent: 0"
     ]
     (late,) = grid.open
     grid.answer(late, scored(samples=4, loss=0.25))

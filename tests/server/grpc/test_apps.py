@@ -1,5 +1,6 @@
 """Apps at nodes: three of them end with the bits of the simulation."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,24 @@ def test_an_app_that_fails_at_a_node_is_said(tmp_path: Path, capfd: pytest.Captu
         "fit of client 1 must return a whole number of samples, at least 1, got -3: return how many"
         in capfd.readouterr().err
     )
+
+
+@pytest.mark.long
+def test_a_metric_that_no_node_returns_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    experiment = fed.Experiment(app={"kind": f"python:{APP}:Reals", "metrics": ["auc"]}, rounds={"count": 2})
+    nodes = []
+
+    def begin(port: int) -> None:
+        where = ["--server", f"127.0.0.1:{port}", "--insecure", "--name", "0"]
+        command = [sys.executable, "-m", "fed", "client", *where, "--app", f"{APP}:Reals"]
+        nodes.append(subprocess.Popen([*command, "--state", str(tmp_path / "node-0")]))
+
+    run = serve(experiment, listen="127.0.0.1:0", output=tmp_path / "run", min_nodes=1, on_listen=begin)
+    assert [node.wait(60) for node in nodes] == [0]
+    assert all(math.isnan(line["test_auc"]) for line in run.metrics)
+    said = capfd.readouterr().err
+    assert said.count("names auc, and a client's evaluate returned accuracy, told_round in its place") == 1
+    assert said.count("names auc, and no client's evaluate has returned it") == 1
 
 
 @pytest.mark.long

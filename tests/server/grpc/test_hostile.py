@@ -477,7 +477,7 @@ def test_node_that_never_scores_delays_one_evaluation_alone(tmp_path: Path, capl
     assert sorted(scored) == [1, 1, 2, 3, 4]
     assert [line["test_loss"] for line in run.metrics] == [0.5] * 4
     assert [line for line in _refusals(caplog) if "scored" in line] == [
-        "1 clients have not scored the model within 5 s, and are asked again only once they have: 0"
+        "1 client has not scored the model within 5 s, and must do so before the next is sent: 0"
     ]
 
 

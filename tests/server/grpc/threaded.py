@@ -82,7 +82,7 @@ class ThreadedTraining:
 
     def score(self, examination: Examination, path: Path) -> Scores:
         assert self.training is not None
-        return self.training.score(examination, path)
+        return self.training.score(examination, path)[0]
 
 
 class ThreadedNode:
