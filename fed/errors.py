@@ -46,6 +46,7 @@ __all__ = [
     "SessionFailed",
     "ValueRange",
     "first_line",
+    "is_interrupt",
     "located",
     "os_errors_as",
     "place_of",
@@ -161,6 +162,22 @@ def first_line(error: Exception) -> str:
         ('no such thing', 'KeyError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """True if an error is an interrupt, or one that a library has raised from it, as pydantic does while it serializes.
+
+    Example:
+        >>> try:
+        ...     raise RuntimeError("while it serializes") from KeyboardInterrupt()
+        ... except RuntimeError as error:
+        ...     is_interrupt(error)
+        True
+    """
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__
+    return cause is not None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fed.config.experiment import Experiment
+from fed.errors import is_interrupt
 from fed.processes.clock import Clock
 from fed.reports.population import Confusion
 from fed.server.federation import Federation, State
@@ -163,11 +164,11 @@ class TrainingLoop:
                 self._confusion = self.confusion(self._states[0])
         except BaseException as error:  # Ctrl-C too leaves results
             reason = None
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not is_interrupt(error):
                 reason = str(error)
                 with contextlib.suppress(Exception):  # the error that counts is on its way
                     self._record_pending()
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            status = "interrupted" if is_interrupt(error) else "failed"
             self._give_up(status, reason)
             raise
         totals = self._tally.totals

@@ -10,7 +10,7 @@ from fed.clients.data import FederatedData
 from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.config.comparison import Comparison, repetition_text
 from fed.config.experiment import Experiment
-from fed.errors import InvalidInput, located
+from fed.errors import InvalidInput, is_interrupt, located
 from fed.reports.summary import ComparisonResult, Runs, row_of
 from fed.server.tracking import RunLabel, trackings_of
 from fed.simulations.comparison_folder import ComparisonFolder
@@ -109,7 +109,7 @@ def compare(
             _gather(ended_later, runs, observer)
         except BaseException as error:
             # A failure before the first run has ended leaves no results that would have to be overwritten.
-            if folder and (any(runs.values()) or isinstance(error, KeyboardInterrupt)):
+            if folder and (any(runs.values()) or is_interrupt(error)):
                 ended_later.close()
                 folder.write(_result(comparison, runs, "interrupted", folder.path), data)
             raise

@@ -106,6 +106,7 @@ class EdgeNode(Dialler):
         self._transfers = Transfers(self.patience, self.connected, self.clock)
         self._outbox: Outbox = queue.Queue()
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
         self._delivery_s: float | None = None  # duration of the last delivery
         self._says_it_waits = True
         self._ended_with = ""  # the server's last reason to end a connection
@@ -124,15 +125,21 @@ class EdgeNode(Dialler):
             RunFailed: if the server refuses it for good, or its data do not fit what the server asks for, or it does
                 not accept that.
         """
-        stopped = stopped or threading.Event()
-        self._described = self.training.describe()
+        if stopped is not None:
+            self._stopped = stopped
+        try:
+            self._described = self.training.describe()
+        except TrainingProcessDied:
+            if self._stopped.is_set():  # the signal went to the training process too
+                return ""
+            raise
         self._described.hides_numbers = self.secure is not None
         self.clear_folder()
         threading.Thread(target=self._work_on, name="work", daemon=True).start()
         if self.secure is not None:
             threading.Thread(target=self._converse, args=(self.secure,), name="sessions", daemon=True).start()
         try:
-            farewell = self.dial(stopped)
+            farewell = self.dial(self._stopped)
         finally:
             self._transfers.over.set()
         if farewell and self.secure is not None:
@@ -406,7 +413,7 @@ class EdgeNode(Dialler):
         try:
             done = self._train(held)
         except TrainingProcessDied as error:
-            if self._transfers.over.is_set():
+            if self._transfers.over.is_set() or self._stopped.is_set():
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # into a new file: half an answer may be in the old one

@@ -1,20 +1,30 @@
 """Parts that ``fed server``, ``fed client`` and ``fed peer`` share: credentials, names, and a run until its end."""
 
 import contextlib
-import signal
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
 from fed.cli.options import RunOptions
 from fed.cli.progress import Lines, display, say_all
-from fed.cli.runs import folder
-from fed.errors import InvalidInput
+from fed.cli.runs import folder, stopped_in_order
+from fed.errors import InvalidInput, is_interrupt
 
-__all__ = ["Credentials", "Insecure", "Name", "hold_to_certificates", "name_of", "running"]
+__all__ = [
+    "Credentials",
+    "Insecure",
+    "Name",
+    "hold_to_certificates",
+    "name_of",
+    "obeys_signals",
+    "running",
+    "say_stopped",
+]
 
+_Options = ParamSpec("_Options")
 _LAST_PORT = 65535
 Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys that fed keys made.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
@@ -74,6 +84,38 @@ def name_of(who: str, name: str | None, credentials: Path | None, certified: str
     return certified or name or ""
 
 
+def say_stopped(options: Mapping[str, Any]) -> int:
+    """Say that a command was stopped; returns its exit code."""
+    display().say("stopped")
+    return 130
+
+
+def obeys_signals(
+    stopped: Callable[[Mapping[str, Any]], int],
+) -> Callable[[Callable[_Options, int]], Callable[_Options, int]]:
+    """Decorator of a command that a service manager's stop ends as Ctrl-C does, from its first moment.
+
+    Args:
+        stopped: function that is called with the command's options where a signal has come before the command itself
+            can say what it has done; it returns the exit code.
+    """
+
+    def decorated(command: Callable[_Options, int]) -> Callable[_Options, int]:
+        @functools.wraps(command)
+        def obeying(*arguments: _Options.args, **options: _Options.kwargs) -> int:
+            with stopped_in_order():
+                try:
+                    return command(*arguments, **options)
+                except BaseException as error:
+                    if not is_interrupt(error):
+                        raise
+                    return stopped(options)
+
+        return obeying
+
+    return decorated
+
+
 @contextlib.contextmanager
 def running(command: str, name: str, options: RunOptions) -> Iterator[tuple[Lines, Path]]:
     """Place where a run says what it does, and its folder, until it ends or is broken off.
@@ -86,12 +128,11 @@ def running(command: str, name: str, options: RunOptions) -> Iterator[tuple[Line
     shown = display()
     # A server or a peer runs for days without anyone at the terminal: its log is all there is to read.
     say_all(shown)
-    # A service manager's stop ends it as Ctrl-C does. And a shell starts background jobs with SIGINT ignored.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
     with folder(name, options.resume or options.output, options.overwrite) as directory, shown.running():
         try:
             yield shown, directory
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
             shown.say(f"stopped; fed {command} --resume {directory} goes on")
             raise typer.Abort from None

@@ -23,7 +23,7 @@ from fed.cli import algorithms, codecs, documents, export, keys, nodes, peers, r
 from fed.cli import compare as comparisons
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
-from fed.errors import FedError
+from fed.errors import FedError, is_interrupt
 
 __all__ = ["app", "main"]
 
@@ -97,18 +97,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
         sys.stdout.flush()  # while a closed pipe can still be told from a failure
-    except _UsageError as error:
-        return _refuse(_usage(error), 2)
-    except FedError as error:
-        return _refuse(str(error), error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        return 130
-    except (BrokenPipeError, SystemExit) as end:
-        return _leave_quietly(end)
-    except Exception:
-        traceback.print_exc()
-        return 1
+    except BaseException as error:
+        return _exit_code(error)
     return code or 0
+
+
+def _exit_code(error: BaseException) -> int:
+    """Exit code for what has ended a command, once the user has been told."""
+    if is_interrupt(error) or isinstance(error, typer.Abort):
+        return 130
+    if isinstance(error, _UsageError):
+        return _refuse(_usage(error), 2)
+    if isinstance(error, FedError):
+        return _refuse(str(error), error.exit_code)
+    if isinstance(error, BrokenPipeError | SystemExit):
+        return _leave_quietly(error)
+    if not isinstance(error, Exception):
+        raise error
+    traceback.print_exception(error)
+    return 1
 
 
 # The root of Typer's own errors, which has moved between its versions.

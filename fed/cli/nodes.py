@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
+from fed.cli.deployments import (
+    Credentials,
+    Insecure,
+    Name,
+    hold_to_certificates,
+    name_of,
+    obeys_signals,
+    running,
+    say_stopped,
+)
 from fed.cli.documents import changes
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
-from fed.cli.progress import RoundLines, display, say_all, score_in_words
+from fed.cli.progress import Lines, RoundLines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.processes.machine import pool_freed_memory
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["client", "server"]
 
 
+@obeys_signals(say_stopped)
 def server(
     file: FileUnlessResumed = None,
     listen: Annotated[
@@ -115,6 +125,20 @@ def _round_text(rounds: int, line: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def _say_stopped_before_tasks(options: Mapping[str, Any]) -> int:
+    """Say that a node was stopped before it had connected; returns its exit code."""
+    if options["dry_run"]:
+        return say_stopped(options)
+    return _say_end(display(), "stopped", tasks_done=0)
+
+
+def _say_end(shown: Lines, reason: str, tasks_done: int) -> int:
+    were = "was" if tasks_done == 1 else "were"
+    shown.say(f"{reason}; {counted(tasks_done, 'task')} {were} done")
+    return 0
+
+
+@obeys_signals(_say_stopped_before_tasks)
 def client(
     data: Annotated[
         Path | None, typer.Option(metavar="DATA.yaml", help="File on the data of this node, which stay here.")
@@ -273,9 +297,7 @@ def _attend(
         finally:
             training.close()
             node.clear_folder()
-    were = "was" if node.tasks_done == 1 else "were"
-    shown.say(f"{farewell or 'stopped'}; {counted(node.tasks_done, 'task')} {were} done")
-    return 0
+    return _say_end(shown, farewell or "stopped", node.tasks_done)
 
 
 def _sessions(

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
+from fed.cli.deployments import (
+    Credentials,
+    Insecure,
+    Name,
+    hold_to_certificates,
+    name_of,
+    obeys_signals,
+    running,
+    say_stopped,
+)
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import Lines, RoundLines, score_in_words
 from fed.cli.runs import tell, to_run
@@ -24,6 +33,7 @@ __all__ = ["peer"]
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # are compared with, and nothing listens there
 
 
+@obeys_signals(say_stopped)
 def peer(
     data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="File on the data of this peer, which stay here.")],
     file: FileUnlessResumed = None,

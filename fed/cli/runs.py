@@ -18,7 +18,7 @@ import fed
 from fed.cli.documents import read_experiment
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all
-from fed.errors import InvalidInput, os_errors_as
+from fed.errors import InvalidInput, is_interrupt, os_errors_as
 from fed.quantities import bytes_text, counted, duration_text, score_text
 from fed.storage.scores import LOSS, metrics_of
 
@@ -180,7 +180,7 @@ def watched(
             yield
     except (KeyboardInterrupt, Exception) as error:
         # An error before the first round says all: nothing is kept of such a run.
-        if watch.has_begun or isinstance(error, KeyboardInterrupt):
+        if watch.has_begun or is_interrupt(error):
             _say_what_is_kept(directory, watch, as_json)
         raise
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -226,6 +226,60 @@ except InvalidInput as error:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=unset, capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("the server cannot listen\n", "")
+
+
+INTERRUPTED = """
+import os, sys
+from fed.__main__ import main
+
+moment, number, *arguments = sys.argv[1:]
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == moment:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), int(number))
+
+sys.meta_path.insert(0, Interrupter())
+sys.argv[1:] = arguments
+sys.exit(main())
+"""
+SERVER = ["server", "experiment.yaml", "--listen", "127.0.0.1:0", "--insecure", "--output", "run"]
+CLIENT = ["client", "--server", "127.0.0.1:1", "--insecure", "--name", "ann", "--data", "data.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("command", "moment", "number", "end"),
+    [
+        (SERVER, "typer", signal.SIGINT, (130, "")),
+        (CLIENT, "fed.clients.node.training_process", signal.SIGTERM, (0, "stopped; 0 tasks were done\n")),
+        pytest.param(SERVER, "torch", signal.SIGINT, (130, "stopped\n"), marks=pytest.mark.long),
+        pytest.param(SERVER, "grpc", signal.SIGTERM, (130, "stopped\n"), marks=pytest.mark.long),
+        pytest.param(CLIENT, "torch", signal.SIGINT, (0, "stopped; 0 tasks were done\n"), marks=pytest.mark.long),
+        pytest.param([*CLIENT, "--dry-run"], "torch", signal.SIGINT, (130, "stopped\n"), marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_at_any_moment_of_start_is_obeyed(
+    command: list[str], moment: str, number: int, end: tuple[int, str], folder: Path
+) -> None:
+    program = [sys.executable, "-c", INTERRUPTED, moment, str(int(number)), *command]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == end
+
+
+def test_an_interrupt_that_pydantic_has_wrapped_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def serve(experiment: Experiment, **_: Any) -> None:
+        monkeypatch.setattr("fed.config.components.Component.model_dump", interrupted)
+        experiment.dump()
+
+    monkeypatch.setattr("fed.server.grpc.deploy.serve", serve)
+    assert main(SERVER) == 130
+    assert capsys.readouterr().err == "stopped; fed server --resume run goes on\n"
 
 
 def test_a_server_in_the_background_obeys_an_interrupt(folder: Path) -> None:
