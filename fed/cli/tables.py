@@ -11,6 +11,7 @@ import typer
 import fed
 from fed.cli.documents import read
 from fed.cli.options import File, Settings
+from fed.cli.runs import note
 from fed.errors import InvalidInput, os_errors_as
 from fed.quantities import counted
 
@@ -91,7 +92,7 @@ def data(
 
 def _print_schema(file: Path, target: str | None) -> None:
     """Print the section ``table`` for a table, as YAML, columns of numbers in short."""
-    from fed.clients.data.sources.suggested_schema import schema_of
+    from fed.clients.data.sources.suggested_schema import notes_on, schema_of
     from fed.config import yaml
 
     if file.suffix not in (".csv", ".parquet"):
@@ -101,7 +102,12 @@ def _print_schema(file: Path, target: str | None) -> None:
     found = schema_of(file, target)
     features = {name: "real" if column.values is None else [*column.values] for name, column in found.features.items()}
     classes = {} if found.classes is None else {"classes": [*found.classes]}
-    typer.echo(yaml.dump({"table": {"target": found.target, **classes, "features": features}}), nl=False)
+    notes = notes_on(file, found)
+    # The default, in view where it matters.
+    rule = {"missing": found.missing} if any("missing: " in words for words in notes) else {}
+    typer.echo(yaml.dump({"table": {"target": found.target, **classes, **rule, "features": features}}), nl=False)
+    for words in notes:
+        note(f"note: {words}")
 
 
 def _in_words(dealt: "fed.FederatedData") -> str:

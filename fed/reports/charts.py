@@ -38,6 +38,11 @@ _NARROW_PANEL_INCH = 2.7
 _LOGARITHMIC_TIME = 8
 _LOGARITHMIC_BYTES = 1.2
 _MOST_STEPS = 400
+_LABELLED = ((1.5, math.log10(2), (1, 2, 5)), (3.0, math.log10(3), (1, 3)))
+"""Decades of a logarithmic axis below which more than powers of ten are labelled, the labels' least gap, and which."""
+_SIZE_EM = 5.5
+_NUMBER_EM = 3.0
+"""Widths of a label, such as ``12.5 MB`` or ``0.05``, with the space to the next."""
 _UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 
 
@@ -178,7 +183,7 @@ def against_time(
         if _lie_apart(ends_s, _LOGARITHMIC_TIME):
             # A logarithmic axis has no place for a time of 0.
             first_s = min(float(curve.virtual_s[curve.virtual_s > 0][0]) for curve in lines.values())
-            _logarithmic(axes, first_s / unit_s, max(ends_s) / unit_s)
+            _logarithmic(axes, first_s / unit_s, max(ends_s) / unit_s, label_em=_NUMBER_EM)
             axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(f"simulated time, {unit}")
         axes.set_ylabel(label)
@@ -312,18 +317,31 @@ def _lie_apart(ends: Sequence[float], factor: float) -> bool:
     return max(ends) > factor * min(ends) > 0
 
 
-def _logarithmic(axes: "Axes", low: float, high: float) -> None:
-    """A logarithmic axis with labels at powers of ten, and between them where there are few."""
+def _room_em(axes: "Axes") -> float:
+    """Width of a panel before its margins are known, in sizes of a letter."""
+    figure_inch = cast("Figure", axes.figure).get_figwidth()
+    return float(axes.get_position().width * figure_inch / EM_INCH)
+
+
+def _logarithmic(axes: "Axes", low: float, high: float, *, label_em: float) -> None:
+    """A logarithmic axis with labels at powers of ten, and between them where there are few and room is left.
+
+    Args:
+        axes: axes whose horizontal one becomes logarithmic.
+        low: smallest value, > 0.
+        high: largest value.
+        label_em: width of a label.
+    """
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
     axes.set_xlim(low * 0.9, high * 1.1)
     decades = math.log10(high / low)
+    room_em = _room_em(axes)
     labelled: tuple[int, ...] = (1,)
-    if decades < 1.5:
-        labelled = (1, 2, 5)
-    elif decades < 3:
-        labelled = (1, 3)
+    for most, gap, denser in reversed(_LABELLED):
+        if decades < most and gap * room_em > label_em * decades:
+            labelled = denser
     axes.xaxis.set_major_locator(LogLocator(subs=labelled))
     axes.xaxis.set_minor_formatter("")  # labels of all would overlap
 
@@ -356,6 +374,8 @@ def _bytes_axis(
     label: str,
 ) -> list["Line2D"]:
     """Lines against bytes, each with a dot at its end; those that send none are level."""
+    from matplotlib.ticker import MaxNLocator
+
     handles = []
     sent = {name: getattr(curve, which) for name, curve in lines.items()}
     for name, curve in lines.items():
@@ -366,7 +386,10 @@ def _bytes_axis(
             handles.append(axes.axhline(curve.mean[-1], linewidth=1.1, label=name, **look[name].line))
     totals = [float(of[-1]) for of in sent.values() if of[-1] > 0]
     if totals and _lie_apart(totals, _LOGARITHMIC_BYTES):
-        _logarithmic(axes, min(float(of[of > 0][0]) for of in sent.values() if of[-1] > 0), max(totals))
+        first = min(float(of[of > 0][0]) for of in sent.values() if of[-1] > 0)
+        _logarithmic(axes, first, max(totals), label_em=_SIZE_EM)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(int(_room_em(axes) / _SIZE_EM), steps=[1, 2, 2.5, 5, 10]))
     # The margin of an axis may reach below 0, where no size is.
     axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size) if size >= 0 else "")
     axes.set_xlabel(label if totals else f"{label}: none")

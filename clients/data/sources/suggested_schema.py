@@ -9,9 +9,11 @@ from fed.clients.data.sheets import Sheet
 from fed.config.table import ColumnSection, TableSection
 from fed.errors import InvalidData
 
-__all__ = ["schema_of"]
+__all__ = ["notes_on", "schema_of"]
 
 _MOST_CATEGORIES = 100
+_UNLIKE = 10.0  # ratio of two standard deviations from which training suffers
+_LISTED = 5
 
 
 def schema_of(path: Path, target: str | None = None) -> TableSection:
@@ -33,6 +35,50 @@ def schema_of(path: Path, target: str | None = None) -> TableSection:
         raise InvalidData(f"{path}: must have a column beside {aim} to be a feature, got none: add one")
     features = {name: _column(sheet, name) for name in sheet.names if name != aim}
     return TableSection(features=features, target=aim, classes=_classes(sheet, aim))
+
+
+def notes_on(path: Path, schema: TableSection) -> list[str]:
+    """Sentences on what a suggested schema leaves to its user: empty cells, and numbers of unlike scale.
+
+    Args:
+        path: CSV or Parquet file that the schema was made of.
+        schema: its schema.
+    """
+    sheet = Sheet.read([path], dict.fromkeys(schema.targets, "target"))
+    notes = [_note_on_empty_cells(sheet, [*schema.targets, *schema.features]), _note_on_scale(sheet, schema.reals)]
+    return [note for note in notes if note]
+
+
+def _note_on_empty_cells(sheet: Sheet, names: Sequence[str]) -> str:
+    is_empty = {name: cells for name in names if (cells := sheet.is_missing(name)).any()}
+    if not is_empty:
+        return ""
+    rows = int(np.any([*is_empty.values()], axis=0).sum())
+    listed = [f"{name} ({int(cells.sum())})" for name, cells in is_empty.items()]
+    more = f" and {len(listed) - _LISTED} more columns" if len(listed) > _LISTED else ""
+    return (
+        f"{rows} of {len(sheet)} rows have empty cells, in {', '.join(listed[:_LISTED])}{more}; missing: refuse has such "
+        "a table refused: write missing: drop to leave the rows out, or missing: VALUE at a feature for what stands there"
+    )
+
+
+def _note_on_scale(sheet: Sheet, names: Sequence[str]) -> str:
+    deviations = {}
+    for name in names:
+        deviation = float(sheet.numbers(name, missing=0.0)[~sheet.is_missing(name)].std())
+        if deviation > 0:  # a constant column has no scale
+            deviations[name] = deviation
+    if not deviations:
+        return ""
+    least = min(deviations, key=deviations.__getitem__)
+    most = max(deviations, key=deviations.__getitem__)
+    ratio = deviations[most] / deviations[least]
+    if ratio < _UNLIKE:
+        return ""
+    return (
+        f"columns differ in scale by a factor of {ratio:.3g} ({most} and {least}), and most models train badly on such: "
+        "write standardize: federated in the section table, or bring the columns to one scale"
+    )
 
 
 def _column(sheet: Sheet, name: str) -> ColumnSection:

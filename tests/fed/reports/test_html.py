@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -25,7 +26,7 @@ from fed.errors import InvalidData
 from fed.reports import charts, heat_maps, html
 from fed.reports.conclusions import failures, finding
 from fed.reports.html import comparison_report, comparison_svg, run_report, write_run_report
-from fed.reports.plot_style import INK, styles
+from fed.reports.plot_style import EM_INCH, INK, NARROW_INCH, WIDTH_INCH, styles
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
 from fed.reports.text_tables import latex, markdown
@@ -620,3 +621,28 @@ def test_unread_broken_client_costs_neither_summary_nor_report(tmp_path: Path) -
     assert "Who holds what" not in page
     good = run_report(run, partition_of(on_demand()))
     assert "Who holds what" in good
+
+
+@pytest.mark.parametrize("width_inch", [NARROW_INCH, pytest.param(WIDTH_INCH, marks=pytest.mark.long)])
+@pytest.mark.parametrize("totals", [[123.4e6], [5e6, 123e6], [2e6, 900e6]])
+def test_labels_of_bytes_stand_apart(totals: list[float], width_inch: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps_em: list[float] = []
+    svg_of = charts.svg_of
+
+    def measured(figure: Any) -> str:
+        figure.canvas.draw()
+        for axes in figure.axes:
+            labels = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text().endswith("B")]
+            places = sorted((box.x0, box.x1) for box in labels if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1)
+            gaps_em.extend((right[0] - left[1]) / figure.dpi / EM_INCH for left, right in pairwise(places))
+        return svg_of(figure)
+
+    monkeypatch.setattr(charts, "svg_of", measured)
+    rounds = np.arange(1.0, 11)
+    lines = {
+        str(total): charts.Curve(rounds, total * rounds / 20, total * rounds / 20, rounds, rounds / 10, 0 * rounds)
+        for total in totals
+    }
+    charts.curves(lines, styles(dict.fromkeys(lines, "")), label="accuracy", by_way=True, width_inch=width_inch)
+    assert gaps_em
+    assert min(gaps_em) > 0.5
