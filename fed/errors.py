@@ -154,7 +154,7 @@ class Diverged(RunFailed):
         )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     r"""First line of an error's message, or its type where it has none.
 
     Example:

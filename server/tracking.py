@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fed.config.experiment import Experiment
-from fed.errors import InvalidInput
+from fed.errors import InvalidInput, RunFailed, first_line
 from fed.server.observer import Essential, Event, Kinds, Observer, RoundEnded, RunBegan, RunEnded
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run_reader import json_of
@@ -158,7 +158,13 @@ class Tracking:
             kept_id=kept_id,
             wait_s=self.closes_within_s,
         )
-        run_id = self._tracker.begin(run)
+        try:
+            run_id = self._tracker.begin(run)
+        except Exception as error:
+            raise RunFailed(
+                f"it cannot begin ({type(error).__name__}: {first_line(error)}): check its keys in tracking, its "
+                "server and your credentials there; the run goes on, and its own folder keeps the numbers"
+            ) from error
         if run_id is not None and event.folder is not None:
             self._shared.keep_id(event.folder, self.name, run_id)
 

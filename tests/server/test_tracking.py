@@ -145,6 +145,7 @@ def test_failing_or_hanging_tracker_costs_no_bit_and_no_round(
     (other_made,) = [made for made in Fake.made if type(made).__name__ == "Fake"]
     assert [*other_made.rounds] == [1, 2, 3], "the other tracker sees all"
     if "word" in section:
+        assert ("check its keys in tracking" in caplog.text) is (section["word"] == "begin")
         assert f"observer {section['kind']} has failed, and is told nothing more" in caplog.text
     else:
         (hung,) = [made for made in Fake.made if made is not other_made]

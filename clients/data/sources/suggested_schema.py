@@ -57,8 +57,8 @@ def _note_on_empty_cells(sheet: Sheet, names: Sequence[str]) -> str:
     listed = [f"{name} ({int(cells.sum())})" for name, cells in is_empty.items()]
     more = f" and {len(listed) - _LISTED} more columns" if len(listed) > _LISTED else ""
     return (
-        f"{rows} of {len(sheet)} rows have empty cells, in {', '.join(listed[:_LISTED])}{more}; missing: refuse has such "
-        "a table refused: write missing: drop to leave the rows out, or missing: VALUE at a feature for what stands there"
+        f"{rows} of {len(sheet)} rows have empty cells, in {', '.join(listed[:_LISTED])}{more}; missing: refuse has "
+        "such a table refused: write missing: drop to leave the rows out, or missing: VALUE at a feature"
     )
 
 
@@ -76,8 +76,8 @@ def _note_on_scale(sheet: Sheet, names: Sequence[str]) -> str:
     if ratio < _UNLIKE:
         return ""
     return (
-        f"columns differ in scale by a factor of {ratio:.3g} ({most} and {least}), and most models train badly on such: "
-        "write standardize: federated in the section table, or bring the columns to one scale"
+        f"columns differ in scale by a factor of {ratio:.3g} ({most} and {least}), and most models train badly on "
+        "such: write standardize: federated in the section table, or bring the columns to one scale"
     )
 
 

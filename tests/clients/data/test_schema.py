@@ -222,12 +222,15 @@ def test_a_suggested_schema_names_empty_cells_and_unlike_scales(
     (tmp_path / "wine.csv").write_text("alcohol,proline,colour,label\n1,1000,red,0\n2,,,1\n3,3000,red,1\n2,2000,,0\n")
     shown = run("wine.csv", "--schema")
     assert yaml.parse(shown.out)["table"]["missing"] == "refuse"
-    assert shown.err.splitlines() == [
-        "note: 2 of 4 rows have empty cells, in proline (1), colour (2); missing: refuse has such a table refused: write "
-        "missing: drop to leave the rows out, or missing: VALUE at a feature for what stands there",
-        # The deviations are sqrt(2/3) * 1000 and sqrt(1/2).
+    empty, unlike = shown.err.splitlines()
+    assert empty == (
+        "note: 2 of 4 rows have empty cells, in proline (1), colour (2); missing: refuse has such a table "
+        "refused: write missing: drop to leave the rows out, or missing: VALUE at a feature"
+    )
+    # The deviations are sqrt(2/3) * 1000 and sqrt(1/2).
+    assert unlike == (
         "note: columns differ in scale by a factor of 1.15e+03 (proline and alcohol), and most models train badly on "
-        "such: write standardize: federated in the section table, or bring the columns to one scale",
-    ]
+        "such: write standardize: federated in the section table, or bring the columns to one scale"
+    )
     (tmp_path / "alike.csv").write_text("a,b,label\n1,9,0\n2,1,1\n")
     assert run("alike.csv", "--schema").err == ""
