@@ -239,8 +239,12 @@ def users_errors_as(kind: type[FedError], what: str) -> Iterator[None]:
     except FedError:
         raise
     except Exception as error:
+        # Downloads of all libraries fail with errors of the system, or with ones derived from them.
+        remedy = (
+            "see that the file or the network is there, and try again" if isinstance(error, OSError) else "correct it"
+        )
         raise kind(
-            f"{what} raised {type(error).__name__}: {first_line(error)}, at {place_of(error)}: correct it"
+            f"{what} raised {type(error).__name__}: {first_line(error)}, at {place_of(error)}: {remedy}"
         ) from error
 
 

@@ -157,11 +157,15 @@ class ComparisonFolder:
                 self._clear()
             if self._places is not None:  # there is nothing to resume
                 return
-            plan = self._comparison.in_force()
-            # What is given in Python beside it stands in no file: without it, the comparison cannot go on.
-            for section in (plan["base"], *plan["compare"]):
-                section.update({name: None for name in self._replaced if name in section})
-            write_atomically(self.path / _PLAN, yaml.dump(plan).encode())
+            write_atomically(self.path / _PLAN, yaml.dump(self._plan()).encode())
+
+    def _plan(self) -> dict[str, Any]:
+        """The comparison in force, which has the same keys when it is resumed."""
+        plan = self._comparison.in_force()
+        # What is given in Python beside it stands in no file: without it, the comparison cannot go on.
+        for section in (plan["base"], *plan["compare"]):
+            section.update({name: None for name in self._replaced if name in section})
+        return plan
 
     def _clear(self) -> None:
         for run in self.path.glob("runs/*/seed-*"):
@@ -205,7 +209,7 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.md", markdown(result).encode())
         write_atomically(self.path / "comparison.tex", latex(result).encode())
         # Written last: fed report takes it for the sign that all is there.
-        contents = _contents(result)
+        contents = _contents(result, self._plan() if self._places is None else result.comparison.dump())
         if self._places is not None:
             contents["folders"] = {
                 name: {repetition_text(repetition): str(place.resolve()) for repetition, place in of_it.items()}
@@ -278,11 +282,11 @@ def kept_comparison(path: Path) -> Comparison:
     return Comparison.load(file)
 
 
-def _contents(result: ComparisonResult) -> dict[str, object]:
+def _contents(result: ComparisonResult, comparison: Mapping[str, Any]) -> dict[str, object]:
     return {
         "name": result.comparison.name,
         "status": result.status,
-        "comparison": result.comparison.dump(),
+        "comparison": comparison,
         "rows": result.rows,
         "differences": {
             "baseline": result.comparison.baseline_in_force(),

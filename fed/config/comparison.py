@@ -29,6 +29,7 @@ __all__ = [
 
 Repetition: TypeAlias = int | tuple[int, int]
 """Seed of a run; in a comparison with folds a pair (seed, fold)."""
+_SEEDS = ("seed", "data_seed")
 _BOUNDS = ("centralized", "local")
 """Algorithms that bound what the others can do."""
 _Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -209,17 +210,22 @@ class Comparison(Document):
     def in_force(self) -> dict[str, Any]:
         """Every value in force, as a document that means the same.
 
-        ``base`` holds the sections that all variants share, and each variant the others, whole.
+        ``base`` holds all sections of the base, or of the first variant where the base is no experiment by itself. Each
+        variant holds the sections that differ from it, whole.
         """
         variants = [experiment.dump() for experiment in self._variants.values()]
         for variant in variants:
             del variant["data_seed" if self.vary == "data" else "seed"]  # the comparison's seeds decide
-        shared = {key: value for key, value in variants[0].items() if all(one[key] == value for one in variants)}
-        shared.pop("name", None)  # of a single variant
+        first = variants[0]
+        made, _ = _made(self.base)
+        of_the_base = first if made is None else made.dump()
+        base = {key: first[key] if key in _SEEDS else of_the_base[key] for key in first if key != "name"}
         return {
             "name": self.name,
-            "base": shared,
-            "compare": [{key: value for key, value in one.items() if key not in shared} for one in variants],
+            "base": base,
+            "compare": [
+                {key: value for key, value in one.items() if key not in base or base[key] != value} for one in variants
+            ],
             **{key: getattr(self, key) for key in ("seeds", "vary", "folds", "confidence", "target", "jobs")},
             "baseline": self.baseline_in_force(),
         }

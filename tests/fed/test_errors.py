@@ -36,6 +36,16 @@ def test_users_errors_become_one_sentence_with_their_place() -> None:
         raise OutputExists("as it is")
 
 
+def test_a_failed_download_is_to_be_tried_again() -> None:
+    with (
+        pytest.raises(
+            InvalidData, match=r"raised ConnectionError: no route, at .*: see that the file or the network is"
+        ),
+        users_errors_as(InvalidData, "python:mine:load"),
+    ):
+        raise ConnectionError("no route")
+
+
 def test_the_place_of_an_error_is_the_users_own_line() -> None:
     with (
         pytest.raises(InvalidData, match=r"my source raised \w+: .*, at .*test_errors\.py:\d+: correct it"),

@@ -218,7 +218,7 @@ def test_folder_holds_tables_picture_report_and_runs(both: Both) -> None:
     assert contents["status"] == "finished"
     assert contents["rows"] == result.rows
     assert contents["runs"]["FedAvg"]["1"] == result.runs["FedAvg"][1]["summary"]
-    assert fed.Comparison(**contents["comparison"]).dump() == result.comparison.dump()
+    assert fed.Comparison(**contents["comparison"]).in_force() == result.comparison.in_force()
     with (result.directory / "comparison.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == [row["name"] for row in result.rows]

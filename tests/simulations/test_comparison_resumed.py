@@ -14,6 +14,7 @@ import fed
 from fed.config import yaml
 from fed.errors import InvalidInput, OutputExists, RunFailed
 from fed.reports.summary import ComparisonResult
+from fed.simulations.comparison_folder import kept_comparison
 from fed.simulations.existing_runs import compare_runs, found
 from fed.storage.atomic_files import held
 from tests.simulations.test_compare import DIVERGES, SEVERAL, Watching, interrupt, without_wall_time
@@ -107,6 +108,14 @@ def test_interrupted_comparison_goes_on_where_it_stopped(
     again = fed.compare(comparison(), output=tmp_path, jobs=jobs, resume=True, observer=watch)
     assert without_wall_time(again) == without_wall_time(undisturbed)
     assert jobs == 2 or watch.events[0][1][0] == ("FedAvg", 1), "one run was whole"
+
+
+def test_a_comparison_resumed_from_its_folder_keeps_its_settings(undisturbed: ComparisonResult, copied: Path) -> None:
+    again = fed.compare(kept_comparison(copied), output=copied, resume=True)
+    assert undisturbed.directory is not None
+    assert in_words(copied) == in_words(undisturbed.directory)
+    bases = [fed.Experiment(**{**one.comparison.base, "seed": 0}).dump() for one in (again, undisturbed)]
+    assert bases[0] == bases[1], "a report says by what each variant differs from it"
 
 
 def test_finished_comparison_is_read_and_not_run_again(undisturbed: ComparisonResult, copied: Path) -> None:

@@ -60,7 +60,10 @@ def npz(
     left = [inputs] if inputs else [name for name in arrays if name not in named.values()]
     if len(left) != 1:
         found = ", ".join(left) or "none left"
-        raise InvalidData(f"{files[0]}: data.inputs must name the one array of inputs, got {found}")
+        raise InvalidData(
+            f"{files[0]}: data.inputs must name the one array of inputs, got {found}: name one; for a model of several "
+            "inputs write a source that returns a dictionary of them, python:module:function"
+        )
     lengths = {name: len(array) for name, array in arrays.items() if name in (*named.values(), left[0])}
     if len(set(lengths.values())) > 1:
         raise InvalidData(f"{files[0]}: arrays must be of one length, got {lengths}: give each sample one of each")

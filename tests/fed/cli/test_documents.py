@@ -110,5 +110,11 @@ def test_comparison_in_force_has_the_same_variants(write: Any) -> None:
     again = read_comparison(write(yaml.dump(shown)), [])
     assert again.variants() == comparison.variants()
     assert (again.seeds, again.target, again.name) == ([1, 2], 0.9, "three")
-    assert set(shown["compare"][0]) == {"name", "algorithm", "topology"}
+    # Each variant has what differs from the base.
+    assert [{*variant} for variant in shown["compare"]] == [
+        {"name"},
+        {"name", "algorithm"},
+        {"name", "algorithm", "topology"},
+    ]
+    assert again.in_force() == shown
     assert shown["base"]["local"]["lr"] == 0.25

@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fed
 from fed.clients.data import Names
 from fed.clients.data.forms import check_form, form_of, zeros_of
-from fed.clients.node.own_data import check_collate, signature_of
+from fed.clients.node.own_data import check_collate, samples_of, signature_of
 from fed.clients.node.sessions import Limits, SecureNode
+from fed.config.node_data import NodeData
 from fed.errors import InvalidData
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
@@ -55,6 +58,61 @@ def test_deployment_ends_with_the_simulations_bits(keys: dict[str, Any], tmp_pat
 def source() -> fed.FederatedData:
     """Three clients with sentences of several lengths, and a test set."""
     return fed.FederatedData({client: classified(client, 9 + client) for client in range(3)}, classified(7), classes=3)
+
+
+class Scans(nn.Module):
+    """A model of two inputs, which a dictionary gives by the names of its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_pixels = nn.Linear(4, 3)
+        self.of_age = nn.Linear(1, 3)
+
+    def forward(self, pixels: torch.Tensor, age: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.of_pixels(pixels)) + torch.as_tensor(self.of_age(age))
+
+
+def archives(path: str) -> fed.FederatedData:
+    """Archives of a folder, or one file, each a client whose inputs are a dictionary of its arrays."""
+    files = sorted(Path(path).glob("*.npz")) or [Path(path)]
+    found = {}
+    for client, file in enumerate(files):
+        with np.load(file) as arrays:
+            found[client] = {"pixels": arrays["pixels"], "age": arrays["age"]}, arrays["label"]
+    return fed.FederatedData(found, classes=3)
+
+
+@pytest.mark.long
+def test_archives_of_several_arrays_have_the_simulations_bits(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    (folder := tmp_path / "scans").mkdir()
+    for client in range(3):
+        size = 9 + client
+        pixels = draw.normal(size=(size, 4)).astype(np.float32)
+        age = draw.normal(size=(size, 1)).astype(np.float32)
+        np.savez(folder / f"{client}.npz", pixels=pixels, age=age, label=np.arange(size) % 3)
+    kind = f"python:{__name__}:archives"
+    asked = experiment(model=f"python:{__name__}:Scans", collate=None)
+    simulated = fed.simulate(asked, data=archives(str(folder)))
+    nodes: list[ThreadedNode] = []
+
+    def begin(port: int) -> None:
+        for client in range(3):
+            source = {"kind": kind, "path": str(folder / f"{client}.npz"), "test_fraction": 0.0}
+            own = samples_of(NodeData(data=source, client=0), client)
+            nodes.append(ThreadedNode(port, client, own, tmp_path / f"node-{client}", [f"python:{__name__}:Scans"]))
+
+    deployed = serve(asked, listen="127.0.0.1:0", output=tmp_path / "run", min_nodes=3, on_listen=begin)
+    for node in nodes:
+        node.end()
+    for ours, theirs in zip(deployed.model.parameters(), simulated.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert deployed.metrics[-1]["test_loss"] == simulated.metrics[-1]["test_loss"]
+    plain = NodeData(data={"kind": "npz", "path": str(folder / "0.npz")})
+    with pytest.raises(
+        InvalidData, match="must name the one array of inputs, got pixels, age: name one; for a model of"
+    ):
+        samples_of(plain, 0)
 
 
 @pytest.mark.long
