@@ -811,3 +811,22 @@ def test_a_plan_with_another_fixed_part_ends_the_first_download(tmp_path: Path) 
     words, _ = attended(tmp_path, says, training, Never)
     assert words == "enough"
     assert training.given == [another]
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_stopped_node_blames_no_training_process(is_stopped: bool, tmp_path: Path) -> None:
+    """As a service manager's stop goes to all processes, the one that trains may be gone before the node is asked."""
+
+    class Dies(Training):
+        def describe(self) -> Any:
+            if is_stopped:
+                stopped.set()
+            raise TrainingProcessDied("the training process has died (exit code -15)")
+
+    stopped = threading.Event()
+    node = EdgeNode("127.0.0.1:1", None, "0", 0, cast("Any", Dies()), tmp_path)
+    if is_stopped:
+        assert node.run(stopped=stopped) == ""
+        return
+    with pytest.raises(RunFailed, match="has died"):
+        node.run(stopped=stopped)
