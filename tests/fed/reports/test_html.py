@@ -627,7 +627,6 @@ def test_unread_broken_client_costs_neither_summary_nor_report(tmp_path: Path) -
 @pytest.mark.parametrize("totals", [[123.4e6], [5e6, 123e6], [2e6, 900e6]])
 def test_labels_of_bytes_stand_apart(totals: list[float], width_inch: float, monkeypatch: pytest.MonkeyPatch) -> None:
     gaps_em: list[float] = []
-    svg_of = charts.svg_of
 
     def measured(figure: Any) -> str:
         figure.canvas.draw()

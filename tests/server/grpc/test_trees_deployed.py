@@ -98,7 +98,7 @@ def test_archives_of_several_arrays_have_the_simulations_bits(tmp_path: Path) ->
 
     def begin(port: int) -> None:
         for client in range(3):
-            source = {"kind": kind, "path": str(folder / f"{client}.npz"), "test_fraction": 0.0}
+            source: Any = {"kind": kind, "path": str(folder / f"{client}.npz"), "test_fraction": 0.0}
             own = samples_of(NodeData(data=source, client=0), client)
             nodes.append(ThreadedNode(port, client, own, tmp_path / f"node-{client}", [f"python:{__name__}:Scans"]))
 
@@ -108,7 +108,8 @@ def test_archives_of_several_arrays_have_the_simulations_bits(tmp_path: Path) ->
     for ours, theirs in zip(deployed.model.parameters(), simulated.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert deployed.metrics[-1]["test_loss"] == simulated.metrics[-1]["test_loss"]
-    plain = NodeData(data={"kind": "npz", "path": str(folder / "0.npz")})
+    archive: Any = {"kind": "npz", "path": str(folder / "0.npz")}
+    plain = NodeData(data=archive)
     with pytest.raises(
         InvalidData, match="must name the one array of inputs, got pixels, age: name one; for a model of"
     ):
