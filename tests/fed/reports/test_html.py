@@ -26,7 +26,7 @@ from fed.errors import InvalidData
 from fed.reports import charts, heat_maps, html
 from fed.reports.conclusions import failures, finding
 from fed.reports.html import comparison_report, comparison_svg, run_report, write_run_report
-from fed.reports.plot_style import EM_INCH, INK, NARROW_INCH, WIDTH_INCH, styles
+from fed.reports.plot_style import EM_INCH, INK, NARROW_INCH, WIDTH_INCH, styles, svg_of
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
 from fed.reports.text_tables import latex, markdown
