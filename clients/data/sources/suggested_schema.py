@@ -42,7 +42,7 @@ def notes_on(path: Path, schema: TableSection) -> list[str]:
 
     Args:
         path: CSV or Parquet file that the schema was made of.
-        schema: its schema.
+        schema: schema that was made of it.
     """
     sheet = Sheet.read([path], dict.fromkeys(schema.targets, "target"))
     notes = [_note_on_empty_cells(sheet, [*schema.targets, *schema.features]), _note_on_scale(sheet, schema.reals)]
