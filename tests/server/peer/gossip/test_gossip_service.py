@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,12 @@ from tests.server.peer.services import (
     port_of,
 )
 
-WITHIN_S = 2.0  # after the last peer listens
 
+async def form(folder: Path, seed: int) -> None:
+    """Start eight peers in random order, and wait until all see all.
 
-async def form(folder: Path, seed: int) -> float:
-    """Start eight peers in random order; returns the seconds from the last start until all see all."""
+    How many beats that takes is held by the tests of the membership, whose network has a clock of its own.
+    """
     draws = random.Random(seed)
     ports = [free_port(), free_port(), *[0] * 6]
     # all know the first two, or each knows one of them alone
@@ -48,7 +48,6 @@ async def form(folder: Path, seed: int) -> float:
     ]
     order = draws.sample(range(8), 8)
     async with listening(*[services[number] for number in order], ports=[ports[number] for number in order]):
-        began_s = time.monotonic()
 
         def are_one() -> bool:
             standings = [service.standing() for service in services]
@@ -57,18 +56,17 @@ async def form(folder: Path, seed: int) -> float:
             )
 
         await await_that(are_one)
-        return time.monotonic() - began_s
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_peers_form_one_group_whatever_the_order(seed: int, tmp_path: Path) -> None:
-    assert asyncio.run(form(tmp_path, seed)) < WITHIN_S
+    asyncio.run(form(tmp_path, seed))
 
 
 @pytest.mark.long
 def test_two_hundred_starts_form_one_group_each(tmp_path: Path) -> None:
-    took_s = [asyncio.run(form(tmp_path / str(seed), seed)) for seed in range(200)]
-    assert max(took_s) < WITHIN_S
+    for seed in range(200):
+        asyncio.run(form(tmp_path / str(seed), seed))
 
 
 # Exchanges.
