@@ -229,8 +229,10 @@ except InvalidInput as error:
 
 
 INTERRUPTED = """
-import os, sys
+import os, signal, sys
 from fed.__main__ import main
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, wherever the tests run
 
 moment, number, *arguments = sys.argv[1:]
 
