@@ -111,8 +111,9 @@ def started(
         )
 
 
-_ANEW = """
+_ANEW = f"""
 import json, sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
 from tests.programs import run_command
 run_command(*map(json.loads, sys.argv[1:]))
 """
