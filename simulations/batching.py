@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fed.aggregators.base import Phase
@@ -24,6 +23,7 @@ from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.devices import device_of
+from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.group_reading import UnequalBatches
@@ -163,7 +163,7 @@ def _obstacle(recipe: Recipe, context: LocalContext, samples: Held) -> tuple[str
     return problem, max(client_bytes for _, client_bytes in tried)
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+class _Counter(DispatchMode):
     """Counts operations like PyTorch's own FlopCounterMode, which imports its compiler for that.
 
     Attributes:
@@ -173,7 +173,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+        super().__init__()
         self.operations = self.in_convolutions = self.image_bytes = 0
 
     @classmethod
@@ -204,10 +204,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         if not self.mostly_convolves:
             return room
         return max(min(room, _CACHE_BYTES // self.image_bytes), 2)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else PyTorch imports its compiler, only to tell it not to compile this
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

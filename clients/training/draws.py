@@ -6,8 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
+from fed.clients.training.dispatch_mode import DispatchMode
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, torch
 
@@ -156,7 +155,7 @@ def _arguments(operation: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     return _FILLS[operation][1](*given) if operation in _FILLS else given
 
 
-class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+class _Noting(DispatchMode):
     """Notes all draws.
 
     Attributes:
@@ -164,12 +163,8 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's 
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+        super().__init__()
         self.draws: list[RandomDraw] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else PyTorch imports its compiler, only to tell it not to compile this
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

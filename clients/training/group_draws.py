@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import (
     RandomDraw,
     UnlikeDraws,
@@ -236,16 +236,12 @@ def _rows(tensor: Tensor, clients: int, shape: Sequence[int]) -> Tensor:
     return tensor.reshape(shape).expand(clients, *shape)
 
 
-class Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+class Drawing(DispatchMode):
     """Mode in which clients of a group draw each from its own stream in a forward pass."""
 
     def __init__(self, draws: GroupDraws) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+        super().__init__()
         self._draws = draws
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else PyTorch imports its compiler, only to tell it not to compile this
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

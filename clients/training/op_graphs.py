@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import is_draw, is_in_place, tensors_of
 from fed.clients.training.group_draws import GroupDraws
 from fed.vectors.tensors import torch
@@ -138,7 +138,7 @@ class Recording:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+class _Recorder(DispatchMode):
     """Records every operation as it runs.
 
     A tensor is identified by its memory and its form, for autograd and vmap pass on copies of the object. Of a
@@ -146,7 +146,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
     """
 
     def __init__(self, draws: GroupDraws | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+        super().__init__()
         self._draws = draws
         self._graph = fx.Graph()
         self._nodes: dict[Hashable, fx.Node] = {}
@@ -178,11 +178,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
             node.target = _BINDINGS.get(node.target, node.target)
         attributes = {**self._constants, _DRAWS: self._draws}
         return Recording(self._graph, attributes, self._written)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: otherwise PyTorch imports its compiler, only to tell it not to compile this."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
