@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from fed.config import registry
 from fed.config.components import Family
 from tests.trees import tree_of
 
+pytestmark = pytest.mark.xdist_group("syntax trees")  # so that files are parsed once
 ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "fed": {"fed"},
@@ -75,6 +77,7 @@ class Arrow(NamedTuple):
         return FOLDERS.index(self.folder) < FOLDERS.index(self.imported_folder)
 
 
+@cache
 def arrows(root: Path) -> list[Arrow]:
     """Every import that leaves a folder, in generated code too."""
     places = {_dotted(path, root): path for room in MAY_IMPORT for path in (root / room).rglob("*.py")}
@@ -144,7 +147,7 @@ def _homes_of_lazy_names(root: Path) -> dict[str, str]:
 
 
 def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 def _imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
@@ -152,11 +155,12 @@ def _imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
     tree = tree_of(path)
     package = [*([] if path.is_relative_to(root / "fed") else ["fed"]), *path.relative_to(root).parent.parts]
     if path == root / "fed" / "__init__.py":
-        tree.body = [
+        body = [
             node
             for node in tree.body
             if not _is_type_checking(node) and not (isinstance(node, ast.FunctionDef) and node.name == "__getattr__")
         ]
+        tree = ast.Module(body, type_ignores=[])
     for node in ast.walk(tree):
         match node:
             case ast.Import():

@@ -18,6 +18,7 @@ from fed.config.docstrings import arguments
 from tests.readability import counts, fragments, leans, sources, starred_tuples, tuples_of_unlike_things
 from tests.trees import tree_of
 
+pytestmark = pytest.mark.xdist_group("syntax trees")  # so that files are parsed once
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("fed", "aggregators", "clients", "server", "simulations")
 OBSCURE = re.compile(

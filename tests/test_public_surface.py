@@ -3,14 +3,20 @@
 import ast
 import importlib
 import inspect
+from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import fed
+from tests.trees import tree_of
+
+pytestmark = pytest.mark.xdist_group("syntax trees")  # so that files are parsed once
 
 
 def test_a_module_lists_exactly_what_is_public(module_name: str) -> None:
     module = importlib.import_module(module_name)
-    body = ast.parse(inspect.getsource(module)).body
+    body = tree_of(Path(inspect.getfile(module)).resolve()).body
     if module_name.endswith((".__main__", "_pb2", "_pb2_grpc")) or _says_nothing(body):
         return
     assert "__all__" in vars(module), f"{module_name} needs an __all__"

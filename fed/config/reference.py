@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, cast, get_args
 
 from pydantic.fields import FieldInfo
@@ -87,8 +88,15 @@ def _row(key: str, sections: Mapping[str, type[Section]]) -> str:
     default = ", ".join([first, *(f"of `{kind}` {other}" for kind, other in others if other != first)])
     field = next(iter(fields.values()))
     section = next(iter(sections.values()))
-    values = "below" if _part(field) else values_of(section.model_json_schema()["properties"][key])
+    values = "below" if _part(field) else values_of(_properties(section)[key])
     return f"| `{key}` | {default} | {_cell(values)} | {_cell(_text(section, key))} |"
+
+
+@cache
+def _properties(section: type[Section]) -> Mapping[str, Any]:
+    """JSON schema of each key, made once for all rows of a section: it is most of the work."""
+    properties: Mapping[str, Any] = section.model_json_schema()["properties"]
+    return properties
 
 
 def _part(field: FieldInfo) -> "type[Section] | Family[Any] | None":

@@ -26,6 +26,7 @@ from fed.aggregators.scaffold import Scaffold
 from fed.aggregators.slowmo import SlowMo
 from fed.clients.training.optimizers import SGD
 from tests.aggregators.quadratics import Floats, Quadratics, after, cohorts, fixed_point, model_after, states
+from tests.thinned import thinned
 
 PROBLEM = Quadratics.random(clients=6, parameters=4, seed=0)
 A_NPP, B_NP = PROBLEM.curvature_NPP.numpy(), PROBLEM.minimum_NP.numpy()
@@ -50,10 +51,10 @@ def test_fedavg_settles_where_the_reference_says(steps: int, expected: float) ->
     [
         (Scaffold(), {"lr": 0.05, "steps": [3, 10, 1, 7, 5, 2]}, 6, 200),
         (Scaffold(server_lr=0.5), {"lr": 0.05}, 2, 800),
-        (Scaffold(), {"lr": 0.01, "momentum": 0.9}, 6, 400),
+        pytest.param(Scaffold(), {"lr": 0.01, "momentum": 0.9}, 6, 400, marks=pytest.mark.long),
         (Scaffold(), {"lr": 0.01, "momentum": 0.9, "nesterov": True}, 6, 400),
         (FedDyn(alpha=0.3), {"lr": 0.1, "steps": 10}, 6, 400),
-        (FedDyn(alpha=1.0), {"lr": 0.1, "steps": 10}, 3, 400),
+        pytest.param(FedDyn(alpha=1.0), {"lr": 0.1, "steps": 10}, 3, 400, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -343,7 +344,7 @@ def test_post_local_sgd_takes_single_steps_until_the_switch() -> None:
 # Elastic averaging.
 
 
-@pytest.mark.parametrize(("elasticity", "steps"), [(0.15, 1), (0.15, 10), (0.05, 10), (None, 10)])
+@pytest.mark.parametrize(("elasticity", "steps"), thinned([(0.15, 1), (0.15, 10), (0.05, 10), (None, 10)], 2))
 def test_easgd_settles_at_its_closed_form(elasticity: float | None, steps: int) -> None:
     """c* with Σ (y_i − c*) = 0.
 

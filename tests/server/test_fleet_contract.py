@@ -20,6 +20,7 @@ from fed.storage.checkpoints import Checkpoints
 from fed.wire.messages import Answer, TrainedModel, Update
 from tests.flower_stand_ins import Federation, ServerApp, install, partitions
 from tests.server.stages import BOUND_S, CLIENTS, KINDS, REAL, SLOW, Stage, nodes_at
+from tests.thinned import thinned
 
 Open = Callable[..., Any]
 QUICK = [client for client in range(CLIENTS) if client != SLOW]
@@ -402,7 +403,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", thinned(ALGORITHMS, quick=3))
 def test_what_is_simulated_is_what_real_nodes_train(name: str, tmp_path: Path) -> None:
     given = experiment(**ALGORITHMS[name])
     simulated = fed.simulate(given, output=tmp_path / "simulated")

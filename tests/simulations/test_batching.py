@@ -383,7 +383,7 @@ def states_of(run: fed.Run) -> list[Tensor]:
     return [part for module in (run.model, *run.models.values()) for part in module.state_dict().values()]
 
 
-@pytest.mark.parametrize("batching", ["auto", "on", "off"])
+@pytest.mark.parametrize("batching", thinned(["auto", "on", "off"], quick=1))
 def test_saved_experiment_repeats_the_run_to_the_bit(batching: str, tmp_path: Path) -> None:
     model = {"kind": "mlp", "hidden": [300]}  # of which 26 clients fit into the cache
     keys = fed.Experiment(

@@ -109,7 +109,7 @@ def hold(seed: int, count: int, folder: Path, *, workers_every: int = 0) -> dict
     return counts
 
 
-@pytest.mark.parametrize("seed", thinned(range(6), quick=2))
+@pytest.mark.parametrize("seed", thinned(range(6), quick=1))
 def test_experiments_of_all_kinds_run_or_are_refused(seed: int, tmp_path: Path) -> None:
     counts = hold(seed, 50, tmp_path)
     assert min(counts.values()) >= 10

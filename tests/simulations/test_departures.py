@@ -20,6 +20,7 @@ from fed.clients.training.worker import Work
 from fed.config.registry import ALGORITHMS
 from fed.server.mixing.peers import Peers
 from fed.simulations.simulation import Simulation
+from tests.thinned import thinned
 
 from .conftest import Quadratics, mean_output
 
@@ -49,7 +50,7 @@ def problem() -> Quadratics:
     return Quadratics(curvature_N33, generator.normal(size=(PEERS, 3)), np.ones(PEERS, int), generator.normal(size=3))
 
 
-@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("resumes", thinned([True, False], quick=1))
 @pytest.mark.parametrize("algorithm", ["gradient_tracking", "d2"])
 def test_the_others_reach_the_optimum_of_their_own_mean(algorithm: str, resumes: bool, tmp_path: Path) -> None:
     """One goes in round 21 while another is away, which begins anew when it is back.

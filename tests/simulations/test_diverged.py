@@ -16,6 +16,7 @@ from fed.simulations import fleet as fleets
 from fed.simulations.in_flight import Flight, depart
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 BAD = ("c2", "c7")
 VARIED = {"kind": "lognormal", "sigma": 0.5}
@@ -79,7 +80,7 @@ def failing(*args: Any, **keys: Any) -> Flight:
     return flight
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", thinned(RUNS, quick=6))
 def test_dropped_client_is_one_that_has_failed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped = run(experiment(kind, diverged="drop"), poisoned())
     monkeypatch.setattr(fleets, "depart", failing)

@@ -24,6 +24,7 @@ from fed.wire.messages import Answer, Difference, Task
 from fed.wire.reference import Reference
 from tests.lora_models import INPUTS, adapted
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "failure": 0.1}
 ROUNDS: dict[str, dict[str, Any]] = {
@@ -97,7 +98,7 @@ class Clients:
         return held
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("algorithm", thinned(["scaffold", "fedavg"], quick=1))
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_each_client_makes_the_model_of_what_it_has(
     rounds: str, algorithm: str, monkeypatch: pytest.MonkeyPatch

@@ -95,7 +95,7 @@ def with_a_matrix() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 3)).double()
 
 
-@pytest.mark.parametrize(("rounds", "attacked", "codec"), thinned(CASES, quick=21), ids=str)
+@pytest.mark.parametrize(("rounds", "attacked", "codec"), thinned(CASES, quick=10), ids=str)
 def test_counted_and_kept_is_all_that_was_reported(
     rounds: str, attacked: bool, codec: str | dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

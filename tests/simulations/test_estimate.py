@@ -42,7 +42,7 @@ def assert_as_expected(**keys: Any) -> None:
 
 
 @pytest.mark.parametrize("rounds", [{"count": 3}, {"count": 3, "cohort": 7}], ids=str)
-@pytest.mark.parametrize("kind", thinned(ALGORITHMS.builtin, quick=26))
+@pytest.mark.parametrize("kind", thinned(ALGORITHMS.builtin, quick=13))
 def test_as_many_bytes_travel_as_expected(kind: str, rounds: dict[str, Any]) -> None:
     if "cohort" in rounds and lacks(ALGORITHMS.make(kind).make(), Feature.COORDINATOR):
         rounds = {**rounds, "cohort": CLIENTS}
@@ -127,7 +127,7 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("topology", thinned([kind for kind in TOPOLOGIES.builtin if kind != "hypercube"], quick=8))
+@pytest.mark.parametrize("topology", thinned([kind for kind in TOPOLOGIES.builtin if kind != "hypercube"], quick=4))
 def test_as_many_bytes_travel_among_peers_as_expected(topology: str) -> None:
     keys = {"kind": topology, **KEYS.get(topology, {})}
     for kind in ("sgp", "gradient_tracking", "dpsgd"):

@@ -130,6 +130,7 @@ def test_estimate_counts_what_each_evaluation_scores(algorithm: str, monkeypatch
     assert estimate.expect(simulation).wall_s == pytest.approx(4 * counts[0] + counts[1])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_names_the_sample(tmp_path: Path) -> None:
     run(experiment("dpsgd"), output=tmp_path / "run")
     page = write_run_report(tmp_path / "run").read_text()

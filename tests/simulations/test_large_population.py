@@ -73,6 +73,7 @@ def test_a_run_reads_its_cohorts_alone() -> None:
     assert len(reads) <= len(drawn) + BEFOREHAND, "each once a round"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_and_an_expectation_look_at_some_clients(tmp_path: Path) -> None:
     reads: list[int] = []
     run = fed.simulate(experiment(), data=million(reads), output=tmp_path / "run", observers=[Essential(Watcher())])

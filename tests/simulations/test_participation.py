@@ -8,6 +8,7 @@ import pytest
 import fed
 from tests.simulations.durable_runs import BASE, CASES, experiment, left_in
 from tests.simulations.users_parts import samples
+from tests.thinned import thinned
 
 SECURE = {"clip": 0.5, "max_weight": 128, "max_drop_out": 0.25}
 MORE: dict[str, dict[str, Any]] = {
@@ -23,7 +24,7 @@ MORE: dict[str, dict[str, Any]] = {
 KINDS = ("buffered", "asynchronous", "bounded_staleness", "tolerant", "centralized")
 
 
-@pytest.mark.parametrize("case", [*KINDS, *MORE])
+@pytest.mark.parametrize("case", thinned([*KINDS, *MORE], quick=5))
 def test_the_ids_are_as_many_as_the_counts(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, case, {**CASES.get(case, {}), **MORE.get(case, {})})
     run = fed.simulate(experiment(case, 5), output=tmp_path / "run")

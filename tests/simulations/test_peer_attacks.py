@@ -13,6 +13,7 @@ from fed.simulations.attacks import ALIE, IPM, Attack, Attackers, Gaussian, Know
 from fed.topology import mixing_matrix
 from fed.topology.graphs import ring
 from fed.vectors.randomness import Streams
+from tests.thinned import thinned
 
 from .conftest import Point, mean_output
 from .test_peers import CENTRES, LR, PEERS, SAMPLES, data, model
@@ -40,7 +41,7 @@ def points(run: fed.Run) -> np.ndarray:
 @pytest.mark.parametrize(
     "attack", [SignFlip(), Gaussian(), ALIE(z=1.0), IPM(), Mimic()], ids=lambda one: type(one).__name__
 )
-@pytest.mark.parametrize("algorithm", ["dpsgd", "choco"])
+@pytest.mark.parametrize("algorithm", thinned(["dpsgd", "choco"], quick=1))
 def test_neighbours_receive_forged_vectors_and_nothing_else_changes(attack: Attack, algorithm: str) -> None:
     """D-PSGD by hand, an attacker's own row too; CHOCO without codecs is the same."""
     kinds = {SignFlip: "sign_flip", Gaussian: "gaussian", ALIE: "alie", IPM: "ipm", Mimic: "mimic"}

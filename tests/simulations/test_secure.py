@@ -19,6 +19,7 @@ from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from fed.wire.lanes import hide
 from tests.simulations.users_parts import Watcher
+from tests.thinned import thinned
 
 SECTION = {"max_weight": 200, "clip": 8.0, "minimum_cohort": 3}
 KINDS = [
@@ -70,7 +71,7 @@ def same(first: fed.Run, second: fed.Run) -> None:
         assert {**one, "wall_s": 0} == {**other, "wall_s": 0}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, quick=7))
 def test_protocol_and_arithmetic_give_the_same_run(kind: str) -> None:
     section = {**SECTION, "clip": 1e4} if kind in ("fednova", "qfedavg") else SECTION
     first, second = modes(algorithm=kind, secure_aggregation=section, uplink=[])

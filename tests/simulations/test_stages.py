@@ -30,6 +30,7 @@ from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.server.peer.processes import processes
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 CLIENTS = 3
 STAGES = ["halves", "shakes", "drifts"]
@@ -93,7 +94,7 @@ def over_flower(given: fed.Experiment, folder: Path) -> None:
     run_app(given, folder, CLIENTS)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "median", "bmuf", "dpsgd", "allreduce"])
+@pytest.mark.parametrize("algorithm", thinned(["fedavg", "median", "bmuf", "dpsgd", "allreduce"], quick=3))
 def test_half_updates_move_the_model_half_as_far(algorithm: str) -> None:
     """But for the rounding of the model: all that is between is exact, or linear."""
     torch.testing.assert_close(2 * moved(algorithm, ["halves"]), moved(algorithm, None), rtol=1e-10, atol=1e-14)

@@ -18,6 +18,7 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.in_flight import Occupation
 from fed.simulations.simulate import simulate
 from fed.vectors.randomness import Streams
+from tests.thinned import thinned
 
 from .conftest import Point, mean_output
 
@@ -309,7 +310,7 @@ def unsynchronised(
     ("buffer", "concurrency", "mixing"),
     [(1, 1, None), (2, 5, None), (3, 8, None), (4, 4, None), (1, 1, 0.7), (1, 4, 0.7), (1, 8, 0.7)],
 )
-@pytest.mark.parametrize("staleness", ["polynomial", "constant", {"kind": "hinge", "grace": 1}])
+@pytest.mark.parametrize("staleness", thinned(["polynomial", "constant", {"kind": "hinge", "grace": 1}], quick=1))
 def test_unsynchronised_rounds_are_an_event_queue_by_hand(
     buffer: int, concurrency: int, mixing: float | None, staleness: Any, samples: Sequence[int], devices: dict[str, Any]
 ) -> None:
@@ -356,7 +357,7 @@ def equal_data() -> fed.FederatedData:
     return fed.FederatedData(dict(enumerate(pairs)), test=pairs[0])
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "scaffold", "median"])
+@pytest.mark.parametrize("algorithm", thinned(["fedavg", "fedadam", "scaffold", "median"], quick=2))
 @pytest.mark.parametrize(
     "rounds",
     [
@@ -502,7 +503,7 @@ def stale_synchronous(
     return x, ends, leads
 
 
-@pytest.mark.parametrize("samples", [(1,) * CLIENTS, (3, 1, 2, 1, 4, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize("samples", thinned([(3, 1, 2, 1, 4, 1, 2, 5), (1,) * CLIENTS], quick=1), ids=str)
 @pytest.mark.parametrize("bound", [0, 1, 4, "none"])
 def test_rounds_of_bounded_staleness_are_an_event_queue_by_hand(
     bound: Any, samples: Sequence[int], devices: dict[str, Any]

@@ -33,6 +33,7 @@ from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
 from fed.vectors.layout import Layout
+from tests.thinned import thinned
 
 CPU = torch.device("cpu")
 Pair = tuple[Tensor, Tensor]
@@ -348,8 +349,10 @@ def without_gradient(model: Any, inputs: Tensor) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "nesterov"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    thinned([(name, optimizer) for name in MODELS for optimizer in ("sgd", "nesterov")], quick=31),
+)
 def test_every_model(name: str, optimizer: str) -> None:
     """Moved in place, and by vectors of all parameters; each client from a state and buffers of its own."""
     make, pairs = MODELS[name]
@@ -452,8 +455,8 @@ def test_float32_agrees_within_rounding(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "char_transformer"])
-@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9}], ids=str)
-@pytest.mark.parametrize("loss", [cross_entropy, functional.cross_entropy])
+@pytest.mark.parametrize("keys", thinned([{}, {"momentum": 0.9}], quick=1), ids=str)
+@pytest.mark.parametrize("loss", thinned([cross_entropy, functional.cross_entropy], quick=1))
 def test_bfloat16_agrees_loosely(name: str, keys: dict[str, Any], loss: Loss) -> None:
     """To a tenth of what is learned; and is not float32.
 

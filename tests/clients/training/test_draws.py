@@ -25,6 +25,7 @@ from tests.clients.training.test_batched_trainer import (
     local,
     samples,
 )
+from tests.thinned import thinned
 
 SEQUENCES = samples(UNEQUAL, (4, 5))
 VOLUMES = samples(UNEQUAL, (2, 3, 3, 3))
@@ -175,7 +176,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[Pair]]] = {
 ACCUMULATING = {"accumulate": 2, "batch_size": 3, "momentum": 0.9}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, quick=17))
 def test_every_model_that_draws(name: str) -> None:
     """Clients of unequal numbers of samples and steps, each from a stream of its own."""
     make, pairs = MODELS[name]

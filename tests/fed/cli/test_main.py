@@ -175,6 +175,7 @@ def test_json_leaves_where_it_was_kept_to_standard_error(run: Run, arguments: tu
     assert run(*arguments, "--json").err.splitlines()[-1] == note
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_report_is_drawn_when_it_is_asked_for(run: Run, folder: Path) -> None:
     assert run("simulate", "tiny.yaml").code == 0
     page = folder / "runs/tiny/report.html"
@@ -394,6 +395,7 @@ def test_doctor_names_what_a_gpu_needs(run: Run, monkeypatch: pytest.MonkeyPatch
     assert "• git is missing" in out
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_compare_prints_its_table_and_where_the_report_is(run: Run, folder: Path) -> None:
     code, out, _ = run("compare", "two.yaml", "--set", "jobs=1")
     *table, report = out.splitlines()

@@ -213,7 +213,7 @@ SPARSE_ENOUGH = ("one", "two", "opposite", "nearly a power", "large and small")
 @pytest.mark.parametrize(
     "vector", [name if name in SPARSE_ENOUGH else pytest.param(name, marks=pytest.mark.long) for name in SPARSE]
 )
-@pytest.mark.parametrize("name", thinned(VARIANCES, quick=4))
+@pytest.mark.parametrize("name", thinned(VARIANCES, quick=2))
 def test_unbiased_codecs_are_so_of_sparse_vectors(name: str, vector: str) -> None:
     bias_M, allowed_M = bias(name, vector)
     assert (bias_M.abs() <= allowed_M).all()

@@ -436,6 +436,7 @@ def test_widely_different_times_have_a_logarithmic_axis() -> None:
     assert {">0.1<", ">1<", ">10<"} <= set(re.findall(r">[\d.]+<", svg))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_page_tells_of_time_where_there_is_something_to_tell() -> None:
     keys = {"data": {"clients": 5}, "rounds": {"count": 3, "cohort": 3}}
     page = run_report(fed.simulate(fed.Experiment(**keys)), partition_of(data_of(5, 10)))

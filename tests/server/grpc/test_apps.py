@@ -22,7 +22,8 @@ from fed.server.grpc.fleet import NodeFleet
 APP = "tests.clients.apps.arrays_only"
 
 
-@pytest.mark.parametrize("name", [pytest.param("Regression", marks=pytest.mark.long), "client_fn"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["Regression", "client_fn"])
 def test_an_app_at_three_nodes_has_the_simulations_bits(name: str, tmp_path: Path) -> None:
     section = {"kind": f"python:{APP}:{name}", "clients": 3, "metrics": ["accuracy", "told_round"]}
     experiment = fed.Experiment(app=section, rounds={"count": 2}, simulation={"workers": 0})

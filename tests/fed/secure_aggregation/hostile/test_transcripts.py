@@ -21,7 +21,7 @@ def _nothing_is_found(seeds: range) -> list[Transcript]:
 
 
 @pytest.mark.usefixtures("cheap")
-@pytest.mark.parametrize("first", thinned(range(0, 2000, _AT_ONCE), quick=2))
+@pytest.mark.parametrize("first", thinned(range(0, 2000, _AT_ONCE), quick=1))
 def test_no_coordinator_of_2000_learns_a_message(first: int) -> None:
     transcripts = _nothing_is_found(range(first, first + _AT_ONCE))
     sums = Counter(min(transcript.sums, 2) for transcript in transcripts)
