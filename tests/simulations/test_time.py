@@ -503,7 +503,7 @@ def stale_synchronous(
     return x, ends, leads
 
 
-@pytest.mark.parametrize("samples", thinned([(3, 1, 2, 1, 4, 1, 2, 5), (1,) * CLIENTS], quick=1), ids=str)
+@pytest.mark.parametrize("samples", thinned([[3, 1, 2, 1, 4, 1, 2, 5], [1] * CLIENTS], quick=1), ids=str)
 @pytest.mark.parametrize("bound", [0, 1, 4, "none"])
 def test_rounds_of_bounded_staleness_are_an_event_queue_by_hand(
     bound: Any, samples: Sequence[int], devices: dict[str, Any]
