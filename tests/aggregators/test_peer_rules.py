@@ -319,6 +319,7 @@ def test_a_peer_that_joins_has_no_error_of_another() -> None:
     assert not joined.error_NP.any()
 
 
+@pytest.mark.long
 def test_choco_with_few_values_rests_where_dpsgd_does() -> None:
     """Where x̂ = x, a step is D-PSGD's with the weights (1 − γ) I + γ W."""
     rule, descend = CHOCO(consensus_step=0.3), Quadratics.random(9, WIDE, 0.1)

@@ -33,6 +33,7 @@ def test_tcga_rows_keep_their_centre_fold_and_targets(tmp_path: Path) -> None:
     assert [part.tolist() for part in data.test] == [[[51, 0]], [[677.5, 1]]]
 
 
+@pytest.mark.long
 def test_an_lstm_learns_from_a_play(tmp_path: Path) -> None:
     (tmp_path / "play.txt").write_text(PLAY)
     experiment = fed.Experiment.load(ROOT / "examples" / "shakespeare.yaml").override(

@@ -72,7 +72,7 @@ def experiment(algorithm: str = "fedavg", **keys: Any) -> fed.Experiment:
 
 
 @pytest.mark.parametrize("batching", ["on", "off"])
-@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd", "local"])
+@pytest.mark.parametrize("algorithm", thinned(["fedavg", "dpsgd", "local"], quick=1))
 def test_scores_of_shards_are_those_of_the_whole_test_set(algorithm: str, batching: str, late: list[Late]) -> None:
     """In float64: within 1e-12, the rounding of a sum of some thousand terms."""
     data = parts.unequal(torch.float64, test=SAMPLES)

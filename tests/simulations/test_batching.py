@@ -202,7 +202,7 @@ OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize("obstacle", OBSTACLES)
+@pytest.mark.parametrize("obstacle", thinned(OBSTACLES, quick=18))
 def test_unbatchable_models_train_one_by_one_or_are_refused(obstacle: str) -> None:
     given, reason = OBSTACLES[obstacle]
     torch.manual_seed(3)

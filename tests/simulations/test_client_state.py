@@ -142,7 +142,7 @@ def test_feddyn_is_refused_where_silent_clients_count_as_zeros() -> None:
         fed.Experiment(algorithm="feddyn", rounds="bounded_staleness")
 
 
-@pytest.mark.parametrize("staleness", ["polynomial", "constant"])
+@pytest.mark.parametrize("staleness", thinned(["polynomial", "constant"], quick=1))
 @pytest.mark.parametrize("clients", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_scaffold_in_buffers_reaches_the_optimum(clients: int, staleness: str) -> None:
     """Three clients with targets 0, 1 and 5 have it at 2."""

@@ -59,7 +59,7 @@ def test_fedavg_reaches_its_fixed_point(quadratics: Quadratics, steps: int) -> N
     np.testing.assert_allclose(point(finished), fixed_point(quadratics, steps), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("steps", thinned([1, 2, 5, 10], quick=2))
+@pytest.mark.parametrize("steps", thinned([2, 1, 5, 10], quick=1))
 @pytest.mark.parametrize("mu", [0.7])
 def test_fedprox_reaches_its_fixed_point(quadratics: Quadratics, steps: int, mu: float) -> None:
     finished = run(

@@ -23,6 +23,7 @@ from fed.storage.checkpoints import Checkpoints
 from tests.fed.storage.random_trees import same
 from tests.simulations import users_parts as parts
 from tests.simulations.durable_runs import CASES, DAMAGES, DEVICES, experiment, left_in
+from tests.thinned import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
@@ -90,7 +91,7 @@ def same_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
 
 
-@pytest.mark.parametrize("case", QUICK)
+@pytest.mark.parametrize("case", thinned(QUICK, quick=6))
 def test_an_interrupted_run_resumes_to_the_same_bits(case: str, tmp_path: Path) -> None:
     one = experiment(case, ROUNDS)
     whole = fed.simulate(one, output=tmp_path / "whole")

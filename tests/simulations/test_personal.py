@@ -231,6 +231,7 @@ def test_what_is_private_does_not_travel(kind: str, numbers: int) -> None:
     assert private <= still < first.keys()
 
 
+@pytest.mark.long
 def test_each_phase_takes_its_time() -> None:
     """Ditto trains twice; FedRep its head for so many epochs before the body's one."""
 

@@ -83,20 +83,22 @@ def test_protocol_and_arithmetic_give_the_same_run(kind: str) -> None:
     "changes",
     [
         pytest.param({"simulation__workers": 2}, marks=pytest.mark.long),
-        {"simulation__batching": "off"},
+        pytest.param({"simulation__batching": "off"}, marks=pytest.mark.long),
         {"simulation__batching": "on", "simulation__group": 4},
         {"secure_aggregation": {**SECTION, "bits": 16}},
-        {"secure_aggregation": {**SECTION, "bits": 64}},
+        pytest.param({"secure_aggregation": {**SECTION, "bits": 64}}, marks=pytest.mark.long),
         {
             "rounds__over_selection": 1.3,
             "devices__failure": 0.1,
             "secure_aggregation": {**SECTION, "max_drop_out": 0.3},
         },
-        {"rounds__sampling": "poisson"},
-        {"devices__failure": 0.15, "secure_aggregation": {**SECTION, "max_drop_out": 0.3}},
+        pytest.param({"rounds__sampling": "poisson"}, marks=pytest.mark.long),
+        pytest.param(
+            {"devices__failure": 0.15, "secure_aggregation": {**SECTION, "max_drop_out": 0.3}}, marks=pytest.mark.long
+        ),
         {"rounds__cohort": 12, "rounds__deadline_s": 1.2, "devices": {"kind": "lognormal"}},
-        {"uplink": [{"kind": "randomk", "fraction": 0.3}]},
-        {"uplink": ["rotation"]},
+        pytest.param({"uplink": [{"kind": "randomk", "fraction": 0.3}]}, marks=pytest.mark.long),
+        pytest.param({"uplink": ["rotation"]}, marks=pytest.mark.long),
         {"uplink": ["rotation", {"kind": "randomk", "fraction": 0.3}], "error_feedback": "ef"},
         {"uplink": [{"kind": "sketch", "fraction": 0.5, "read": 0.2}]},
         {"downlink": [{"kind": "qsgd", "bits": 4}], "error_feedback": "none"},

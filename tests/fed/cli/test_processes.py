@@ -208,6 +208,7 @@ def test_run_goes_on_when_nobody_reads_its_progress(start: Start) -> None:
     assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.long
 def test_terminal_shows_a_bar_and_keeps_nothing_of_it(start: Start) -> None:
     shown, its = pty.openpty()
     process = start("simulate", "tiny.yaml", stderr=its, TERM="xterm", COLUMNS="100")

@@ -124,7 +124,7 @@ def test_shape_and_type_come_back_within_the_bytes_said(name: str, dtype: torch.
 
 
 @pytest.mark.parametrize("layers", [LAYERS, (torch.Size([250, 280]), torch.Size([11]))], ids=["short", "in pieces"])
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", thinned(CHAINS, quick=16))
 def test_groups_encode_as_single_clients_do(name: str, layers: tuple[torch.Size, ...]) -> None:
     of, drawn = chain(name, layers=layers), draw(4)
     rows_KM = gaussian(4, numbers=of.values.numbers)
@@ -304,7 +304,7 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
 
 @settings(max_examples=15)
 @given(st.data())
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", thinned(CHAINS, quick=16))
 def test_any_bytes_are_a_vector_or_refused(name: str, data: st.DataObject) -> None:
     of = chain(name)
     whole = bytes(of.encode(gaussian(1), state(of, 1), draw(1)).content[0].tolist())

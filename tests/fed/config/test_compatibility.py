@@ -23,6 +23,7 @@ from fed.config.experiment import Experiment, Local
 from fed.config.registry import ADVERSARIES, ALGORITHMS
 from fed.errors import InvalidExperiment
 from fed.simulations.attacks import Attack, Knowledge
+from tests.thinned import thinned
 
 LOCAL: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -55,7 +56,7 @@ def problem(**keys: Any) -> str:
 
 
 @pytest.mark.parametrize("local", LOCAL)
-@pytest.mark.parametrize("kind", ALGORITHMS.builtin)
+@pytest.mark.parametrize("kind", thinned(ALGORITHMS.builtin, quick=17))
 def test_algorithm_refuses_local_steps_that_break_its_equation(kind: str, local: str) -> None:
     keys: dict[str, Any] = {"algorithm": {"kind": kind}, "local": LOCAL[local]}
     if local not in REFUSED.get(kind, set()):

@@ -8,6 +8,7 @@ from torch import nn
 
 import fed
 from fed.config.lr_schedules import ConstantSchedule, Cosine, Schedule, Step
+from tests.thinned import thinned
 
 COUNT = 20
 
@@ -39,7 +40,7 @@ def test_the_step_size_grows_with_the_cohort(scaling: str, factor: float) -> Non
 
 
 @pytest.mark.parametrize("batching", ["on", "off"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", thinned(["sgd", "adam"], quick=1))
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "dpsgd"])
 def test_clients_take_steps_of_the_rounds_size(batching: str, optimizer: str, algorithm: str) -> None:
     """Rounds with a schedule are rounds of runs whose constant step size is the schedule's."""

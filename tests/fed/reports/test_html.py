@@ -269,7 +269,7 @@ def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
     assert "count: 2" in text
 
 
-def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path) -> None:
+def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     keys: dict[str, Any] = {"data": {"clients": 5}, "rounds": {"count": 2}, "algorithm": "dpsgd"}
     fed.simulate(fed.Experiment(**keys), output=tmp_path / "peers")
     page = write_run_report(tmp_path / "peers").read_text(encoding="utf-8")
@@ -277,6 +277,7 @@ def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path) -> None
     drawn = page.partition('aria-label="Peers and their neighbours"')[2].partition("</figure>")[0]
     assert re.findall(r">(\d)</text>", drawn) == [*"01234"]
     fed.simulate(fed.Experiment(**{**keys, "algorithm": "fedavg"}), output=tmp_path / "clients")
+    request.getfixturevalue("undrawn")
     assert "Peers and their neighbours" not in write_run_report(tmp_path / "clients").read_text(encoding="utf-8")
 
 

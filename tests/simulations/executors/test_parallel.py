@@ -25,6 +25,7 @@ from fed.simulations import choice as hiring
 from fed.simulations.executors.pool import Workers
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
+from tests.thinned import thinned
 
 pytestmark = pytest.mark.xdist_group("parallel")  # so that processes are lent from test to test
 
@@ -117,7 +118,7 @@ def test_workers_change_nothing_for_parts_of_a_users_own(
     assert batched == (given["model"] is not parts.with_batch_norm)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd", "centralized"])
+@pytest.mark.parametrize("algorithm", thinned(["dpsgd", "fedavg", "centralized"], quick=1))
 @pytest.mark.parametrize("data", [parts.unequal(), parts.on_demand()], ids=["in memory", "on demand"])
 def test_workers_change_nothing_where_clients_evaluate(
     data: fed.FederatedData, algorithm: str, borrowed: list[int]

@@ -7,6 +7,7 @@ import pytest
 from tests.fed.secure_aggregation.hostile import world
 from tests.fed.secure_aggregation.hostile.faults import FAULTS
 from tests.fed.secure_aggregation.hostile.play import play
+from tests.thinned import thinned
 
 _SEEDS = 400  # the slowest is found by the fiftieth
 
@@ -19,7 +20,7 @@ def _thresholds_anew() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("cheap")
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", thinned(FAULTS, quick=9))
 def test_each_fault_is_found_by_its_strategies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
     fault.put_back(monkeypatch)

@@ -16,6 +16,7 @@ from fed.server.peer.gossip.generations import MOST_GENERATIONS, Generations
 from fed.server.peer.gossip.gossip_service import GossipService
 from tests.server.deployed import free_port
 from tests.server.peer.services import Stranger, await_that, exchanged, has_come_to_nothing, listening, made, port_of
+from tests.thinned import thinned
 
 KEY = ExchangeKey(3, 0)
 
@@ -237,7 +238,7 @@ class Network:
                 self.round(one)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", thinned(range(200), quick=60))
 def test_the_sum_holds_over_whoever_is_left(seed: int) -> None:
     network = Network(seed)
     dead: list[Peer] = []

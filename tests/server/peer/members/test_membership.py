@@ -65,12 +65,12 @@ def gone(network: Network, name: str) -> set[str]:
     return names_of(members.gone(network.now_s))
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", thinned(STARTS, quick=3))
 def test_eight_starts_in_any_order_become_one_group(kind: str) -> None:
     assert max(seconds_to_one_group(kind, seed, 0.0, TIMING) for seed in range(25)) < 2
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", thinned(STARTS, quick=2))
 def test_a_third_of_messages_lost_does_not_split_starts(kind: str) -> None:
     timing = Timing(beat_s=0.1)
     assert max(seconds_to_one_group(kind, seed, LOST, timing) for seed in range(15)) < 2
