@@ -19,6 +19,7 @@ from fed.config.experiment import Experiment
 from tests.server.deployed import Deployment, Program, relayed, wait_for
 
 _Start = Callable[..., Deployment]
+DROPS = "python:tests.simulations.users_parts:digits_with_dropout"
 
 
 @pytest.fixture
@@ -111,12 +112,20 @@ def test_server_killed_after_its_last_round_tells_nodes(deployed: _Start) -> Non
     deployment.spool().mkdir()  # as if it had been killed before it told the nodes
     again, nodes = deployment.server(resume=True), deployment.all_clients()
     for node in nodes:
-        assert node.end(30) == 0, node.said
+        assert node.end() == 0, node.said
         assert node.said.endswith("the run is over; 0 tasks were done\n")
     assert again.end() == 0, again.said
     assert "nodes may not know it yet" in again.said
     assert deployment.summary() == outcome
     _hold_tidy(deployment)
+
+
+@pytest.mark.long
+def test_nodes_draw_the_masks_of_the_simulation(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(clients=2, model=DROPS)
+    server, _ = deployment.server(), deployment.all_clients()
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
 
 
 @pytest.mark.long

@@ -112,6 +112,10 @@ def with_dropout() -> nn.Module:
     return small(nn.Dropout(0.5))
 
 
+def digits_with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 10))
+
+
 def with_batch_norm() -> nn.Module:
     return small(nn.BatchNorm1d(6))
 

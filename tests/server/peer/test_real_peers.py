@@ -13,6 +13,7 @@ from fed.reports.html import write_run_report
 from fed.simulations.simulate import simulate
 from tests.server.peer.processes import PATIENCE_S, Processes, processes
 
+DROPS = "python:tests.simulations.users_parts:digits_with_dropout"
 LOCAL = {"lr": 0.1, "steps": 4, "batch_size": 16}
 KEYS: dict[str, Any] = {
     "name": "ring",
@@ -45,6 +46,7 @@ def assert_simulated(peers: Processes, **others: Any) -> None:
         pytest.param({"algorithm": "deepsqueeze", "uplink": ["topk", "qsgd"]}, marks=pytest.mark.long),
         pytest.param({"algorithm": "noloco", "topology": None}, marks=pytest.mark.long),
         pytest.param({"algorithm": "choco", "uplink": ["topk", "qsgd"]}, marks=pytest.mark.long),
+        pytest.param({"algorithm": "dpsgd", "model": DROPS}, marks=pytest.mark.long),
     ],
     ids=lambda others: others["algorithm"],
 )

@@ -129,6 +129,19 @@ def test_workers_change_nothing_where_clients_evaluate(
     assert parts.outcome(alone) == parts.outcome(apart)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_any_number_of_workers_draws_the_same_masks(algorithm: str) -> None:
+    """Clients of unequal sizes in groups of two, or one by one."""
+    for batching in ("on", "off"):
+        keys = experiment(algorithm, batching=batching)
+        first, *others = (
+            parts.outcome(simulate(in_workers(keys, workers), data=parts.unequal(), model=parts.with_dropout))
+            for workers in range(8)
+        )
+        assert all(other == first for other in others)
+
+
 def test_model_draws_depend_on_seed_client_and_round_alone(borrowed: list[int]) -> None:
     """A client draws the same whoever trains before it: of one run every client, of the other one alone."""
     keys = experiment("local", batching="off", rounds={"count": 2})
