@@ -7,6 +7,7 @@ completion come at once.
 """
 
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -112,6 +113,9 @@ def _exit_code(error: BaseException) -> int:
         return _refuse(str(error), error.exit_code)
     if isinstance(error, BrokenPipeError | SystemExit):
         return _leave_quietly(error)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        _write_no_more()
+        return _refuse("there is no space left to write to: free some, and run the command again", 1)
     if not isinstance(error, Exception):
         raise error
     traceback.print_exception(error)
@@ -138,10 +142,14 @@ def _leave_quietly(end: BaseException) -> int:
     """Exit in silence when the reader of standard output, like ``head``, has left; libraries raise SystemExit then."""
     if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
         raise end
-    with contextlib.suppress(OSError):  # standard output that is no file has nothing more to write
-        # Else Python would try once more on its way out, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _write_no_more()
     return 1
+
+
+def _write_no_more() -> None:
+    """Drop what standard output still holds: Python would try once more on its way out, and complain."""
+    with contextlib.suppress(OSError):  # standard output that is no file has nothing more to write
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _append_working_folder() -> None:

@@ -159,8 +159,8 @@ class Deployment:
             secret = ["--credentials", str(self.folder / "keys" / "nodes" / str(client))]
         where = ["--server", f"{self.host}:{port or self.port}", "--data", str(self.folder / f"{client}.yaml")]
         where += ["--state", str(self.folder / f"state-{client}")]
-        model = self.experiment.model.kind
-        where += ["--allow", model] if model.startswith("python:") else []
+        model = self.experiment.model
+        where += ["--allow", model.kind] if model is not None and model.kind.startswith("python:") else []
         where += ["--secure", "--new-record", "--minimum-cohort", "3"] if self.secure else []
         settings = {**_IMPATIENT_NODE, **self.node_patience, **({"dies_at": dies_at} if dies_at else {})}
         return self._start(["client", *where, *secret], settings)

@@ -198,6 +198,46 @@ def test_reader_that_leaves_is_no_error_to_tell(start: Start, arguments: tuple[s
     assert process.wait(PATIENCE_S) == 1
 
 
+def test_output_without_space_is_one_sentence(folder: Path) -> None:
+    command = [sys.executable, "-m", "fed", "schema"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, cwd=folder, env=environment(), stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"error: there is no space left to write to: free some, and run the command again\n"
+
+
+ENDING = """
+import atexit, sys, threading, time
+import fed.cli.main as line
+
+class Freed:
+    def __del__(self):
+        print("freed")
+
+kept = Freed()
+
+def late():
+    time.sleep(0.2)
+    print("waited for")
+
+def command():
+    atexit.register(print, "tidied up")
+    threading.Thread(target=late).start()
+    sys.stdout.write("said, ")
+    return 3
+
+line.main = command
+from fed.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_command_ends_whole_but_frees_no_objects(folder: Path) -> None:
+    command = [sys.executable, "-c", ENDING]
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "said, waited for\ntidied up\n", "")
+
+
 def test_run_goes_on_when_nobody_reads_its_progress(start: Start) -> None:
     process = start("simulate", "tiny.yaml")
     assert process.stderr is not None
