@@ -37,7 +37,7 @@ deployment: $(LINKED)  ## rounds, transfers and 200 clients over gRPC; beside Fl
 strangers: $(LINKED)  ## rounds of nodes and peers while strangers without a certificate come; nine minutes
 	$(BIN)/python benchmarks/strangers.py
 
-benchmark: $(LINKED) benchmarks/.venv/installed  ## speed beside PyTorch, pfl-research, Flower and byzfl; a quarter of an hour
+benchmark: $(LINKED) benchmarks/.venv/installed  ## speed beside PyTorch, pfl-research, JAX, Flower and byzfl; a quarter of an hour
 	$(BIN)/python benchmarks/simulation.py
 
 time: $(LINKED)  ## events a second of the simulator's clock, with 1,000 to 1,000,000 clients; two minutes

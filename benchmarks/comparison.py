@@ -18,6 +18,7 @@ PEERS = HERE / ".venv" / "bin" / "python"
 WARM_UP_S = 1.5  # in which the slowest worker has started
 FEWEST_ROUNDS = 3
 _ATTEMPTS_OF_PEERS = 3
+_OF_PEERS = ("pfl_research.py", "flower.py", "jax_loop.py")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Side:
     @property
     def python(self) -> str:
         """The interpreter, and with it the environment."""
-        return str(PEERS) if self.program in ("pfl_research.py", "flower.py") else sys.executable
+        return str(PEERS) if self.program in _OF_PEERS else sys.executable
 
 
 SIDES = {
@@ -54,7 +55,8 @@ SIDES = {
     "pfl-1": Side("pfl-research, 1 process", "pfl_research.py"),
     "pfl-2": Side("pfl-research, 2 processes", "pfl_research.py", ("--processes", "2"), processes=2),
     "flower": Side("Flower, 2 actors", "flower.py", ("--actors", "2"), processes=2, most_turns=3),
-    "limit": Side("limit: matrix products alone, 1 thread", "limit.py", most_turns=1),
+    "jax": Side("JAX, a compiled loop, 1 core", "jax_loop.py"),
+    "products": Side("PyTorch's products alone, 1 thread", "products.py", most_turns=1),
 }
 
 
@@ -148,10 +150,10 @@ def _plan(ends_s: list[float], seconds: float) -> tuple[int, int]:
 
 
 def _add_shares(sides: dict[str, Any]) -> None:
-    """Add to each of our sides its share of the limit, which grows with the number of processes."""
+    """Add to each of our sides its share of the rate of PyTorch's products alone, in as many processes."""
     for name, side in sides.items():
-        if name.startswith("ours") and "limit" in sides:
-            side["share_of_limit"] = side["median"] / (sides["limit"]["median"] * side["processes"])
+        if name.startswith("ours") and "products" in sides:
+            side["share_of_products"] = side["median"] / (sides["products"]["median"] * side["processes"])
 
 
 def _ratios(sides: dict[str, Any]) -> dict[str, dict[str, Ratio]]:
@@ -162,5 +164,5 @@ def _ratios(sides: dict[str, Any]) -> dict[str, dict[str, Ratio]]:
         turns = min(map(len, rates))
         return Ratio.of(*(of_side[:turns] for of_side in rates))
 
-    others = [name for name in sides if not name.startswith("ours") and name != "limit"]
+    others = [name for name in sides if not name.startswith("ours") and name != "products"]
     return {ours: {other: ratio(ours, other) for other in others} for ours in sides if ours.startswith("ours")}

@@ -1,4 +1,4 @@
-"""Speed of federated simulation, side by side: fed, plain PyTorch, pfl-research, Flower and byzfl.
+"""Speed of federated simulation, side by side: fed, pfl-research, a compiled loop of JAX, Flower and byzfl.
 
 Every side runs in a process of its own, with one thread a process, on the same samples, partition and first model. Each
 first trains a fixed number of rounds, after which all must be about as accurate, and which tell how fast it is; then
@@ -33,7 +33,7 @@ from whole import measure_command, measure_populations, over_limits
 from workloads import MNIST, WORKLOADS
 
 PARTS = ("rounds", "populations", "command", "clock", "sums", "rules", "models")
-USUAL_SIDES = ("ours-0", "ours-2", "pfl-1", "pfl-2", "flower", "limit")
+USUAL_SIDES = ("ours-0", "ours-2", "pfl-1", "jax", "flower", "products")
 CLOCK_POPULATIONS = (1_000, 1_000_000)
 CLOCK_S = 2.0
 MODELS_S = 0.25

@@ -33,8 +33,8 @@ def _rates(report: Report) -> Table:
     workloads = report["workloads"].values()
     rounds = ", ".join(str(workload["settings"]["agreement_rounds"]) for workload in workloads)
     title = (
-        f"Training rounds a second, median of {report['repetitions']} (least – most); of ours the share of the limit; "
-        f"test accuracy after {rounds} rounds" + (f". {report['absent']}" if "absent" in report else "")
+        f"Training rounds a second, median of {report['repetitions']} (least – most); of ours the share of the "
+        f"products alone; test accuracy after {rounds} rounds" + (f". {report['absent']}" if "absent" in report else "")
     )
     rows = []
     for side in _sides(report):
@@ -47,8 +47,8 @@ def _rates(report: Report) -> Table:
 def _rate(side: Mapping[str, Any]) -> str:
     text = f"{_digits(side['median'])} ({_digits(side['min'])} – {_digits(side['max'])})"
     details = []
-    if side.get("share_of_limit") is not None:
-        details.append(f"{side['share_of_limit']:.0%}")
+    if side.get("share_of_products") is not None:
+        details.append(f"{side['share_of_products']:.0%}")
     if side["accuracy"] is not None:
         details.append(f"{side['accuracy']:.3f}")
     return f"{text}, {', '.join(details)}" if details else text

@@ -1,4 +1,4 @@
-"""Limit of every simulator in one thread: a round's matrix products and convolutions, forward and backward, alone.
+"""PyTorch's matrix products and convolutions of a round, forward and backward, alone in one thread.
 
 Each client's products have weights of its own, in memory that was allocated beforehand, and nothing else is computed:
 no bias, activation, loss, update, mean or order of samples. A layer's products are tried client by client and batched
