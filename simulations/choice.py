@@ -22,8 +22,7 @@ from fed.config.registry import EXECUTORS
 from fed.errors import InvalidExperiment, InvalidInput, RunFailed, first_line
 from fed.processes.machine import usable_cores
 from fed.server.evaluation import MODELS_AT_ONCE
-from fed.server.observer import Expectation
-from fed.simulations.estimate import expect
+from fed.simulations.estimate import Estimate
 from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
 from fed.vectors import trees
@@ -39,17 +38,13 @@ _SMALL_BYTES = 2**18
 
 _MOST_WORKERS = 64
 
-_WORTH_WORKERS_S = 20.0
-"""Seconds that a run must take in one process for workers to pay, since they take seconds to start."""
 
-
-def hired(simulation: Simulation, expectation: Expectation | None = None) -> Executor:
+def hired(simulation: Simulation, estimate: Estimate | None = None) -> Executor:
     """Executor of a simulation's work, to be entered as a context: this process, or workers that end with it.
 
     Args:
         simulation: simulation whose work the executor does.
-        expectation: time that the run would take in one process, for ``workers: auto``; None: it is estimated here if
-            it is needed.
+        estimate: estimate of the run, for ``workers: auto``, by what is timed there if it is needed; None: one is made.
 
     Raises:
         InvalidExperiment: if workers are asked for and the user's parts cannot go to another process.
@@ -60,7 +55,7 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Exe
     if execution.executor is not None:
         return _started(simulation, execution.executor, _count_for(execution.executor, simulation))
     is_free = asked == "auto"
-    count = _worthwhile(simulation, expectation) if asked == "auto" else asked
+    count = _worthwhile(simulation, estimate) if asked == "auto" else asked
     if count:
         try:
             # With auto this process does the work where no worker can start; to wait for one is the only way to know.
@@ -90,16 +85,16 @@ def _count_for(section: Component, simulation: Simulation) -> int:
     return _useful(simulation) if asked == "auto" else asked
 
 
-def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
-    """Number of workers that a round has work for, if the run is long."""
-    count = _useful(simulation)
-    if count < 2:
+def _worthwhile(simulation: Simulation, estimate: Estimate | None) -> int:
+    """Number of workers with which the run ends soonest, or 0: as :class:`fed.simulations.speed_up.RunTimes` says."""
+    most = _useful(simulation)
+    if most < 2:
         return 0
     try:
-        expectation = expectation or expect(simulation)
+        times = (estimate or Estimate(simulation)).times
     except Exception:  # an error of a user's code will be raised again by the first round, which names its client
         return 0
-    return count if expectation.wall_s >= _WORTH_WORKERS_S else 0
+    return times.workers(most, usable_cores())
 
 
 def _useful(simulation: Simulation) -> int:

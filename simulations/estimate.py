@@ -4,14 +4,15 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held
 from fed.clients.data.describe import looked_at
 from fed.clients.training.devices import device_of, devices_of
-from fed.clients.training.executor import InProcess
+from fed.clients.training.executor import InProcess, Item
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
@@ -19,25 +20,120 @@ from fed.server.mixing.message_sizes import exchanged_bytes
 from fed.server.observer import Expectation
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scores
+from fed.simulations.executors.sending import sending_s
 from fed.simulations.ring import ring_bytes
 from fed.simulations.scoring import begin_scoring_by_coordinator
 from fed.simulations.simulation import Simulation
+from fed.simulations.speed_up import RunTimes
+from fed.vectors.reduction import WeightedMean
+from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["expect"]
+__all__ = ["Estimate", "expect"]
 
 _PROBE_STEPS = 3
+_SUMMED = 4  # messages of one sum
+_TIMES = 3
+_CLIENT_S = 3e-5
+"""Seconds that the main process takes for a client's task, time, availability and answer (docs/benchmarks.md)."""
+
+
+class Estimate:
+    """Estimate of a run: a few steps and an evaluation are timed, messages counted. The run is not touched.
+
+    Nothing is timed before it is asked for, nor twice.
+
+    Args:
+        simulation: simulation of the run.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    @cached_property
+    def expectation(self) -> Expectation:
+        """Expected time, in one process, and bytes."""
+        simulation = self._simulation
+        sent, answered = _tasks(simulation)
+        wall_s = self._trained * self._trial.task_s + self._evaluations.run_s
+        bytes_up, bytes_down = _bytes(simulation, sent, answered)
+        return Expectation(simulation.policy.count, wall_s, bytes_up, bytes_down, _proviso(simulation))
+
+    @cached_property
+    def times(self) -> RunTimes:
+        """Seconds of the run's parts, by which workers pay or do not."""
+        trial = self._trial
+        trainees = self._simulation.trainees
+        items = -(-trainees // self._simulation.groups.size)  # rounded up
+        in_an_item = trainees / items
+        sums = 1 if self._simulation.adds_in_groups else in_an_item
+        return RunTimes(
+            rounds=self._trained / trainees,
+            items=items,
+            item_s=in_an_item * trial.task_s,
+            main_s=in_an_item * _CLIENT_S + sums * _sum_s(self._simulation),
+            sending_s=sending_s(trial.item, trial.result),
+            evaluation_s=self._evaluations.run_s,
+            evaluation_items=self._evaluations.items,
+        )
+
+    @property
+    def _trained(self) -> int:
+        """Number of tasks of the run that are trained."""
+        sent, answered = _tasks(self._simulation)
+        return sent if self._simulation.policy.keeps_late else answered
+
+    @cached_property
+    def _trial(self) -> "_Trial":
+        return _tried(self._simulation)
+
+    @cached_property
+    def _evaluations(self) -> "_Evaluations":
+        return _evaluated(self._simulation)
 
 
 def expect(simulation: Simulation) -> Expectation:
-    """Expected time and bytes: a few steps and an evaluation are timed, messages counted. The run is not touched."""
-    policy = simulation.policy
-    sent, answered = _tasks(simulation)
-    trained = sent if policy.keeps_late else answered
-    evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
-    once_s, last_s = _evaluation_s(simulation)
-    wall_s = trained * _task_s(simulation) + (evaluations - 1) * once_s + last_s
-    bytes_up, bytes_down = _bytes(simulation, sent, answered)
-    return Expectation(policy.count, wall_s, bytes_up, bytes_down, _proviso(simulation))
+    """Expected time and bytes of a run, in one process."""
+    return Estimate(simulation).expectation
+
+
+class _Trial(NamedTuple):
+    """Training of one group, timed.
+
+    Args:
+        task_s: seconds of a client's task, its share of a group's.
+        item: content and tensors of the group's work item.
+        result: content and tensors of its result.
+    """
+
+    task_s: float
+    item: tuple[Any, Sequence[Tensor]]
+    result: tuple[Any, Sequence[Tensor]]
+
+
+class _Evaluations(NamedTuple):
+    """Evaluations of a run.
+
+    Args:
+        run_s: seconds of all of them.
+        items: number of work items of one of them.
+    """
+
+    run_s: float
+    items: int
+
+
+class _Counting(InProcess):
+    """Executor in this process that counts its items.
+
+    Attributes:
+        count: number of items until now.
+    """
+
+    count = 0
+
+    def submit(self, item: Item) -> int:
+        self.count += 1
+        return super().submit(item)
 
 
 def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
@@ -99,8 +195,8 @@ def _proviso(simulation: Simulation) -> str:
     return " and ".join(text for text, holds in clauses.items() if holds)
 
 
-def _task_s(simulation: Simulation) -> float:
-    """Seconds of a client's task: its share of a few steps of one group, times the mean number of steps."""
+def _tried(simulation: Simulation) -> _Trial:
+    """Train one group for a few steps: a client's task takes its share of them, times the mean number of steps."""
     groups = simulation.groups
     count = min(groups.size, simulation.trainees)
     sizes = _sizes(simulation.data)
@@ -116,11 +212,26 @@ def _task_s(simulation: Simulation) -> float:
     times_s = []
     for _ in range(2):  # the first also pays for what happens once
         began = time.perf_counter()
-        work(task, tensors)
+        answer, results = work(task, tensors)
         times_s.append(time.perf_counter() - began)
     steps = statistics.fmean(groups.steps(size) for size in sizes.values())
     step_s = times_s[-1] / (_PROBE_STEPS * len(phases)) / len(largest)
-    return step_s * steps
+    return _Trial(step_s * steps, item=(task, tensors), result=(answer, results))
+
+
+def _sum_s(simulation: Simulation) -> float:
+    """Seconds in which the main process adds a message to the sum of others."""
+    size = simulation.message.numbers if simulation.message else simulation.layout.size
+    vector_M = torch.full((size,), 0.1, dtype=torch.float64)
+    times_s = []
+    for _ in range(_TIMES):
+        began = time.perf_counter()
+        mean = WeightedMean(size)
+        for _ in range(_SUMMED):
+            mean.add(vector_M, 1)
+        mean.finish()
+        times_s.append(time.perf_counter() - began)
+    return statistics.median(times_s) / _SUMMED
 
 
 def _sizes(data: FederatedData) -> dict[ClientId, int]:
@@ -132,19 +243,25 @@ def _sizes(data: FederatedData) -> dict[ClientId, int]:
     return {client: data.size_of(client) for client in looked_at(data)}
 
 
-def _evaluation_s(simulation: Simulation) -> tuple[float, float]:
-    """Seconds of an evaluation, and of the last one, which may be of more samples."""
+def _evaluated(simulation: Simulation) -> _Evaluations:
+    """Evaluate once: all evaluations take as long, but for the last one, which may be of more samples."""
+    policy = simulation.policy
+    evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
     by_clients_s = 0.0
+    items = 0
     if simulation.held_out is not None:
         by_clients_s = _evaluation_by_clients_s(simulation, simulation.held_out)
+        items = -(-len(simulation.held_out) // CLIENTS_AT_ONCE)
         if simulation.recipe.test is None:
-            return by_clients_s, by_clients_s
-    executor = InProcess(partial(Work, simulation.recipe), devices_of(1))
+            return _Evaluations(evaluations * by_clients_s, items)
+    executor = _Counting(partial(Work, simulation.recipe), devices_of(1))
     federation = simulation.federation(executor)
     began = time.perf_counter()
     scores = begin_scoring_by_coordinator(simulation, federation, executor)()
     once_s = time.perf_counter() - began
-    return by_clients_s + once_s, by_clients_s + once_s * _times_longer(scores, simulation)
+    last_s = once_s * _times_longer(scores, simulation)
+    run_s = evaluations * by_clients_s + (evaluations - 1) * once_s + last_s
+    return _Evaluations(run_s, max(items + executor.count, 1))
 
 
 def _times_longer(scores: Scores, simulation: Simulation) -> float:

@@ -26,7 +26,7 @@ from fed.server.telling import Observers
 from fed.server.tracking import tracked
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.choice import hired, leave_rerun
-from fed.simulations.estimate import expect
+from fed.simulations.estimate import Estimate
 from fed.simulations.scoring import begin_scoring
 from fed.simulations.simulation import Simulation
 from fed.simulations.standardization import standardized
@@ -132,11 +132,12 @@ def simulate(
                 kept = newest_checkpoint(fingerprint, folder, experiment.objects(), parts)
         told = Observers(tracked(observers, experiment, None if folder is None else folder.path))
         # The estimate takes a trial: it is made only where an observer listens.
-        expectation = expect(simulation) if told.want(Expectation) else None
+        estimate = Estimate(simulation)
+        expectation = estimate.expectation if told.want(Expectation) else None
         if folder is not None:
             # Before workers start, which take seconds: a second run in this folder ends at once.
             stack.enter_context(folder.held())
-        executor = stack.enter_context(hired(simulation, expectation))
+        executor = stack.enter_context(hired(simulation, estimate))
         loop = _loop(simulation, executor, fingerprint, folder, told)
         if kept is not None:
             loop.restore(*kept)

@@ -17,7 +17,7 @@ from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
-from fed.clients.training.work_items import Train
+from fed.clients.training.work_items import Train, Wants
 from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
@@ -187,16 +187,17 @@ class Simulation:
         return self.prepared.message_format(self.population, asked, self.policy.most_asked(self.population))
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
-        """Task of these clients in the first round, as one group."""
+        """Task of these clients in the first round, as one group; it wants what the simulated fleet wants."""
         first = self.layout.shared.pack(self.recipe.module)
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
         broadcast = self.prepared.first_context().broadcast
         states = self.prepared.client_states(self.message)
+        unreduced: Wants = "updates" if self._forgers is None else "reported"
         train = Train(
             clients=tuple(clients),
             round=1,
-            wants="mean",
+            wants="mean" if self.adds_in_groups else unreduced,
             broadcast_count=len(broadcast),
             population=self.population,
             places=(0,) * len(clients) if self.algorithm.needs_fixed_members else (),

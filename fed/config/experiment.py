@@ -123,11 +123,11 @@ class Execution(Section):
     """Largest number of clients in a group; fewer where their models would not fit into the cache, or a GPU's
     memory."""
     workers: NonNegativeInt | Literal["auto"] = "auto"
-    """Number of processes that train, one thread each; 0: this process trains; auto: one for each core or GPU where a
-    run takes long."""
+    """Number of processes that train, one thread each; 0: this process trains; auto: up to one for each core or GPU,
+    where they make the run faster."""
     executor: Annotated[Component, registry.EXECUTORS] | None = None
     """Executor of the clients' work; null: in_process without workers, and workers with some. Where one is named,
-    workers: auto means as many as cores or GPUs, however long a run takes."""
+    workers: auto means as many as cores or GPUs, whether they pay or not."""
 
     @model_validator(mode="after")
     def _hold_workers_to_the_executor(self) -> Self:

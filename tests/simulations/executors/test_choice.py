@@ -18,17 +18,27 @@ from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess, Make, Work
 from fed.config.registry import EXECUTORS
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
-from fed.server.observer import Essential, Expectation
+from fed.server.observer import Essential
 from fed.simulations import choice as hiring
+from fed.simulations.estimate import Estimate
 from fed.simulations.executors.shared_memory import packed
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from fed.simulations.speed_up import RunTimes
 from tests.simulations import users_parts as parts
 from tests.simulations.executors import trial
 from tests.thinned import thinned
 
-LONG = Expectation(rounds=3, wall_s=3600.0, bytes_up=0, bytes_down=0)
-SHORT = Expectation(rounds=3, wall_s=1.0, bytes_up=0, bytes_down=0)
+LONG = 3600.0
+SHORT = 1.0
+
+
+def lasting(seconds: float) -> Estimate:
+    """Estimate of a run of so many seconds in one process, nearly all of them in ten items a round."""
+    times = RunTimes(rounds=seconds, items=10, item_s=0.1, main_s=1e-5, sending_s=1e-4)
+    made = Estimate(simulation("auto"))
+    made.__dict__["times"] = times  # in place of the cached property's own
+    return made
 
 
 class Crew(InProcess):
@@ -76,7 +86,7 @@ def simulation(
 
 
 @pytest.mark.parametrize(
-    ("workers", "expectation", "execution", "count"),
+    ("workers", "run_s", "execution", "count"),
     [
         (0, LONG, {}, None),
         (1, SHORT, {}, 1),
@@ -89,15 +99,15 @@ def simulation(
     ],
 )
 def test_number_of_workers_is_requested_or_fits_the_work(
-    workers: int | str, expectation: Expectation, execution: Any, count: int | None, hired: list[tuple[int, int]]
+    workers: int | str, run_s: float, execution: Any, count: int | None, hired: list[tuple[int, int]]
 ) -> None:
-    with hiring.hired(simulation(workers, **execution), expectation) as executor:
+    with hiring.hired(simulation(workers, **execution), lasting(run_s)) as executor:
         assert isinstance(executor, Crew) == (count is not None)
     assert [asked for asked, _ in hired] == ([count] if count is not None else [])
 
 
 @pytest.mark.parametrize(
-    ("executor", "workers", "expectation", "count"),
+    ("executor", "workers", "run_s", "count"),
     [
         ("in_process", "auto", LONG, None),
         ("in_process", 0, LONG, None),
@@ -106,9 +116,9 @@ def test_number_of_workers_is_requested_or_fits_the_work(
     ],
 )
 def test_named_executor_is_taken_however_long_the_run(
-    executor: str, workers: int | str, expectation: Expectation, count: int | None, hired: list[tuple[int, int]]
+    executor: str, workers: int | str, run_s: float, count: int | None, hired: list[tuple[int, int]]
 ) -> None:
-    with hiring.hired(simulation(workers, executor=executor), expectation) as made:
+    with hiring.hired(simulation(workers, executor=executor), lasting(run_s)) as made:
         assert type(made) is (InProcess if count is None else Crew)
     assert [asked for asked, _ in hired] == ([count] if count is not None else [])
 
@@ -132,7 +142,7 @@ def test_kind_that_is_no_executor_is_refused() -> None:
     with pytest.raises(
         InvalidExperiment, match=rf"^simulation\.executor {kind} must be a fed\..*: derive it from that$"
     ):
-        hiring.hired(made, LONG)
+        hiring.hired(made)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
@@ -185,11 +195,11 @@ def test_an_untimed_run_is_timed_where_it_matters(
 ) -> None:
     timed: list[Simulation] = []
 
-    def noted(simulation: Simulation) -> Expectation:
+    def noted(simulation: Simulation) -> Estimate:
         timed.append(simulation)
-        return LONG
+        return lasting(LONG)
 
-    monkeypatch.setattr(hiring, "expect", noted)
+    monkeypatch.setattr(hiring, "Estimate", noted)
     for workers, group, expected in ((0, 2, 0), (3, 2, 0), ("auto", 9, 0), ("auto", 2, 1)):
         with hiring.hired(simulation(workers, group=group)):
             assert len(timed) == expected
@@ -200,10 +210,10 @@ def test_auto_takes_none_within_one_of_several_processes(
     hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
-    with hiring.hired(simulation("auto"), LONG) as executor:
+    with hiring.hired(simulation("auto"), lasting(LONG)) as executor:
         assert isinstance(executor, InProcess)
     assert not hired
-    hiring.hired(simulation("auto", executor="workers"), LONG).close()
+    hiring.hired(simulation("auto", executor="workers")).close()
     assert [count for count, _ in hired] == [1]
 
 
@@ -258,7 +268,7 @@ def test_unpicklable_parts_give_one_sentence_and_keep_auto_here(
     assert not (tmp_path / "run").exists()
     assert str(caught.value).endswith("define it at the top of a module")
     assert "\n" not in str(caught.value)
-    monkeypatch.setattr(hiring, "_WORTH_WORKERS_S", 0.0)
+    monkeypatch.setattr(RunTimes, "workers", lambda times, most, cores: most)
     with caplog.at_level(logging.WARNING):
         run = simulate(keys.override({"simulation.workers": "auto"}), **without_pickle(part))
     assert f"training in this process alone: the {part} cannot be pickled" in caplog.text
@@ -271,7 +281,7 @@ def test_workers_that_cannot_start_are_an_error_if_requested(
     error: FedError, hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Crew, "fails", error)
-    monkeypatch.setattr(hiring, "_WORTH_WORKERS_S", 0.0)
+    monkeypatch.setattr(RunTimes, "workers", lambda times, most, cores: most)
     keys = fed.Experiment(simulation={"group": 2}, rounds={"count": 1, "cohort": 6})
     with caplog.at_level(logging.WARNING):
         run = simulate(keys, data=parts.unequal(), model=parts.small)
