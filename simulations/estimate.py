@@ -1,4 +1,7 @@
-"""Estimate of a run's time and bytes, made from a few steps before the run begins."""
+"""Estimate of a run's time and bytes, made from a few steps before the run begins.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
 
 import itertools
 import math
