@@ -47,16 +47,15 @@ def begin_scoring_by_coordinator(
     """
     own: Sequence[ClientId] | None = None
     sample: Sequence[int] = ()
-    evaluation = simulation.experiment.evaluation.make()
     test = simulation.recipe.test
     only_own = simulation.algorithm.primitive is None
     if simulation.held_out is not None and not only_own:
         own = ()  # clients score their own models
     elif simulation.has_peers and not only_own:
-        own = evaluation.scored(simulation.honest_peers, simulation.streams)
+        own = simulation.evaluation.scored(simulation.honest_peers, simulation.streams)
     # The last scores go into the summary: they are on all samples.
     if simulation.held_out is None and test is not None and not is_last:
-        sample = evaluation.sample(simulation.recipe.test_size, simulation.streams)
+        sample = simulation.evaluation.sample(simulation.recipe.test_size, simulation.streams)
     scoring = ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own, own=own, sample=sample)
     return scoring.scores
 

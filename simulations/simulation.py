@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fed.aggregators.base import Aggregator
@@ -113,7 +114,13 @@ class Simulation:
         self.message = None if self.has_peers else self._message(experiment)
         self.way_out = None if self.message is None else self.prepared.way_out(self.message)
         # Read anew, since data may have been poisoned, pooled or taken into memory above.
-        recipe = replace(self.prepared.recipe, read=self.data.read, way_out=self.way_out)
+        recipe = replace(
+            self.prepared.recipe,
+            read=self.data.read,
+            way_out=self.way_out,
+            # Known once for all clients in memory: a look at each group's labels takes as long as a small step.
+            may_ignore=self.prepared.collate is not None or self.data.may_hold_negative_labels(),
+        )
         self.batching = choose(
             experiment.simulation,
             recipe,
@@ -137,6 +144,11 @@ class Simulation:
         """True if targets may be labels that a loss of the user's own leaves out."""
         is_collated = self.prepared.collate is not None and not takes_scores(self.prepared.loss)
         return is_collated or self.data.may_hold_negative_labels()
+
+    @cached_property
+    def evaluation(self) -> Any:
+        """Section ``evaluation`` as an object, made once: it is asked after each round."""
+        return self.experiment.evaluation.make()
 
     @property
     def has_peers(self) -> bool:

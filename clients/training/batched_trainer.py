@@ -138,9 +138,8 @@ class BatchedTrainer(TorchTrainer):
         stack.load(start_V, integers_I)
         self._streams.begin([seeds[row] for row in rows])
         group = group_reading(samples, rows, self.collate, device=self.device, seeds=seeds)
-        self._ignores = self.loss is cross_entropy and any(
-            may_ignore(held, is_collated=self.collate is not None) for held in samples
-        )
+        looks = self.loss is cross_entropy and self.may_ignore
+        self._ignores = looks and any(may_ignore(held, is_collated=self.collate is not None) for held in samples)
         blocks = self._steps.blocks(plans, orders, rows)
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
@@ -155,6 +154,8 @@ class BatchedTrainer(TorchTrainer):
 
     def _set_lr(self, lr: float) -> None:
         """Set the step size of all later steps."""
+        if lr == self._lr:  # a module takes an attribute in the time of a whole operation
+            return
         self._lr = lr
         for program in self._programs.values() if self._moves_in_place else ():
             program.step = cast(Any, -lr)  # a plain attribute, whatever modules are said to have

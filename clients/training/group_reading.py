@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from fed.clients.data import Held, Pair, SamplesOnDemand
+from fed.clients.data import Held, Pair
 from fed.clients.data.collate import Collating, batch_of
-from fed.clients.data.held import size_of
+from fed.clients.data.held import dense, is_read, size_of
 from fed.clients.training.reading import seed_of_batch
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
@@ -41,7 +41,8 @@ class GroupInMemory:
         self._targets_E = trees.mapped(self._to_device, trees.concatenated(targets))
 
     def _to_device(self, leaf: Tensor) -> Tensor:
-        return leaf.to(self._device)
+        # Contiguous, for kernels may round otherwise for other strides, which concatenation may keep.
+        return leaf.to(self._device).contiguous()
 
     def batch(self, index_E: Tensor, weights_KB: Tensor, number: int) -> Pair:
         """Batch of the first clients, trees of [K, B, ...].
@@ -152,6 +153,6 @@ def group_reading(
         device: device of the batches.
         seeds: each client's seed of what the collate draws.
     """
-    if collate is None and not any(isinstance(held, SamplesOnDemand) for held in samples):
+    if collate is None and not any(map(is_read, samples)):
         return GroupInMemory(samples, device)
-    return ReadGroup(samples, rows, collate, device=device, seeds=seeds)
+    return ReadGroup([dense(held) for held in samples], rows, collate, device=device, seeds=seeds)

@@ -45,6 +45,7 @@ class _Sent(NamedTuple):
 
     task: Train
     pairs: list[Held]
+    samples: tuple[int, ...]
     start: Tensor
     integers: Tensor
     state: ClientState
@@ -54,9 +55,6 @@ class _Sent(NamedTuple):
     def own(self) -> _States | None:
         """The model, or the private parts, that each client keeps for itself."""
         return (self.state["model.params"], self.state["model.integers"]) if "model.params" in self.state else None
-
-    def samples(self) -> tuple[int, ...]:
-        return tuple(map(size_of, self.pairs))
 
 
 class GroupTraining:
@@ -84,7 +82,7 @@ class GroupTraining:
 
     def __call__(self, task: Train, tensors: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
         """Train, and answer as :class:`.work_items.Train` says; the answer's tensors are on the CPU."""
-        pairs = [dense(self._recipe.read(client)) for client in task.clients]
+        pairs = [self._recipe.read(client) for client in task.clients]
         try:
             return self._answer(self._sent(task, pairs, *tensors))
         except AppFailed as error:
@@ -104,7 +102,10 @@ class GroupTraining:
         context = LocalContext(
             client_state=algorithm, broadcast=broadcast, anchor_P=anchor_P, lr=task.lr, steps=task.steps
         )
-        return _Sent(task=task, pairs=pairs, start=start, integers=integers, state=state, context=context)
+        samples = tuple([size_of(pair) for pair in pairs])
+        return _Sent(
+            task=task, pairs=pairs, samples=samples, start=start, integers=integers, state=state, context=context
+        )
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         begin = sent.start
@@ -144,6 +145,7 @@ class GroupTraining:
                 _note_diverged(reasons, params, losses)
         if self._layout.private:
             (params, integers), own = self._layout.split(params, integers)
+        samples = _counted(sent, told)
         trained = TrainedClients(
             task=sent.task,
             start=sent.start,
@@ -152,11 +154,11 @@ class GroupTraining:
             params_KV=params,
             integers_KI=integers,
             own=own,
-            samples=_counted(sent, told),
+            samples=samples,
             train_losses=tuple(losses),
             client_state=sent.context.client_state,
             kept=codec_state(sent.state),
-            facts=partial(self._facts, sent, losses, _counted(sent, told)),
+            facts=partial(self._facts, sent, losses, samples),
             metrics=tuple(one.metrics for one in told) if any(one.metrics for one in told) else (),
         )
         return trained, tuple((sent.task.clients[row], reasons[row]) for row in sorted(reasons))
@@ -192,7 +194,7 @@ class GroupTraining:
         seeds = [streams.torch_seed("measure", *task.key_of(row)) for row in range(len(task.clients))]
         vectors_KV, integers_KI = _rows(self._whole(sent.start, sent), len(seeds))
         measured = [
-            self.trainer.measure(vector_V, integers_I, pair, seed, gradient=wants)
+            self.trainer.measure(vector_V, integers_I, dense(pair), seed, gradient=wants)
             for vector_V, integers_I, pair, seed in zip(vectors_KV, integers_KI, sent.pairs, seeds, strict=True)
         ]
         losses, gradients = zip(*measured, strict=True)
@@ -220,6 +222,7 @@ class _PhaseTraining:
             "private": recipe.private,
             "moved": recipe.moved,
             "collate": recipe.collate,
+            "may_ignore": recipe.may_ignore,
         }
         self.is_personal = phase.is_personal
         self.trainer: LocalTrainer
@@ -254,7 +257,8 @@ class _PhaseTraining:
                 steps=sent.task.steps[row : row + 1], client=sent.task.clients[row], round=sent.task.round
             )
             order = self._order(sent.task, row)
-            trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, context=context))
+            samples = dense(pair)
+            trained.append(self.trainer.train(vector_V, integers_I, samples, order=order, seed=seed, context=context))
         self.told = trained
         params = torch.stack([one.params_V for one in trained])
         integers = torch.stack([one.integers_I for one in trained])
@@ -269,9 +273,9 @@ class _PhaseTraining:
 
 def _counted(sent: _Sent, told: Sequence["LocalResult"]) -> tuple[int, ...]:
     """Number of samples of each client: as its trainer says, where that alone knows."""
-    given = sent.samples()
-    said = [one.samples for one in told] or [None] * len(given)
-    return tuple(count if own is None else own for count, own in zip(given, said, strict=True))
+    if not told:
+        return sent.samples
+    return tuple(count if one.samples is None else one.samples for count, one in zip(sent.samples, told, strict=True))
 
 
 def _rows(states: _States, count: int) -> list[Tensor]:

@@ -162,6 +162,7 @@ class TorchTrainer:
         private: names of the tensors that the model does not share.
         moved: names of the tensors that the coordinator alone moves.
         collate: function that makes batches of samples; None: they are stacked.
+        may_ignore: True if targets may be labels that do not count, so that those of a task are looked at.
     """
 
     module: "nn.Module"
@@ -172,6 +173,7 @@ class TorchTrainer:
     private: Collection[str] = ()
     moved: Collection[str] = ()
     collate: Collating | None = None
+    may_ignore: bool = True
 
     def __post_init__(self) -> None:
         self.module.to(self.device)

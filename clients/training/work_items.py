@@ -280,6 +280,7 @@ class Recipe:
         make_trainer: function that makes the trainer of single clients, where that is not PyTorch's own; clients then
             train one by one.
         collate: function that makes batches of samples; None: they are stacked.
+        may_ignore: True if clients' targets may be labels that do not count, so that each group's are looked at.
     """
 
     module: "nn.Module"
@@ -299,6 +300,7 @@ class Recipe:
     moved: frozenset[str] = frozenset()
     make_trainer: MakeTrainer | None = None
     collate: Collating | None = None
+    may_ignore: bool = True
 
     @property
     def test_samples(self) -> Held:
