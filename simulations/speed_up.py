@@ -5,7 +5,7 @@ from dataclasses import dataclass
 __all__ = ["RunTimes"]
 
 _START_S = 5.0
-"""Seconds until workers are at work: 2 to 3 on an idle machine, where PyTorch is loaded once, 11 on a busy one."""
+"""Seconds until workers are at work, where PyTorch must be loaded for them; 11 were seen on a busy machine."""
 
 _MARGIN = 1.1
 """Least expected speed-up, for a few steps foretell a whole run no better."""
@@ -27,16 +27,16 @@ class RunTimes:
         (R n (t + m + 2 s) + E) / c \}
 
     The first bound is the main process, which sends every item and takes every result. The second is the worker that
-    ends last, by Graham's bound: it holds for items of unequal lengths too, of which t is the longest. The third is the
-    cores. S are the seconds until workers are at work. What the main process does between rounds is the same in all of
-    them, and is left out.
+    ends last, by Graham's bound for items that all take t; of unequal ones, whose mean is t, the last may take longer.
+    The third is the cores. S are the seconds until workers are at work. What the main process does between rounds is
+    the same in all of them, and is left out.
 
     Workers pay where :math:`T_0 \ge 1.1 \, T_w`. From :math:`w = n (t + s) / n (m + s)` on more of them change nothing.
 
     Args:
         rounds: R, number of times that as many clients train as in a round.
         items: n, number of items of a round, at least 1.
-        item_s: t, seconds of an item's work.
+        item_s: t, seconds of an item's work, the mean of a round's items.
         main_s: m, seconds of the main process for an item and its result.
         sending_s: s, seconds of an item's way to a worker and of its result's way back, which both ends spend.
         evaluation_s: E, seconds of all evaluations of the run.

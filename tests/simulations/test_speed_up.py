@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.simulations import speed_up
-from fed.simulations.executors.sending import sending_s
 from fed.simulations.speed_up import RunTimes
-from fed.vectors.tensors import torch
 
-# Seconds of docs/simulation.md's table.
+# Made-up seconds, of about the size of those in docs/simulation.md.
 DIGITS = RunTimes(rounds=1e6, items=5, item_s=0.0003, main_s=0.00008, sending_s=0.0003)
 MNIST = RunTimes(rounds=100, items=4, item_s=0.12, main_s=0.001, sending_s=0.0005)
 CNN = RunTimes(rounds=200, items=10, item_s=0.032, main_s=0.002, sending_s=0.001)
@@ -87,10 +85,3 @@ def test_no_schedule_of_unequal_items_exceeds_the_bound(items_s: list[float], wo
     longest_s = max(items_s)
     times = RunTimes(rounds=1, items=len(items_s), item_s=longest_s, main_s=0, sending_s=0)
     assert max(free) <= (times.with_workers_s(workers, workers) - speed_up._START_S) * (1 + 1e-12)
-
-
-def test_way_to_a_worker_takes_longer_for_more_bytes() -> None:
-    small_s, large_s = (
-        sending_s((None, tensors), (None, tensors)) for tensors in ([torch.zeros(10)], [torch.zeros(4_000_000)])
-    )
-    assert small_s < large_s
