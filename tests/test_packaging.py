@@ -213,3 +213,10 @@ def _required_by(name: str, extras: frozenset[str]) -> list[Requirement]:
         return []
     required = [Requirement(line) for line in lines]
     return [one for one in required if not one.marker or any(one.marker.evaluate({"extra": extra}) for extra in extras)]
+
+
+@pytest.mark.xdist_group("together")
+def test_groups_of_tests_stay_together(request: pytest.FixtureRequest) -> None:
+    """They share what takes long to make; versions of pytest and of pytest-xdist exist in which they do not."""
+    is_spread = hasattr(request.config, "workerinput")
+    assert request.node.nodeid.endswith("@together") == is_spread

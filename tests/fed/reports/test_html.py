@@ -33,6 +33,7 @@ from fed.reports.text_tables import latex, markdown
 from tests.simulations.users_parts import on_demand, small
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.xdist_group("report")  # so that the page of most tests is made once
 ROOT = Path(__file__).resolve().parents[3]
 HOSTILE = "<script>a(1)</script>&amp;\"'>$x_{1$ \\frac{"
 VOID = {"meta", "br", "img", "input", "link", "hr"}
@@ -437,16 +438,16 @@ def test_widely_different_times_have_a_logarithmic_axis() -> None:
     assert {">0.1<", ">1<", ">10<"} <= set(re.findall(r">[\d.]+<", svg))
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_page_tells_of_time_where_there_is_something_to_tell() -> None:
-    keys = {"data": {"clients": 5}, "rounds": {"count": 3, "cohort": 3}}
-    page = run_report(fed.simulate(fed.Experiment(**keys)), partition_of(data_of(5, 10)))
-    assert "Accuracy against simulated time" in page
-    assert "What became of tasks" not in page
+def test_page_tells_of_time_where_there_is_something_to_tell(request: pytest.FixtureRequest) -> None:
     rounds = {"kind": "buffered", "count": 3, "buffer": 1, "concurrency": 3}
     page = run_report(fed.simulate(fed.Experiment(data={"clients": 5}, rounds=rounds)), partition_of(data_of(5, 10)))
     assert "What became of tasks" in page
     assert "mean staleness" in page
+    request.getfixturevalue("undrawn")
+    keys = {"data": {"clients": 5}, "rounds": {"count": 3, "cohort": 3}}
+    page = run_report(fed.simulate(fed.Experiment(**keys)), partition_of(data_of(5, 10)))
+    assert "Accuracy against simulated time" in page
+    assert "What became of tasks" not in page
 
 
 def test_table_shows_late_and_failed_shares_and_staleness() -> None:
