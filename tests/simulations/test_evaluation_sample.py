@@ -14,7 +14,7 @@ from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.metrics import accuracy
 from fed.clients.training.devices import devices_of
 from fed.clients.training.evaluation import evaluate
-from fed.clients.training.executor import InProcess, Item
+from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Evaluate
 from fed.clients.training.worker import Work
 from fed.config.evaluation import ByCoordinator
@@ -100,7 +100,7 @@ def test_sample_is_drawn_once_without_replacement() -> None:
         assert [*ByCoordinator(samples=samples).sample(TESTS, Streams(0))] == [*range(TESTS)]
 
 
-class Counting(InProcess):
+class Counting(estimate._Counting):
     """Counts the samples that models are scored on."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -125,7 +125,7 @@ def test_estimate_counts_what_each_evaluation_scores(algorithm: str, monkeypatch
     models = {"fedavg": 1, "dpsgd": CLIENTS + 1, "local": CLIENTS}[algorithm]
     assert counts[1] == models * TESTS
     probe = Counting(simulation)
-    monkeypatch.setattr(estimate, "InProcess", lambda make, devices: probe)
+    monkeypatch.setattr(estimate, "_Counting", lambda make, devices: probe)
     monkeypatch.setattr(time, "perf_counter", lambda: float(probe.scored))
     assert estimate.expect(simulation).wall_s == pytest.approx(4 * counts[0] + counts[1])
 

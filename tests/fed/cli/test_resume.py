@@ -109,7 +109,7 @@ def test_resumed_run_that_is_stopped_reports_earlier_rounds(
         "go on with: fed simulate --resume run",
     ]
     with monkeypatch.context() as patch:
-        patch.setattr("fed.simulations.simulate.expect", interrupt)
+        patch.setattr("fed.simulations.simulate.Estimate", interrupt)
         assert run("--resume", "run").err == "stopped before another round; run is as it was\n"
         assert run("tiny.yaml", "--output", "new").err == "stopped before the first round\n"
     assert run("--resume", "run").code == 0
