@@ -149,10 +149,14 @@ class Layout:
         fixed = fixed_state(module)
         buffers = {name: tensor for name, tensor in module.named_buffers() if name in saved and name not in fixed}
         trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
-        dtypes = {tensor.dtype for tensor in trained.values()}
-        if len(dtypes) != 1:
+        if not trained:
             raise InvalidModel(
-                f"a model must have trainable parameters of one type, got {sorted(map(str, dtypes)) or 'none'}: "
+                "a model must have parameters to train, got none: give it some, or set requires_grad of those it has"
+            )
+        dtypes = {tensor.dtype for tensor in trained.values()}
+        if len(dtypes) > 1:
+            raise InvalidModel(
+                f"a model must have trainable parameters of one type, got {sorted(map(str, dtypes))}: "
                 "convert it, for instance with model.float()"
             )
         state = {**trained, **buffers, **fixed}
