@@ -34,11 +34,12 @@ class _End:
 
     def leave(self) -> None:
         """End the process; the interpreter does, where there is no code or output cannot be written."""
+        if self.code is None:
+            return
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
-            if self.code is not None:
-                os._exit(self.code)
+            os._exit(self.code)
 
 
 if __name__ == "__main__":
