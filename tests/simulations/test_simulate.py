@@ -270,7 +270,7 @@ def labelled(targets: list[int]) -> fed.FederatedData:
         ),
         ({"data": labelled([-1, 1])}, InvalidData, "client 7 must be in .* got -1"),
         ({"data": labelled([0, 1]), "model": lambda: nn.Linear(4, 2)}, InvalidModel, "cannot take the data's"),
-        ({"data": labelled([0, 1]), "model": nn.Flatten}, InvalidModel, "trainable parameters"),
+        ({"data": labelled([0, 1]), "model": nn.Flatten}, InvalidModel, "must have parameters to train"),
         ({"data": labelled([0, 1]), "model": lambda: 3}, InvalidModel, r"must make a torch\.nn\.Module, got int"),
         (
             {"data": labelled([0, 1]), "loss": lambda output, target: output},
