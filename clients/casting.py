@@ -24,7 +24,7 @@ from fed.vectors import trees
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.vectors.trees import Ragged, Tree
 
-__all__ = ["Casting", "fitted", "in_type", "what_was_cast", "with_labels"]
+__all__ = ["Casting", "fitted", "in_the_models_type", "in_type", "what_was_cast", "with_labels"]
 
 _MOST_CLASSES = 1000
 
@@ -206,15 +206,29 @@ def _are_ragged(held: Held) -> bool:
     return any(isinstance(leaf, Ragged) for tree in held for leaf in trees.leaves(tree))
 
 
+def in_the_models_type(inputs: Tree, module: "nn.Module") -> Tree:
+    """Inputs whose floating numbers are of the model's type, where it has one; all others stay as they are."""
+    dtype = _type_of(module)
+    return inputs if dtype is None else _as_types(inputs, _with_floats_of(dtype, inputs), "inputs")
+
+
+def _type_of(module: "nn.Module") -> "torch.dtype | None":
+    """Type of a model's floating numbers; None where it has several or none."""
+    types = {part.dtype for part in module.parameters() if part.is_floating_point()}
+    return types.pop() if len(types) == 1 else None
+
+
+def _with_floats_of(dtype: "torch.dtype", inputs: Tree) -> _Types:
+    """Types of the leaves, with this one in the place of each floating type."""
+    return tuple(dtype if leaf.is_floating_point() else leaf.dtype for leaf in trees.leaves(inputs))
+
+
 def _types_of_inputs(inputs: Tree, module: "nn.Module") -> _Types:
     """Types with which a model takes inputs; none where it takes them as they are, or not at all."""
-    types = {part.dtype for part in module.parameters() if part.is_floating_point()}
-    if len(types) != 1 or _works(partial(called, module), inputs):
+    dtype = _type_of(module)
+    if dtype is None or _works(partial(called, module), inputs):
         return ()
-    (dtype,) = types
-    leaves = trees.leaves(inputs)
-    of_floats = tuple(dtype if leaf.is_floating_point() else leaf.dtype for leaf in leaves)
-    for candidate in (of_floats, (dtype,) * len(leaves)):
+    for candidate in (_with_floats_of(dtype, inputs), (dtype,) * len(trees.leaves(inputs))):
         if _works(partial(called, module), _as_types(inputs, candidate, "inputs")):
             return candidate
     return ()

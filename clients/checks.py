@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fed.clients.casting import in_the_models_type
 from fed.clients.data import FederatedData, Held, SamplesOnDemand
 from fed.clients.data.collate import Collating, batch_of
 from fed.clients.data.held import is_real, size_of
@@ -12,7 +13,7 @@ from fed.clients.scoring.losses import bce, cox, cross_entropy, huber, mse
 from fed.clients.scoring.measures import Loss, Metric, Metrics, as_number, scores_of
 from fed.clients.training.reading import called
 from fed.config.components import Component
-from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line
+from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel, first_line, users_errors_as
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.vectors.trees import Ragged, Tree
@@ -25,10 +26,32 @@ __all__ = [
     "check_targets",
     "check_trained_part",
     "made_by",
+    "module_of",
     "own_copy",
 ]
 
 _NEED_TARGETS = (cross_entropy, mse, huber, bce, cox)
+
+
+def module_of(model: "Callable[[], nn.Module] | nn.Module") -> Any:
+    """Call a user's factory of modules; a module in its place is taken as it is.
+
+    Raises:
+        InvalidModel: if it cannot be called without arguments, or raises an error.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    with users_errors_as(InvalidModel, "the model's factory"):
+        try:
+            return model()
+        except TypeError as error:
+            # The call itself has failed: no line of the factory was reached.
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise InvalidModel(
+                    "model must be a torch.nn.Module or a function without arguments that makes one, such as "
+                    f"lambda: torch.nn.Linear(20, 2), got {model!r}, whose call raised TypeError: {first_line(error)}"
+                ) from error
+            raise
 
 
 def own_copy(made: object) -> "nn.Module":
@@ -40,6 +63,11 @@ def own_copy(made: object) -> "nn.Module":
     if not isinstance(made, nn.Module):
         raise InvalidModel(f"model must make a torch.nn.Module, got {type(made).__name__}")
     for name, part in made.named_parameters():
+        if nn.parameter.is_lazy(part):
+            raise InvalidModel(
+                f"a model's parameters must have values before the first round, got {name} of a lazy module: give its "
+                "layers their sizes, or send a batch through it in a factory that makes it"
+            )
         # Each client trains a copy, and deepcopy drops hooks silently.
         if part._backward_hooks or getattr(part, "_post_accumulate_grad_hooks", None):
             raise InvalidModel(
@@ -83,7 +111,7 @@ def check_model(
     module.eval()
     what = f"the model cannot take the data's inputs, {_described(inputs)}"
     with torch.no_grad():
-        output = _tried(what, called, module, inputs)
+        output = _tried(what, _output, module, inputs, collate is None)
         classes = _classes(output, targets) if loss is cross_entropy else _no_classes(loss, output, targets)
         if loss is cross_entropy:  # here, for the loss of a label that no output stands for has no sentence
             _check_classes(targets, f"client {data.clients[0]!r}", classes)
@@ -91,6 +119,17 @@ def check_model(
             _check_metric(name, metric, output, targets)
     _check_gradient(module, loss, inputs, targets)
     return classes
+
+
+def _output(module: "nn.Module", inputs: Tree, is_cast: bool) -> Any:
+    """Output of a model; where inputs are cast, its error is one that their type has no part in."""
+    try:
+        return called(module, inputs)
+    except Exception:
+        if is_cast:
+            # PyTorch complains of the type first, though the shape is wrong, too.
+            called(module, in_the_models_type(inputs, module))
+        raise
 
 
 def _check_gradient(module: "nn.Module", loss: Loss, inputs: Tree, targets: Tree) -> None:

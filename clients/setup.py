@@ -24,6 +24,7 @@ from fed.clients.checks import (
     check_targets,
     check_trained_part,
     made_by,
+    module_of,
     own_copy,
 )
 from fed.clients.data import ClientId, FederatedData, Held, held_out
@@ -265,13 +266,7 @@ class Preparation:
         self.data = with_labels(self.data) if self.loss is cross_entropy else self.data
         # On the CPU, so that the first model has the same bits whatever device trains it.
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
-            if model is None:
-                made = self._built_in(experiment)
-            elif isinstance(model, nn.Module):
-                made = model
-            else:
-                with users_errors_as(InvalidModel, "the model's factory"):
-                    made = model()
+            made = self._built_in(experiment) if model is None else module_of(model)
             module = own_copy(made)
             if experiment.fixed is not None:
                 read_fixed_part(Path(experiment.fixed.path).expanduser(), module)

@@ -273,6 +273,17 @@ def labelled(targets: list[int]) -> fed.FederatedData:
         ({"data": labelled([0, 1]), "model": nn.Flatten}, InvalidModel, "must have parameters to train"),
         ({"data": labelled([0, 1]), "model": lambda: 3}, InvalidModel, r"must make a torch\.nn\.Module, got int"),
         (
+            {"data": labelled([0, 1]), "model": nn.Linear},
+            InvalidModel,
+            r"a function without arguments .*, got <class .*Linear'>, whose call raised .*: 'in_features'",
+        ),
+        ({"data": labelled([0, 1]), "model": 3}, InvalidModel, "got 3, whose call raised TypeError: 'int' object is"),
+        (
+            {"data": labelled([0, 1]), "model": lambda: nn.LazyLinear(2)},
+            InvalidModel,
+            "got weight of a lazy module",
+        ),
+        (
             {"data": labelled([0, 1]), "loss": lambda output, target: output},
             InvalidModel,
             "must be a scalar tensor",
