@@ -15,10 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial, update_wrapper
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, Generic, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast, get_type_hints
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, create_model, model_validator
 from pydantic.errors import PydanticSchemaGenerationError
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ValidationError, core_schema
 
 from fed.config import docstrings
@@ -26,7 +27,7 @@ from fed.config.compatibility import Combinable
 from fed.config.validation import Section, nearest, sentence_error
 from fed.errors import InvalidExperiment, place_of
 
-__all__ = ["Component", "Family", "is_object", "keys_of", "named"]
+__all__ = ["Component", "Family", "bounded", "is_object", "keys_of", "named"]
 
 _OBJECT = "object:"
 
@@ -314,11 +315,27 @@ def _fields(target: Callable[..., Any], given: Collection[str] = ()) -> dict[str
     factories = _default_factories(target)
     fields = {}
     for name, parameter in keys.items():
+        annotation = annotations.get(name, Any)
         default: dict[str, Any] = {"default": parameter.default} if parameter.default is not parameter.empty else {}
         if name in factories:
             default = {"default_factory": factories[name]}
-        fields[name] = (annotations.get(name, Any), Field(**default, description=described.get(name)))
+        elif isinstance(parameter.default, FieldInfo):  # a default and its bounds in one
+            annotation = bounded(annotation, parameter.default)
+            default = _default_of(parameter.default)
+        fields[name] = (annotation, Field(**default, description=described.get(name)))
     return fields
+
+
+def bounded(annotation: Any, info: FieldInfo) -> Any:
+    """An annotation with the bounds of a Field that is written as the default."""
+    return Annotated[annotation, *info.metadata] if info.metadata else annotation
+
+
+def _default_of(info: FieldInfo) -> dict[str, Any]:
+    """Arguments of a Field that say its default; none where it has none."""
+    if info.is_required():
+        return {}
+    return {"default": info.default} if info.default_factory is None else {"default_factory": info.default_factory}
 
 
 def _of_known_types(fields: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:

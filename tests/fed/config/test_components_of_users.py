@@ -2,14 +2,16 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 import fed
+from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import MODELS
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, ValueRange
 
 Own = Callable[[str], str]
 
@@ -70,6 +72,50 @@ class Net:
     sizes: list[int] = field(default_factory=list)
 """
     assert MODELS.make(f"python:{own(source)}:Net").model_dump()["sizes"] == []
+
+
+FIELDS = """
+from dataclasses import dataclass
+from pydantic import Field
+from fed.config.hyperparameters import Hyperparameters
+
+@dataclass(frozen=True, kw_only=True)
+class Checked(Hyperparameters):
+    beta: float = Field(0.9, ge=0, lt=1)
+    sizes: "list[int]" = Field(default_factory=list)
+    rate: float = Field(gt=0)
+
+@dataclass
+class Plain:
+    beta: float = Field(0.9, ge=0, lt=1)
+    sizes: list[int] = Field(default_factory=list)
+    rate: float = Field(gt=0)
+
+def function(
+    beta: float = Field(0.9, ge=0, lt=1), sizes: list[int] = Field(default_factory=list), rate: float = Field(gt=0)
+):
+    return Plain(beta, sizes, rate)
+"""
+
+
+@pytest.mark.parametrize("name", ["Checked", "Plain", "function"])
+def test_a_field_of_pydantic_is_default_and_bounds(own: Own, name: str) -> None:
+    kind = f"python:{own(FIELDS)}:{name}"
+    made = MODELS.make(kind, rate=0.5).make()
+    assert (made.beta, made.sizes, made.rate) == (0.9, [], 0.5)
+    for keys, problem in (({"rate": 0.5, "beta": 1.0}, "beta must be less than 1"), ({}, "rate: missing key")):
+        with pytest.raises(InvalidExperiment, match=problem):
+            fed.Experiment(model={"kind": kind, **keys})
+
+
+def test_fields_of_pydantic_hold_objects_of_a_program() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Own(Hyperparameters):
+        beta: float = Field(0.9, ge=0, lt=1)
+
+    assert Own().beta == 0.9
+    with pytest.raises(ValueRange, match=r"beta must be less than 1, got 1\.5"):
+        Own(beta=1.5)
 
 
 @pytest.mark.parametrize(
