@@ -45,7 +45,8 @@ class Pad(Hyperparameters):
         multiple: number of which lengths become a multiple, ≥ 1.
         values: path of a tensor, such as ``input_ids``, → the value that pads it.
         mask: name of a further input, 1 where a sample has values and 0 where it is padded; null for none. It is of
-            the first of the inputs that has several lengths.
+            the first of the inputs that has several lengths. A mask of this name that the samples bring, as those of
+            a tokenizer do, stays and is padded with 0.
     """
 
     length: PositiveInt | None = None
@@ -72,7 +73,7 @@ class Pad(Hyperparameters):
         if not isinstance(inputs, dict):
             raise InvalidData(f"collate pad adds a mask to inputs that are a dictionary, got {trees.outline(inputs)}")
         if self.mask in inputs:
-            raise InvalidData(f"collate pad adds inputs[{self.mask!r}], but the data have it: leave out collate.mask")
+            return inputs
         ((_, first), *_) = [leaf for leaf in trees.named_leaves(inputs, "inputs") if leaf[1].ndim] or [("", None)]
         if first is None:
             raise InvalidData("collate pad adds a mask to inputs with a length, got single numbers: leave out mask")

@@ -1,5 +1,6 @@
 """Batches that are trees: what is trained in groups agrees with what is trained alone, and both with plain tensors."""
 
+from collections import UserDict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,6 +52,20 @@ def test_padded_dictionaries_train_in_groups_as_alone(per_word: bool, local: dic
     for key in ("final_test_loss", "final_test_accuracy"):
         assert runs[0].summary[key] == pytest.approx(runs[1].summary[key], abs=1e-10)
     assert runs[0].metrics[-1]["train_loss"] == pytest.approx(runs[1].metrics[-1]["train_loss"], abs=1e-10)
+
+
+def test_a_tokenizers_own_mask_is_the_one_that_pad_adds() -> None:
+    def tokenized(client: int) -> tuple[Any, Tensor]:
+        inputs, targets = classified(client)
+        ids = [words.tolist() for words in inputs["input_ids"]]
+        # As a BatchEncoding of transformers is.
+        return UserDict(input_ids=ids, attention_mask=[[1] * len(words) for words in ids]), targets
+
+    runs = [
+        trained(FederatedData({client: made(client) for client in range(3)}), reader)
+        for made in (tokenized, classified)
+    ]
+    assert difference(*runs) == 0
 
 
 def test_draws_of_a_collate_are_the_same_in_groups() -> None:
