@@ -14,7 +14,7 @@ import grpc
 
 from fed.clients.data import ClientId
 from fed.clients.node.fixed_part import FixedPartMissing
-from fed.clients.node.plans import as_experiment, check_schema
+from fed.clients.node.plans import as_experiment, check_code, check_schema, names_sha256
 from fed.clients.node.said import disclosed
 from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST, Hidden
@@ -113,6 +113,7 @@ class EdgeNode(Dialler):
         self._described = pb.Joining()  # until run() has asked
         self._plan: pb.Plan | None = None
         self._schema: str | None = None  # by which the node has read its table
+        self._code_sha256 = b""  # of the names of code that the node has accepted
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
         """Work until the server says farewell for good; returns the server's reason.
@@ -165,6 +166,7 @@ class EdgeNode(Dialler):
             held = [item.assignment.task for item in self._held.values()]
             greeting = pb.FromNode(joining=pb.Joining(name=self.name, held=held))
             greeting.joining.MergeFrom(self._described)
+            greeting.joining.code_sha256 = self._code_sha256
             outbox.put(self._disclosed(greeting))
             # Under one lock with the list: a task that ended in between would be told on the old connection.
             self._outbox = outbox
@@ -184,6 +186,8 @@ class EdgeNode(Dialler):
                 _log.info("%s is there, and the run has yet to begin", self.server)
         elif message.HasField("table"):
             self._work.put((partial(self._join_by, message.table.schema, self._outbox), self._end_with))
+        elif message.HasField("code"):
+            self._work.put((partial(self._join_with, message.code, self._outbox), self._end_with))
         elif message.HasField("plan"):
             self._take_plan(message.plan)
         elif message.HasField("assignment"):
@@ -209,6 +213,18 @@ class EdgeNode(Dialler):
             elif reason != self._ended_with:  # two nodes of one name end each other's connections again and again
                 self._ended_with = reason
                 _log.info("%s ends the connection: %s", self.server, reason)
+
+    def _join_with(self, code: pb.Code, outbox: Outbox) -> None:
+        """Join a run whose experiment names code, if the node accepts that code and has it.
+
+        Raises:
+            InvalidExperiment: if it does not.
+        """
+        check_code(code.names, self.allowed if self.app is None else [*self.allowed, self.app])
+        with self._lock:
+            self._code_sha256 = names_sha256(code.names)
+        if self._outbox is outbox:
+            self.greet(outbox)
 
     def _join_by(self, schema: str, outbox: Outbox) -> None:
         """Read the table by the server's schema, and join with what it is then.

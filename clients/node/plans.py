@@ -1,17 +1,30 @@
 """Server's plan, as a node takes it: an experiment that names no code unknown to the node."""
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fed.config.apps import ArraySpec
 from fed.config.compatibility import check_deployment
+from fed.config.components import named
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.config.table import TableSection
 from fed.errors import InvalidExperiment
 
-__all__ = ["as_experiment", "as_table", "check_schema", "hold_to_allowed", "part_of_nodes", "schema_text", "table_text"]
+__all__ = [
+    "as_experiment",
+    "as_table",
+    "check_code",
+    "check_schema",
+    "code_of_nodes",
+    "hold_to_allowed",
+    "names_sha256",
+    "part_of_nodes",
+    "schema_text",
+    "table_text",
+]
 
 _MOST_LETTERS = 1 << 20
 _OF_NODES = (
@@ -138,6 +151,36 @@ def _take_own_app(keys: dict[str, Any], app: str | None) -> None:
         keys["app"] = {**section, "kind": app}
 
 
+def code_of_nodes(experiment: Experiment) -> list[str]:
+    """Names of all code of users that a node needs for an experiment, sorted; an app is the node's own business."""
+    section = experiment.dump()["app"] or {}
+    of_app = {key: value for key, value in section.items() if key not in ("kind", "initial")}
+    return sorted({*_code_named({**part_of_nodes(experiment), "app": of_app})})
+
+
+def names_sha256(names: Sequence[str]) -> bytes:
+    """Digest by which node and server know that they speak of the same names of code."""
+    return hashlib.sha256(json.dumps([*names]).encode()).digest()
+
+
+def check_code(names: Sequence[str], allowed: Sequence[str]) -> None:
+    """Check, before a node joins, that it accepts a run's code, and that the code is there.
+
+    Args:
+        names: names of code that the server has told.
+        allowed: list of accepted names, such as ``python:package.module:Name``.
+
+    Raises:
+        InvalidExperiment: if it does not accept one of them, or cannot import it.
+    """
+    _hold_names_to(allowed, names)  # whatever they look like: what is named is imported below
+    for name in names:
+        try:
+            named(name)
+        except InvalidExperiment as error:
+            raise InvalidExperiment(f"{name}, which the run's experiment names: {error}") from None
+
+
 def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:
     """Refuse an experiment that names code which this node does not accept; nothing is imported before.
 
@@ -148,16 +191,27 @@ def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> No
     Raises:
         InvalidExperiment: if it names others.
     """
+    _hold_names_to(allowed, _code_named(experiment))
+
+
+def _hold_names_to(allowed: Sequence[str], names: Iterable[str]) -> None:
+    if refused := sorted({*names} - {*allowed}):
+        asked = " ".join(f"--allow {name}" for name in refused)
+        raise InvalidExperiment(
+            f"this node runs only code that --allow names, got {', '.join(refused)}: if you trust it, start fed client "
+            f"with {asked}"
+        )
+
+
+def _code_named(keys: Mapping[str, Any]) -> Iterator[str]:
+    """Names of code of users in an experiment's keys, at any depth."""
     # A list in place of recursion: a nested plan must not end in a RecursionError here.
-    named: list[Any] = [experiment]
-    while named:
-        part = named.pop()
+    waiting: list[Any] = [keys]
+    while waiting:
+        part = waiting.pop()
         if isinstance(part, Mapping):
-            named += part.values()
+            waiting += part.values()
         elif isinstance(part, list | tuple):
-            named += part
-        elif isinstance(part, str) and part.startswith("python:") and part not in allowed:
-            raise InvalidExperiment(
-                f"this node runs only code that --allow names, got {part}: if you trust it, start fed client with "
-                f"--allow {part}"
-            )
+            waiting += part
+        elif isinstance(part, str) and part.startswith("python:"):
+            yield part

@@ -31,6 +31,7 @@ TOLD: Mapping[str, str] = {
     "Joining.signature": "the shape of its data",
     "Joining.held": "which tasks it holds, by the server's names",
     "Joining.table_sha256": "that its data are a table, and a digest of the server's own schema",
+    "Joining.code_sha256": "a digest of the names of code that the server has told",
     "Joining.hides_numbers": "that it takes part under secure aggregation alone",
     "Signature.input_shape": "the shape of one sample",
     "Signature.input_dtype": "the type of its numbers",

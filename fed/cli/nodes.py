@@ -340,6 +340,7 @@ def _say_what_would_leave(training: Any, name: str, *, secure: bool, is_app: boo
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
         f"{limits}{'' if is_app else _names_of(signature)}.\n"
         f"{_MASKED if secure else _PLAIN}{_OF_AN_APP if is_app and not secure else ''}\n"
+        "Where the run names code of users (python:…): that the node accepts it. "
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
         f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
         "lost; whether the fixed part of its model is another than the server's.\n"

@@ -55,7 +55,7 @@ class Signature(_message.Message):
     def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ..., target_shape: _Optional[_Iterable[int]] = ..., target_dtype: _Optional[str] = ..., form: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
-    __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers", "table_sha256")
+    __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers", "table_sha256", "code_sha256")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Joining(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     HIDES_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     TABLE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    CODE_SHA256_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     software: str
     name: str
@@ -72,7 +73,14 @@ class Joining(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[TaskId]
     hides_numbers: bool
     table_sha256: bytes
-    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ..., table_sha256: _Optional[bytes] = ...) -> None: ...
+    code_sha256: bytes
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ..., table_sha256: _Optional[bytes] = ..., code_sha256: _Optional[bytes] = ...) -> None: ...
+
+class Code(_message.Message):
+    __slots__ = ("names",)
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("schema",)
@@ -235,7 +243,7 @@ class Scores(_message.Message):
     def __init__(self, id: _Optional[int] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., problem: _Optional[str] = ..., metrics: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ToNode(_message.Message):
-    __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell", "session", "table")
+    __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell", "session", "table", "code")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWAL_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +252,7 @@ class ToNode(_message.Message):
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     assignment: Assignment
     withdrawal: Withdrawal
@@ -252,7 +261,8 @@ class ToNode(_message.Message):
     farewell: Farewell
     session: ToSession
     table: Table
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., session: _Optional[_Union[ToSession, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+    code: Code
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., session: _Optional[_Union[ToSession, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., code: _Optional[_Union[Code, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
     __slots__ = ("joining", "accepted", "heartbeat", "failed", "scores", "session", "farewell")

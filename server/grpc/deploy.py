@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fed.clients.node.plans import schema_text
+from fed.clients.node.plans import code_of_nodes, schema_text
 from fed.config.experiment import Experiment
 from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.protocol.protocol_pb2 import Joining
@@ -78,6 +78,7 @@ def serve(
             credentials=credentials,
             accepts=deployment.accepts,
             schema=schema_text(experiment),
+            code=code_of_nodes(experiment),
             clock=clock,
             patience=patience,
         )

@@ -46,6 +46,7 @@ class NodeFleet(RealFleet):
         patience: time limits; None: the usual ones.
         clock: time, by which it waits.
         schema: schema by which nodes read their tables before they join, as JSON; empty where there is none.
+        code: names of code of users that nodes must accept before they join.
         is_over: True if the run is over, so that nodes that are not accepted have done nothing wrong.
 
     Raises:
@@ -62,6 +63,7 @@ class NodeFleet(RealFleet):
         clock: Clock,
         patience: Patience | None = None,
         schema: str = "",
+        code: Sequence[str] = (),
         is_over: bool = False,
     ) -> None:
         if credentials is None:
@@ -85,6 +87,7 @@ class NodeFleet(RealFleet):
             refusals=self._refusals,
             patience=self.patience,
             schema=schema,
+            code=code,
             is_over=is_over,
             identified=self._listening.newcomers.identify,
         )

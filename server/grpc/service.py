@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fed.clients.node.own_data import signature_of_an_app
+from fed.clients.node.plans import names_sha256
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import MOST_HELD, NODE_NAME
@@ -117,6 +118,7 @@ class NodeService:
         patience: time limits.
         plan: plan that nodes are told when they join; None until it is known.
         schema: schema by which nodes read their tables before they join, as JSON; empty where there is none.
+        code: names of code of users that nodes must accept before they join.
         is_over: True if the run is over, so that nodes that are not accepted have done nothing wrong.
         refusals: counter of refused messages.
         identified: function that is called with the address of each call that shows a certificate.
@@ -135,10 +137,12 @@ class NodeService:
     patience: Patience = field(default_factory=Patience)
     plan: pb.Plan | None = None
     schema: str = ""
+    code: Sequence[str] = ()
     is_over: bool = False
     identified: Callable[[str], object] = lambda address: None
     nodes: dict[int | str, Node] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
+    _partings: dict[int | str, str] = field(default_factory=dict)  # last reason of a node that takes no part
 
     def __post_init__(self) -> None:
         self._reception = Reception(self.admits, self.refusals, self.identified)
@@ -231,6 +235,8 @@ class NodeService:
 
     async def _attend(self, call: Call) -> None:
         joining = await self._joining(call)
+        if joining is None:
+            return
         client = client_id_of(joining.name) if call.client is None else call.client
         if reason := self._reason_against(joining, is_named=call.name is not None):
             farewell = pb.Farewell(reason=reason, is_final=True, is_refusal=not self.is_over)
@@ -262,25 +268,44 @@ class NodeService:
             if not isinstance(problem, TurnedAway):
                 _log.warning("the connection of client %r has failed: %s", client, problem)
 
-    async def _joining(self, call: Call) -> pb.Joining:
-        """Wait for a node's joining; one with a table reads it by the run's schema before."""
+    async def _joining(self, call: Call) -> pb.Joining | None:
+        """Wait for a node's joining; None if it takes no part.
+
+        Before it counts, the node accepts the run's code, and reads its table by the run's schema.
+        """
         message = await call.first(pb.FromNode, self.patience.stall_s)
         # Nothing is believed before it is known who speaks.
         if not message.HasField("joining"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
         joining = message.joining
+        knows_code = not joining.HasField("code_sha256") or joining.code_sha256 == names_sha256(self.code)
+        if self.code and not knows_code:
+            anew = await self._joined_anew(call, joining, pb.ToNode(code=pb.Code(names=self.code)))
+            if anew is None:
+                return None
+            joining = anew
         wanted = hashlib.sha256(self.schema.encode()).digest()
-        if not self.schema or not joining.HasField("table_sha256") or joining.table_sha256 == wanted:
-            return joining
-        await call.tell(pb.ToNode(table=pb.Table(schema=self.schema)), self.patience.silence_s)
+        knows_schema = not joining.HasField("table_sha256") or joining.table_sha256 == wanted
+        if self.schema and not knows_schema:
+            return await self._joined_anew(call, joining, pb.ToNode(table=pb.Table(schema=self.schema)))
+        return joining
+
+    async def _joined_anew(self, call: Call, joining: pb.Joining, question: pb.ToNode) -> pb.Joining | None:
+        """Ask a node what must be known before it joins; its next joining, or None if it takes no part.
+
+        Args:
+            call: call of the node.
+            joining: joining that it has sent.
+            question: message that it answers by joining again, or by a farewell.
+        """
+        await call.tell(question, self.patience.silence_s)
         while (said := await call.next(pb.FromNode, self.patience.silence_s)) is not None:
             if said.HasField("joining"):
                 return said.joining
             if said.HasField("farewell"):
-                client = joining.name if call.client is None else call.client
-                reason = one_line(said.farewell.reason)
-                _log.warning("client %r takes no part: %s", client, reason)
-                raise TurnedAway(grpc.StatusCode.CANCELLED, reason)
+                client = client_id_of(joining.name) if call.client is None else call.client
+                self._say_parting(client, one_line(said.farewell.reason))
+                return None
             # It lives and reads, and must not take this side for dead meanwhile.
             await call.tell(pb.ToNode(heartbeat=pb.Heartbeat()), self.patience.silence_s)
         raise TurnedAway(grpc.StatusCode.CANCELLED, "it has left before it joined")
@@ -338,9 +363,17 @@ class NodeService:
 
     def _take_leave(self, client: int | str, reason: str) -> None:
         """Fail the tasks of a node that takes no part."""
-        _log.warning("client %r takes no part: %s", client, reason)
+        self._say_parting(client, reason)
         for lease in self._leases.of(client):
             self._leases.fail(lease, reason)
+
+    def _say_parting(self, client: int | str, reason: str) -> None:
+        """Say why a node takes no part, once, however often its service manager starts it again."""
+        if self._partings.get(client) == reason:
+            return
+        if len(self._partings) < _MOST_NODES:  # without certificates anyone may invent names
+            self._partings[client] = reason
+        _log.warning("client %r takes no part: %s", client, reason)
 
     def _heard(self, client: int | str, heartbeat: pb.Heartbeat) -> str:
         if len(heartbeat.held) > MOST_HELD:

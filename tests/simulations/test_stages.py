@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fed
 from fed.clients.data import load
-from fed.clients.node.plans import as_experiment, part_of_nodes
+from fed.clients.node.plans import as_experiment, code_of_nodes, part_of_nodes
 from fed.compression.codec import Draw
 from fed.compression.stage import Stage
 from fed.config import registry
@@ -316,6 +316,12 @@ def test_a_node_takes_stages_that_it_knows_alone() -> None:
     with pytest.raises(InvalidExperiment, match=r"runs only code that --allow names, got python:tests\.trial_stages"):
         as_experiment(plan, [])
     assert as_experiment(plan, AT_PEERS).stages == fed.Experiment(stages=AT_PEERS).stages
+
+
+def test_nodes_need_all_code_but_their_own_app() -> None:
+    with_app = experiment(stages=AT_PEERS, data=None, model=None, app={"kind": "python:nowhere:App", "clients": 2})
+    assert code_of_nodes(with_app) == code_of_nodes(experiment(stages=AT_PEERS)) == AT_PEERS
+    assert code_of_nodes(experiment()) == []
 
 
 def test_runs_from_before_stages_go_on(tmp_path: Path) -> None:

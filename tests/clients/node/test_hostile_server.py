@@ -18,7 +18,7 @@ import torch
 
 from fed.clients.data import FederatedData
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.plans import as_experiment
+from fed.clients.node.plans import as_experiment, names_sha256
 from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
@@ -28,6 +28,7 @@ from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
+    Code,
     Examination,
     Failed,
     Farewell,
@@ -50,6 +51,7 @@ from fed.wire.payloads import Incoming, TensorSpec
 BOUND_S = 60.0
 KEYS = {"model": {"kind": "logistic"}, "local": {"lr": 0.1}}
 SIGNATURE = Signature(input_shape=[64], input_dtype="float32", classes=10)
+ACCEPTED = "python:tests.clients.apps.arrays_only:Regression"
 MODEL = bytes(4 * 650)
 MODEL_TENSORS = [TensorMessage(dtype="float32", numbers=650), TensorMessage(dtype="int64")]
 
@@ -141,6 +143,7 @@ def served(
     training: Training | None = None,
     *,
     secure: Any = None,
+    allowed: Sequence[str] = (),
 ) -> tuple[str, Training]:
     """What a node says last that dials such a server, and what it has trained with."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
@@ -156,6 +159,7 @@ def served(
         0,
         trains,
         tmp_path,
+        allowed,
         patience=DialPatience(backoff_s=0.01),
         secure=secure,
     )
@@ -168,6 +172,47 @@ def served(
     assert words.isprintable()
     assert len(words) < 1000
     return words, training
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["python:antigravity:fly"], "runs only code that --allow names, got python:antigravity:fly: if you trust it"),
+        (["antigravity:fly"], "runs only code that --allow names, got antigravity:fly"),
+        (["python:one:model", "python:two:Rule"], "--allow python:one:model --allow python:two:Rule"),
+        (["python:missing_here:model"], "python:missing_here:model, which the run's experiment names: cannot import"),
+    ],
+    ids=["unknown", "unmarked", "two", "missing"],
+)
+def test_a_node_that_refuses_the_code_never_joins(
+    names: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fed.clients.node.edge_node._FAREWELL_S", 0.1)
+    heard: list[FromNode] = []
+
+    def says(server: Server) -> Iterator[ToNode]:
+        heard.append(server.heard.get(timeout=BOUND_S))
+        yield ToNode(code=Code(names=names))
+        heard.append(server.heard.get(timeout=BOUND_S))
+
+    words, _ = served(tmp_path, says, allowed=["python:missing_here:model"])
+    assert reason in words
+    assert [message.WhichOneof("what") for message in heard] == ["joining", "farewell"]
+    assert heard[1].farewell.reason == words
+    assert "antigravity" not in sys.modules
+
+
+def test_a_node_that_accepts_the_code_joins_anew(tmp_path: Path) -> None:
+    heard: list[FromNode] = []
+
+    def says(server: Server) -> Iterator[ToNode]:
+        heard.append(server.heard.get(timeout=BOUND_S))
+        yield ToNode(code=Code(names=[ACCEPTED]))
+        heard.append(server.heard.get(timeout=BOUND_S))
+        yield ToNode(farewell=Farewell(reason="enough", is_final=True))
+
+    assert served(tmp_path, says, allowed=[ACCEPTED])[0] == "enough"
+    assert [message.joining.code_sha256 for message in heard] == [b"", names_sha256([ACCEPTED])]
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from fed.clients.node.own_data import signature_of_an_app
+from fed.clients.node.plans import names_sha256
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
+    Farewell,
     FromNode,
     Part,
     Payload,
@@ -397,6 +399,27 @@ async def test_server_says_how_many_samples_a_node_has(
     stream = asyncio.create_task(Server(tmp_path).service.Attend(None, call))
     await call.say(FromNode(joining=joining))
     assert caplog.messages == [f"client 'ann' has joined: it {words}"]
+    stream.cancel()
+
+
+@during
+async def test_a_node_counts_once_it_accepts_the_code(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server = Server(tmp_path, code=["python:mine:model"])
+    refusing = [Call(), Call()]
+    for call in refusing:  # as its service manager starts it again
+        stream = asyncio.create_task(server.service.Attend(None, call))
+        await call.say(FromNode(joining=Wire(1, "ann").joining(code_sha256=b"")))
+        assert [message.code.names for message in call.told] == [["python:mine:model"]]
+        await call.say(FromNode(farewell=Farewell(reason="not this code", is_final=True)))
+        await stream
+    assert server.service.nodes == {}
+    assert caplog.messages == ["client 'ann' takes no part: not this code"]
+    accepting = Call()
+    stream = asyncio.create_task(server.service.Attend(None, accepting))
+    await accepting.say(FromNode(joining=Wire(1, "ann").joining(code_sha256=b"")))
+    assert server.service.nodes == {}
+    await accepting.say(FromNode(joining=Wire(1, "ann").joining(code_sha256=names_sha256(["python:mine:model"]))))
+    assert [*server.service.nodes] == ["ann"]
     stream.cancel()
 
 
