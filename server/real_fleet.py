@@ -105,14 +105,19 @@ class RealFleet(ABC):
             plan.fixed_part.CopyFrom(described(fixed_part))
         self._make_known(plan, message, fixed_part)
 
-    def await_nodes(self, count: int) -> None:
-        """Wait until this many nodes are connected."""
+    def await_nodes(self, count: int, wanted: int | None = None) -> None:
+        """Wait until this many nodes are connected.
+
+        Args:
+            count: number of nodes to wait for.
+            wanted: number of nodes that the run begins with, for the log; None: as many as it waits for.
+        """
         said = -1
         may_say = _once_in_a_while(self.time)
         while (there := len(self._attending())) < count:
             if may_say.spend() or there != said:
                 said = there
-                _log.info("%d of %d nodes are there", there, count)
+                _log.info("%d of %d nodes are there", there, wanted or count)
             self.pass_time(math.inf)
             self._seen = self._changes
 

@@ -276,7 +276,8 @@ class Sheet:
 def _check_required(file: Path, names: Sequence[str], required: Mapping[str, str]) -> None:
     for name, key in required.items():
         if name not in names:
-            raise InvalidData(f"{file}: {key} must name a column, got {name!r}{_nearest(name, names)}")
+            why = "the run's table needs" if key.startswith("table.") else f"{key} names"
+            raise InvalidData(f"{file} has no column {name!r}, which {why}{_nearest(name, names)}")
 
 
 def _chosen(file: Path, table: "pa.Table", required: Mapping[str, str]) -> "pa.Table":

@@ -81,7 +81,7 @@ class EdgeNode(Dialler):
         training: training process of the node.
         folder: folder of files in transfer.
         allowed: ``python:`` names that the node accepts.
-        tasks_done: number of tasks whose answers the server has accepted.
+        tasks_done: number of tasks of rounds whose answers the server has accepted.
         app: name of the node's own app; None: it trains on data, as fed does.
         secure: sessions of a node that takes part under secure aggregation alone; None for any other.
     """
@@ -114,6 +114,7 @@ class EdgeNode(Dialler):
         self._plan: pb.Plan | None = None
         self._schema: str | None = None  # by which the node has read its table
         self._code_sha256 = b""  # of the names of code that the node has accepted
+        self._question = ""  # numbers that the plan asks for before the first round, in words; empty in rounds
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
         """Work until the server says farewell for good; returns the server's reason.
@@ -207,6 +208,8 @@ class EdgeNode(Dialler):
         elif message.HasField("farewell"):
             reason = one_line(message.farewell.reason)
             if message.farewell.is_refusal:
+                if self._schema is None and self.training.needs_schema:
+                    _log.info("without a schema this node's table cannot be read: %s", self.training.needs_schema)
                 self.problem = RunFailed(f"{self.server} refuses this node: {reason}")
             elif message.farewell.is_final:
                 self.farewell = reason or "the server needs no more"
@@ -262,7 +265,8 @@ class EdgeNode(Dialler):
                 self._held.clear()  # tasks of another plan
         self.heartbeat_s = plan.heartbeat_s
         self._plan = plan
-        _log.info("connected to %s, as %r", self.server, self.client)
+        if not self.connected.is_set():  # a run may tell several plans on one connection
+            _log.info("connected to %s, as %r", self.server, self.client)
         self.connected.set()
         if is_told_again:
             self._join_again()
@@ -297,6 +301,7 @@ class EdgeNode(Dialler):
         experiment = as_experiment(plan.experiment, self.allowed, self.app)
         if self._described.HasField("table_sha256"):
             check_schema(experiment, self._schema)
+        self._question = "" if experiment.table is None else experiment.table.sought_in_words
         try:
             self.training.prepare(experiment, plan)
         except FixedPartMissing:
@@ -495,11 +500,7 @@ class EdgeNode(Dialler):
             held.path.unlink(missing_ok=True)
             return
         if receipt.accepted:
-            told = {one.name: one.value for one in answer.metrics}
-            train_loss = answer.train_loss if self.app is None else told.get("train_loss")
-            is_silent = self.secure is not None or train_loss is None
-            loss = "" if is_silent else f", with a training loss of {train_loss:.4g}"
-            _log.info("round %d: answered%s", held.assignment.round, loss)
+            self._say_answered(held, answer)
             self._delivery_s = self.clock.monotonic_s() - began_s
         else:
             reason = one_line(receipt.reason)
@@ -508,7 +509,17 @@ class EdgeNode(Dialler):
             if self._held.get(held.name) is held:  # else the server has told it anew meanwhile
                 del self._held[held.name]
         held.path.unlink(missing_ok=True)
-        self.tasks_done += receipt.accepted
+        self.tasks_done += receipt.accepted and not self._question
+
+    def _say_answered(self, held: _Held, answer: pb.Answer) -> None:
+        if self._question:
+            _log.info("answered the question for %s", self._question)
+            return
+        told = {one.name: one.value for one in answer.metrics}
+        train_loss = answer.train_loss if self.app is None else told.get("train_loss")
+        is_silent = self.secure is not None or train_loss is None
+        loss = "" if is_silent else f", with a training loss of {train_loss:.4g}"
+        _log.info("round %d: answered%s", held.assignment.round, loss)
 
     def _give_up_with(self, held: _Held, error: Exception) -> None:
         if self.secure is not None:

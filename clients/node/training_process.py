@@ -43,6 +43,7 @@ class TrainingProcess:
         spec: types and lengths of a task's tensors; empty before the process is prepared.
         fixed: the fixed point by which messages become lanes under secure aggregation; None without it.
         keeps_states: True if the client keeps something from task to task.
+        needs_schema: reason why the node's table can be read by a schema alone; empty where it needs none.
 
     Args:
         client: id of the node's client.
@@ -58,15 +59,13 @@ class TrainingProcess:
         self.spec = TaskSpec()
         self.keeps_states = False
         self.fixed: FixedPoint | None = None
+        self.needs_schema = ""
         self._is_closed = False
 
     def describe(self) -> pb.Joining:
         """Describe the node's data."""
         joining: pb.Joining
-        problem: str
-        joining, problem = self._ask("describe")
-        if problem:
-            _log.info("the table can only be read by a run's schema, its experiment's section table: %s", problem)
+        joining, self.needs_schema = self._ask("describe")
         return joining
 
     def describe_by(self, schema: str) -> pb.Joining:

@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from fed.config.compatibility import Feature, Sections, lacks
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
+from fed.quantities import counted
 
 __all__ = ["ColumnSection", "TableSection", "check_standardizing"]
 
@@ -114,6 +115,15 @@ class TableSection(Section):
     def sought(self) -> tuple[str, ...]:
         """Names of the features whose mean or deviation clients have yet to find, in their order."""
         return tuple(name for name, (_, deviation) in self.moments.items() if deviation is None)
+
+    @property
+    def sought_in_words(self) -> str:
+        """Numbers that clients are asked for next, such as "the mean of 3 columns"; empty where there are none."""
+        missing = [self.moments[name] for name in self.sought]
+        if not missing:
+            return ""
+        what = "mean" if any(mean is None for mean, _ in missing) else "standard deviation"
+        return f"the {what} of {counted(len(missing), 'column')}"
 
     def unscaled(self) -> "TableSection":
         """The same schema without what it says on standardizing."""

@@ -169,7 +169,7 @@ class Deployment:
         observers = observers or Observers(clock=fleet.time)
         if self._signature is None:
             # Where the server has no data, the first node's samples decide the shape of the model.
-            fleet.await_nodes(1)
+            fleet.await_nodes(1, wanted=min_nodes)
         assert self._signature is not None
         first_task = self._standardize(fleet, min_nodes, self._signature)
         prepared = self._prepared()

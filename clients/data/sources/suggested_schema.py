@@ -30,7 +30,7 @@ def schema_of(path: Path, target: str | None = None) -> TableSection:
         InvalidData: if the file cannot be read, lacks the target, or a column of texts has more than 100 values.
     """
     aim = target or "label"
-    sheet = Sheet.read([path], {aim: "--target" if target else "--target, which is label unless given,"})
+    sheet = Sheet.read([path], {aim: "--target" if target else "--target (label unless given)"})
     if len(sheet.names) < 2:
         raise InvalidData(f"{path}: must have a column beside {aim} to be a feature, got none: add one")
     features = {name: _column(sheet, name) for name in sheet.names if name != aim}

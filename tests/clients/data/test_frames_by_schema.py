@@ -39,7 +39,7 @@ def test_a_frame_is_read_as_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (frame(), "client 'b': table.features must name a column, got 'age'"),
+        (frame(), "client 'b' has no column 'age', which the run's table needs"),
         (frame(age=[30, None, 32]), "client 'b': row 2, column age must not be empty"),
         (frame(age=["30", "old", "32"]), "client 'b': row 2, column age must be a number, got 'old'"),
         (frame(age=1, colour="pink"), "client 'b': row 1, column colour must be one of white, red, got 'pink'"),

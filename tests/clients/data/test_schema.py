@@ -91,8 +91,8 @@ def test_real_targets_are_one_or_several_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (TABLE.replace("age", "Age"), "table.features must name a column, got 'age'; did you mean Age?"),
-        (TABLE.replace("ill", "sick"), "table.target must name a column, got 'ill'"),
+        (TABLE.replace("age", "Age"), "table.csv has no column 'age', which the run's table needs; did you mean Age?"),
+        (TABLE.replace("ill", "sick"), "has no column 'ill', which the run's table needs"),
         (TABLE.replace(" white ", "rosé"), "row 2, column colour must be one of white, red, got 'rosé': correct"),
         (TABLE.replace(" white ", "=1+2"), "row 2, column colour must be one of white, red, got '=1+2'"),
         (TABLE.replace(" white ", ""), "row 2, column colour must not be empty"),
@@ -212,7 +212,7 @@ def test_the_schema_of_a_file_reads_it(
     assert found == schema_of(Path(path), "ill")
     assert csv(path, schema=found).inputs.tolist() == [[30, 1, 0, 1.5], [31, 0, 1, 2], [32, 1, 0, 3]]
     assert schema_of(Path(path), "time").classes is None
-    assert "--target, which is label unless given, must name a column, got 'label'" in run(path, "--schema").err
+    assert "has no column 'label', which --target (label unless given) names" in run(path, "--schema").err
 
 
 def test_a_suggested_schema_names_empty_cells_and_unlike_scales(

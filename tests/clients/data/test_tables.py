@@ -102,8 +102,11 @@ def test_windows_and_spreadsheets_write_tables_too(tmp_path: Path) -> None:
         (TABLE.replace("Hof", ""), "row 2, column town must not be empty"),
         (TABLE.replace("Hof,1", "Hof,-1"), "labels must be at least 0, got -1 in row 2 of label"),
         (TABLE.replace("Hof,1", "Hof"), "row 2 must have 4 cells like the header, got 3"),
-        (TABLE.replace("label", "lable"), "data.label must name a column, got 'label'; did you mean lable?"),
-        (TABLE.replace("town", "city"), "data.client must name a column, got 'town'; known: age, height, city, label"),
+        (TABLE.replace("label", "lable"), "has no column 'label', which data.label names; did you mean lable?"),
+        (
+            TABLE.replace("town", "city"),
+            "has no column 'town', which data.client names; known: age, height, city, label",
+        ),
         (TABLE.replace("age", "height"), "the header must name each column once, got 'height' again"),
         (TABLE.splitlines()[0], "must have rows below the header, got none"),
         ("", "must begin with a header, got an empty file"),

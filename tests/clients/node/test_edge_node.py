@@ -1,6 +1,7 @@
 """A node whose connection breaks at the worst moments, and what it says to whoever looks after it."""
 
 import contextlib
+import json
 import logging
 import queue
 import socket
@@ -50,7 +51,7 @@ from fed.protocol.protocol_pb2_grpc import add_CoordinationServicer_to_server
 from fed.wire.dialling import DialPatience
 from fed.wire.format import TaskSpec
 from fed.wire.payloads import TensorSpec
-from tests.clients.node.test_hostile_server import BOUND_S, MODEL, Server, Training, assignment, payload, plan
+from tests.clients.node.test_hostile_server import BOUND_S, KEYS, MODEL, Server, Training, assignment, payload, plan
 
 OVER = ToNode(farewell=Farewell(reason="enough", is_final=True))
 TASK = TaskId(start=1, number=1)
@@ -109,6 +110,7 @@ def attended(
     kind: type[Coordinator] = Coordinator,
     silence_s: float = 20.0,
     secure: Any = None,
+    nodes: list[EdgeNode] | None = None,
 ) -> tuple[str, Any]:
     """What a node says last that dials such a server."""
     server, coordinator = grpc.server(futures.ThreadPoolExecutor(8)), kind(says)
@@ -117,6 +119,8 @@ def attended(
     server.start()
     patience = DialPatience(silence_s=silence_s, backoff_s=0.001, most_backoff_s=0.002)
     node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience, secure=secure)
+    if nodes is not None:
+        nodes.append(node)
     stopped = threading.Event()
     limit = threading.Timer(BOUND_S, stopped.set)
     limit.start()
@@ -147,6 +151,41 @@ def test_training_node_stays_however_often_its_connection_breaks(tmp_path: Path)
     assert words == "enough"
     assert len(training.trained) == len(server.delivered) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_before_the_first_round_is_no_task(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    table = {"features": dict.fromkeys("abc", "real"), "target": "d"}
+    standardized: list[Any] = ["federated", dict.fromkeys("abc", (1.0, None)), dict.fromkeys("abc", (1.0, 2.0))]
+    nodes: list[EdgeNode] = []
+
+    def says(server: Coordinator, _: int) -> Iterator[ToNode]:
+        for number, standardize in enumerate(standardized, start=1):
+            yield plan(experiment=json.dumps({**KEYS, "table": {**table, "standardize": standardize}}))
+            yield assignment(number, payload=payload())
+            assert server.received.wait(BOUND_S)
+            server.received.clear()
+        yield OVER
+
+    attended(tmp_path, says, Trained(), nodes=nodes)
+    assert [message for message in caplog.messages if "answered" in message] == [
+        "answered the question for the mean of 3 columns",
+        "answered the question for the standard deviation of 3 columns",
+        "round 1: answered, with a training loss of 0.5",
+    ]
+    assert sum(message.startswith("connected to") for message in caplog.messages) == 1
+    assert nodes[0].tasks_done == 1
+
+
+def test_a_refusal_says_why_a_table_needs_a_schema(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    training = Trained()
+    training.needs_schema = "column town holds texts"
+    attended(tmp_path, lambda *_: iter([OVER]), training)
+    assert caplog.messages == []
+    refusal = ToNode(farewell=Farewell(reason="it has no section table", is_final=True, is_refusal=True))
+    assert "it has no section table" in attended(tmp_path, lambda *_: iter([refusal]), training)[0]
+    assert caplog.messages == ["without a schema this node's table cannot be read: column town holds texts"]
 
 
 def test_a_task_that_nobody_waits_for_fails_in_silence(tmp_path: Path) -> None:

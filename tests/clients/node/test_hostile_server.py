@@ -60,6 +60,7 @@ class Training:
     """What a node would train with, which takes down what it is asked."""
 
     spec = TaskSpec((TensorSpec(torch.float32, 650), TensorSpec(torch.int64, 0)))
+    needs_schema = ""
 
     def __init__(self) -> None:
         self.prepared: list[Experiment] = []

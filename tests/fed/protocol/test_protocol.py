@@ -122,6 +122,7 @@ class Reader:
 
         class Training:
             spec = TaskSpec(SPEC)
+            needs_schema = ""
 
             def describe(self) -> Joining:
                 return Joining(protocol=PROTOCOL, samples=3, signature=SIGNATURE)

@@ -43,6 +43,7 @@ class ThreadedTraining:
         self.spec = TaskSpec()
         self.fixed: FixedPoint | None = None
         self.keeps_states = False
+        self.needs_schema = ""
         self.orders: list[tuple[Assignment, float | None, bytes]] = []
         self.answers: list[tuple[Answer | Failed | Hidden, bytes]] = []
         self.worked: list[Train] = []
