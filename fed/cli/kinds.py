@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fed.cli.formulas import plain
 from fed.cli.tables import console, listed
 from fed.config.docstrings import body, summary
 from fed.errors import InvalidInput, located
@@ -41,7 +42,7 @@ def show_all(
         order: key by which the kinds are sorted; None: as the registry has them.
     """
     kinds = sorted(family.builtin, key=order) if order else family.builtin
-    rows = [(kind, *cells(kind, *cited(summary(family.section(kind).target)))) for kind in kinds]
+    rows = [(kind, *cells(kind, *cited(plain(summary(family.section(kind).target))))) for kind in kinds]
     out = console()
     out.print(listed(("kind", *headings), rows, whole=headings.index(WHAT) + 1))
     for note in notes:
@@ -64,12 +65,12 @@ def tell(family: "Family[Any]", kind: str, facts: Callable[[Any], Iterable[tuple
 
     section = section_of(family, {"kind": kind})
     made = section.make()
-    what, paper = cited(summary(section.target))
+    what, paper = cited(plain(summary(section.target)))
     out = console()
     out.print(Text(f"{kind}: {what}" + (f" {paper}." if paper else "")))
     for paragraph in body(section.target):
         out.print()
-        out.print(Padding(Text(_plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
+        out.print(Padding(Text(plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
     has_keys = len(type(section).model_fields) > 1  # beside its kind
     out.print(_hyperparameters(type(section)) if has_keys else "")
     show_facts(facts(made))
@@ -112,7 +113,7 @@ def _hyperparameters(section: type["Component"]) -> "Table":
         if name != "kind":
             default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))
             values = shorten(values_of(properties[name]), _WIDEST, placeholder=" …")
-            rows.append((name, default, values, field.description or ""))
+            rows.append((name, default, values, plain(field.description or "")))
     return listed(("hyper-parameter", "default", "range", "what it is"), rows, whole=3)
 
 
@@ -125,41 +126,3 @@ def cited(line: str) -> tuple[str, str]:
     """
     match = re.fullmatch(r"(?P<what>.*) \((?P<paper>[^()]*\d{4}[^()]*)\)\.", line)
     return (f"{match['what']}.", match["paper"]) if match else (line, "")
-
-
-_SYMBOLS = {
-    r"\qquad": "   ",
-    r"\quad": "  ",
-    r"\,": " ",
-    r"\;": " ",
-    r"\sum": "Σ",
-    r"\sqrt": "√",
-    r"\bar W": "W̄",
-    r"\hat x": "x̂",
-}
-
-
-def _plain(paragraph: str) -> str:
-    r"""A paragraph of a docstring without its markup, formulas as a terminal can show them.
-
-    Example:
-        >>> _plain(r".. math:: v ← β v + Δ, \qquad x ← x + \frac{a}{b} \sum_{i} y_i")
-        'v ← β v + Δ,     x ← x + a/b Σ_i y_i'
-    """
-    text = re.sub(r"^\.\. math::\s*", "", paragraph)
-    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "")
-    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
-    text = re.sub(r"\\(?:text|operatorname|mathrm)\{([^{}]*)\}", r"\1", text)
-    fraction = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
-    exponent = re.compile(r"([_^])\{([^{}]*)\}")
-    while fraction.search(text) or exponent.search(text):  # from the innermost outwards
-        text = fraction.sub(lambda match: "/".join(_grouped(part) for part in match.groups() if part), text)
-        text = exponent.sub(lambda match: match[1] + _grouped(match[2]), text)
-    for latex, plain in _SYMBOLS.items():
-        text = text.replace(latex, plain)
-    text = re.sub(r"\\(?:left|right)", "", text)
-    return re.sub(r"\\([a-zA-Z]+|[{}&])", r"\1", text).replace("{", "").replace("}", "")
-
-
-def _grouped(part: str) -> str:
-    return f"({part})" if len(part) > 1 and not part.isalnum() else part

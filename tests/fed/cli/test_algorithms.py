@@ -27,7 +27,7 @@ def told(kind: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_everything_is_told_of_each(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = told(kind, capsys)
     assert text.startswith(f"{kind}: ")
-    assert not re.search(r"\\[a-z]+|:math:|``", text), "markup of a docstring"
+    assert not re.search(r"\\|:math:|``", text), "markup of a docstring"
     for key in ALGORITHMS.section(kind).model_fields:
         assert key == "kind" or re.search(rf"^ {key} ", text, re.MULTILINE)
     expected = (
