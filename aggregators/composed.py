@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.users_methods import explain_errors
 from fed.config.hyperparameters import Hyperparameters
 from fed.vectors.tensors import Tensor
 
@@ -27,6 +28,7 @@ class Transform(Hyperparameters):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        explain_errors(cls)
         if "report" in vars(cls):
             cls.update_alone = vars(cls).get("update_alone", False)
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from pydantic import PositiveInt
 
+from fed.aggregators.users_methods import explain_errors
 from fed.config.experiment import Local
 from fed.vectors.tensors import Tensor
 
@@ -62,6 +63,7 @@ class LocalRule:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        explain_errors(cls)
         cls.corrects = cls.correct is not LocalRule.correct
         cls.contrasts = cls.penalty is not LocalRule.penalty
 

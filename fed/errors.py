@@ -50,6 +50,7 @@ __all__ = [
     "located",
     "os_errors_as",
     "place_of",
+    "users_error_in_words",
     "users_errors_as",
     "users_line",
 ]
@@ -239,19 +240,28 @@ def users_errors_as(kind: type[FedError], what: str) -> Iterator[None]:
     except FedError:
         raise
     except Exception as error:
-        # Downloads of all libraries fail with errors of the system, or with ones derived from them.
-        remedy = (
-            "see that the file or the network is there, and try again" if isinstance(error, OSError) else "correct it"
-        )
-        raise kind(
-            f"{what} raised {type(error).__name__}: {first_line(error)}, at {place_of(error)}: {remedy}"
-        ) from error
+        raise kind(users_error_in_words(error, what)) from error
+
+
+def users_error_in_words(error: Exception, what: str) -> str:
+    """The sentence on an error of the user's own code, with its place.
+
+    Args:
+        error: the error, as it was raised.
+        what: name of that code, such as ``the model's factory``.
+    """
+    # Downloads of all libraries fail with errors of the system, or with ones derived from them.
+    remedy = "see that the file or the network is there, and try again" if isinstance(error, OSError) else "correct it"
+    said = f": {first_line(error)}" if str(error).strip() else ""
+    return f"{what} raised {type(error).__name__}{said}, at {place_of(error)}: {remedy}"
 
 
 def place_of(error: Exception) -> str:
     """File and line at which an error left the user's own code, or where it was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
+    if line := users_line(error):
+        return line
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename]
     frame = (own or frames)[-1]

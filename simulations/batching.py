@@ -34,7 +34,7 @@ from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import on_device
 from fed.config.experiment import Execution, Local
-from fed.errors import InvalidExperiment, first_line, users_line
+from fed.errors import InvalidExperiment, RunFailed, first_line, users_line
 from fed.simulations.side_effects import changed_by_forward
 from fed.vectors import trees
 from fed.vectors.fixed_part import in_training
@@ -364,6 +364,9 @@ def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
 
 def _plainly(error: Exception) -> str:
     """Obstacle to batching, in plain words, with the line of the user's model where there is one."""
+    # What an algorithm of the user raised, without the remedy of a run that ends with it.
+    if isinstance(error, RunFailed) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     line = users_line(error)
     return _in_plain_words(error) + (f", at {line}" if line else "")
 
