@@ -31,8 +31,11 @@ class FlatParameters:
 
     Attributes:
         x_Q: the vector.
+        names: names of the parameters.
+        views: the parameters' values, views of the vector.
         shared: length of the part of ``x_Q`` that clients share; it comes first.
         has_convolutions: True if there are weights of 2-D convolutions.
+        has_channels_last: True if they are stored as [out, height, width, in].
 
     Example:
         >>> module = nn.Linear(3, 1)
@@ -57,6 +60,8 @@ class FlatParameters:
         self._convolves = [parameter.ndim == 4 and id(parameter) in weights for parameter in self._parameters]
         self.has_convolutions = any(self._convolves)
         self._channels_last = [False] * len(self._parts)
+        self.has_channels_last = False
+        self.names = [part.name for part in self._parts]
         self.x_Q = self._joined([parameter.detach() for parameter in self._parameters])
         self._gradient_Q = torch.zeros_like(self.x_Q)  # the gaps stay zero
         self._one = torch.ones((), dtype=self.x_Q.dtype)  # gradient of a loss on the CPU, with respect to itself
@@ -72,6 +77,7 @@ class FlatParameters:
             # Copies, since x_Q, which they view, is overwritten.
             values = [parameter.detach().clone() for parameter in self._parameters]
             self._channels_last = arranged
+            self.has_channels_last = any(arranged)
             self.x_Q.copy_(self._joined(values))
             self._bind()
 
@@ -79,7 +85,7 @@ class FlatParameters:
         """Copy in parameters whose ``data`` a forward pass moved elsewhere, as max-norm layers and cuDNN's RNNs do."""
         if not self._have_moved():
             return
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        for parameter, view in zip(self._parameters, self.views, strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())
                 parameter.data = view
@@ -90,37 +96,46 @@ class FlatParameters:
         Args:
             pieces: values of each parameter, flat, in its own order.
         """
-        if any(self._channels_last):
+        if self.has_channels_last:
             shaped = [piece.view(part.shape) for piece, part in zip(pieces, self._parts, strict=True)]
-            torch._foreach_copy_(self._views, shaped)
+            torch._foreach_copy_(self.views, shaped)
         else:
             torch._foreach_copy_(self._flat_views, list(pieces))
         if self._have_moved():
-            for parameter, view in zip(self._parameters, self._views, strict=True):
+            for parameter, view in zip(self._parameters, self.views, strict=True):
                 parameter.data = view
 
     def pieces(self) -> list[Tensor]:
         """Values of each parameter in ``x_Q``, flat, in its own order; views where they lie in that order."""
-        return [view.reshape(-1) for view in self._views] if any(self._channels_last) else self._flat_views
+        return [view.reshape(-1) for view in self.views] if self.has_channels_last else self._flat_views
 
-    def gradient(self, loss: Tensor, *, keep_graph: bool = False) -> Tensor:
-        """Gradient [Q] of a scalar, zero for parameters that it does not depend on, until the next is asked for."""
-        gradients = self._gradients(loss, keep_graph)
+    def gradients(self, loss: Tensor, *, keep_graph: bool = False) -> list[Tensor | None]:
+        """Gradients of a scalar in the shapes of the parameters; None for those that it does not depend on."""
+        if loss.ndim or not loss.is_cpu:
+            parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
+        else:
+            one = self._one if loss.dtype is self._one.dtype else self._one.to(loss.dtype)
+            # In this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable.
+            parts = _run_backward((loss,), (one,), keep_graph, False, self._parameters, True, accumulate_grad=False)
+        # Embeddings may be sparse.
+        return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
+
+    def joined(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Gradients of all parameters as one vector [Q], zero where one is None, until the next ones are joined."""
         torch._foreach_copy_(
             self._gradient_views,
             [
                 torch.zeros_like(view) if part is None else part
-                for view, part in zip(self._views, gradients, strict=True)
+                for view, part in zip(self.views, gradients, strict=True)
             ],
         )
         return self._gradient_Q
 
-    def descend(self, loss: Tensor, lr: float) -> None:
-        """Step of plain gradient descent, x ← x − η ∇loss with η = ``lr``, which stores no gradient [Q]."""
-        gradients = self._gradients(loss, keep_graph=False)
+    def descend(self, gradients: Sequence[Tensor | None], lr: float) -> None:
+        """Step of plain gradient descent, x ← x − η g with η = ``lr``, which stores no gradient [Q]."""
         self.bind_again()
         reached = [part for part in gradients if part is not None]
-        views = self._views
+        views = self.views
         if len(reached) < len(views):
             views = [view for view, part in zip(views, gradients, strict=True) if part is not None]
         if reached and self.x_Q.is_cpu:
@@ -151,17 +166,6 @@ class FlatParameters:
     def _have_moved(self) -> bool:
         return [parameter.data_ptr() for parameter in self._parameters] != self._addresses
 
-    def _gradients(self, loss: Tensor, keep_graph: bool) -> list[Tensor | None]:
-        if loss.ndim or not loss.is_cpu:
-            parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
-        else:
-            # In this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable.
-            parts = _run_backward(
-                (loss,), (self._one.to(loss.dtype),), keep_graph, False, self._parameters, True, accumulate_grad=False
-            )
-        # Embeddings may be sparse.
-        return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
-
     def _joined(self, parts: list[Tensor]) -> Tensor:
         """Tensors in the parameters' shapes as one vector [Q]."""
         pieces = []
@@ -173,11 +177,11 @@ class FlatParameters:
         return torch.cat(pieces)
 
     def _bind(self) -> None:
-        self._views = [*self.named(self.x_Q).values()]
+        self.views = [*self.named(self.x_Q).values()]
         self._gradient_views = [*self.named(self._gradient_Q).values()]
         self._flat_views = [self.x_Q[part.offset : part.offset + part.size] for part in self._parts]
-        self._addresses = [view.data_ptr() for view in self._views]
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        self._addresses = [view.data_ptr() for view in self.views]
+        for parameter, view in zip(self._parameters, self.views, strict=True):
             parameter.data = view
 
 

@@ -27,14 +27,18 @@ _DRAWS = "draws"
 _IN_PLACE = frozenset({torch.Tensor.add_, torch.Tensor.baddbmm_})
 
 _WITH_BINDINGS = (
-    "add.Tensor add_.Tensor baddbmm.default baddbmm_.default bmm.default cat.default clone.default div.Tensor "
-    "exp.default expand.default gather.default mean.dim mul.Tensor neg.default new_zeros.default permute.default "
-    "relu.default scatter_add.default sigmoid.default squeeze.dim sub.Tensor sum.dim_IntList tanh.default "
-    "transpose.int unsqueeze.default view.default"
+    "_log_softmax.default _log_softmax_backward_data.default add.Tensor add_.Tensor addmm.default baddbmm.default "
+    "baddbmm_.default bmm.default cat.default clone.default convolution.default div.Tensor exp.default expand.default "
+    "gather.default gelu.default mean.dim mm.default mul.Tensor native_dropout.default native_group_norm.default "
+    "native_layer_norm.default neg.default new_zeros.default permute.default relu.default scatter_add.default "
+    "sigmoid.default silu.default squeeze.dim sub.Tensor sum.dim_IntList t.default tanh.default transpose.int "
+    "unsqueeze.default view.default"
 )
 # The same kernels behind Python bindings that take half the time of those of torch.ops.
 _BINDINGS: dict[Any, Callable[..., Any]] = {
-    getattr(getattr(_ATEN, name), overload): getattr(torch, name, None) or getattr(torch.Tensor, name)
+    getattr(getattr(_ATEN, name), overload): next(
+        getattr(holder, name) for holder in (torch, torch.Tensor, torch._C._nn) if hasattr(holder, name)
+    )
     for name, overload in (operation.split(".") for operation in _WITH_BINDINGS.split())
 }
 
@@ -309,6 +313,8 @@ def _same_tensor(node: fx.Node) -> fx.Node | None:
             return source if node.meta["form"] == source.meta["form"] else None
         case _ATEN.mul.Tensor if _is_one(source) and isinstance(rest[0], fx.Node):
             return rest[0] if node.meta["form"] == rest[0].meta["form"] else None
+        case _ATEN.t.default if source.target is _ATEN.t.default:
+            return cast(fx.Node, source.args[0])
         case _ATEN.transpose.int if source.target is _ATEN.transpose.int and {*rest} == {*source.args[1:]}:
             return cast(fx.Node, source.args[0])
     return None

@@ -5,7 +5,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import math
 import operator
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 
@@ -23,6 +23,7 @@ from fed.clients.training.local_trainer import LocalResult, TorchTrainer
 from fed.clients.training.module_state import ModuleState
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.reading import Batch, called, reading
+from fed.clients.training.recorded_gradients import RecordedGradients, is_recordable
 from fed.vectors import trees
 from fed.vectors.fixed_part import TrainingModes, Untouched
 from fed.vectors.randomness import seeded_torch
@@ -68,6 +69,10 @@ class Trainer(TorchTrainer):
         self._loss = self.loss
         self._contrast = Contrast(self.module, rule) if rule is not None and rule.contrasts else None
         self._is_scaled = self.half is torch.float16
+        is_recorded = self.device.type == "cpu" and self.half is None and self._contrast is None
+        self._recorded: RecordedGradients | None = None
+        if is_recorded and is_recordable(self.module):
+            self._recorded = RecordedGradients(self.module, self._flat)
         # In half precision normalising by groups becomes much slower with channels last.
         self._tries_channels_last = (
             (self.device.type, self.half) == ("cpu", None)
@@ -184,7 +189,7 @@ class Trainer(TorchTrainer):
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order, seed):
                 if descends and len(step) == 1:
-                    self._flat.descend(self._loss_of(step[0], losses), lr)
+                    self._flat.descend(self._gradients(step[0], losses), lr)
                     continue
                 gradient_Q = self._gradient(step, losses, scaler)
                 self._flat.bind_again()
@@ -265,8 +270,17 @@ class Trainer(TorchTrainer):
         return gradient_Q
 
     def _gradient_of_batch(self, batch: Batch, losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
-        loss = self._loss_of(batch, losses)
-        return scaler.gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
+        if self._is_scaled:
+            return scaler.gradient(self._loss_of(batch, losses), self._flat)
+        return self._flat.joined(self._gradients(batch, losses))
+
+    def _gradients(self, batch: Batch, losses: "_MeanLoss") -> Sequence[Tensor | None]:
+        """Gradients of all parameters in their shapes; None for one that the loss does not depend on."""
+        if self._recorded is not None and (found := self._recorded.of(self._loss, batch)) is not None:
+            *gradients, loss = found
+            losses.add(loss, batch.samples)
+            return gradients
+        return self._flat.gradients(self._loss_of(batch, losses))
 
     def _loss_of(self, batch: Batch, losses: "_MeanLoss") -> Tensor:
         if self.half is None:
@@ -334,7 +348,8 @@ class _LossScale:
 
     def gradient(self, loss: Tensor, flat: FlatParameters) -> Tensor:
         while True:
-            gradient_Q = flat.gradient(loss * self._scale, keep_graph=True).div_(self._scale)
+            gradients = flat.gradients(loss * self._scale, keep_graph=True)
+            gradient_Q = flat.joined(gradients).div_(self._scale)
             if self._scale <= 1 or not math.isfinite(float(loss.detach())) or bool(torch.isfinite(gradient_Q).all()):
                 return gradient_Q
             self._scale /= 2

@@ -41,7 +41,8 @@ def test_gaps_stay_zero_in_vector_and_gradient() -> None:
     count = Layout.of(module).parameters
     ones_Q = working.spread(torch.ones(count))
     assert float(ones_Q.sum()) == count
-    gradient_Q = working.gradient(torch.stack([p.sum() for p in module.parameters() if p.requires_grad]).sum())
+    total = torch.stack([p.sum() for p in module.parameters() if p.requires_grad]).sum()
+    gradient_Q = working.joined(working.gradients(total))
     assert torch.equal(gradient_Q, ones_Q)
     assert not working.x_Q[ones_Q == 0].any()
 
@@ -52,7 +53,8 @@ def test_tied_weights_get_the_sum_of_their_gradients() -> None:
     module.read.weight = module.embed.weight
     working = flat(module)
     assert module.read.weight is module.embed.weight
-    gradient_Q = working.gradient(module.read(module.embed(torch.tensor([1]))).sum())
+    total = module.read(module.embed(torch.tensor([1]))).sum()
+    gradient_Q = working.joined(working.gradients(total))
     # d/dE of 1ᵀ E e₁: every row gets e₁, and row 1 the sum of all rows on top.
     rows = working.x_Q.view(5, 3)
     expected = rows[1].expand(5, 3) + torch.eye(5)[1][:, None] * rows.sum(0)
@@ -121,9 +123,9 @@ def test_a_gradient_lies_where_its_parameter_does(channels_last: bool) -> None:
     def loss() -> Tensor:
         return torch.stack([part.square().sum() for part in module.parameters()]).sum() / 2
 
-    assert torch.equal(working.gradient(loss()), working.x_Q)
+    assert torch.equal(working.joined(working.gradients(loss())), working.x_Q)
     before = by_name(module)
-    working.descend(loss(), lr=0.25)
+    working.descend(working.gradients(loss()), lr=0.25)
     assert all(torch.equal(part, 0.75 * before[name]) for name, part in module.named_parameters())
 
 
@@ -134,7 +136,7 @@ def test_what_a_forward_pass_put_elsewhere_descends_from_there(channels_last: bo
     working.arrange(channels_last=channels_last)
     weight = module.get_parameter("1.weight")
     weight.data = moved = torch.randn_like(weight, memory_format=torch.contiguous_format)
-    working.descend(weight.sum(), lr=2.0)
+    working.descend(working.gradients(weight.sum()), lr=2.0)
     assert torch.equal(weight, moved - 2)
     working.x_Q.zero_()
     assert not weight.any()
@@ -154,6 +156,6 @@ def test_gradients_are_torchs(take: Callable[[Tensor], Tensor]) -> None:
     loss().backward()  # type: ignore[no-untyped-call]
     gradients = [torch.zeros(p.shape) if p.grad is None else p.grad.to_dense() for p in module.parameters()]
     expected_P = torch.cat([part.reshape(-1) for part in gradients])
-    assert torch.equal(working.gradient(loss()), working.spread(expected_P))
+    assert torch.equal(working.joined(working.gradients(loss())), working.spread(expected_P))
     with pytest.raises(RuntimeError, match="scalar"):
-        working.gradient(torch.cat([part.reshape(-1) for part in module.parameters()]))
+        working.gradients(torch.cat([part.reshape(-1) for part in module.parameters()]))

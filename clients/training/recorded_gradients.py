@@ -1,0 +1,115 @@
+"""Recorded gradients: a batch's loss and gradient by operations that were recorded once, for PyTorch's own layers.
+
+A replay has the bits of the passes that it stands for. It takes half the time of a small model's, since neither layers
+are called nor is a graph of the loss built.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+
+from torch.nn.modules import module as calls
+
+from fed.clients.scoring.losses import bce, counted_cross_entropy, cross_entropy, mse
+from fed.clients.scoring.measures import Loss
+from fed.clients.training.flat import FlatParameters
+from fed.clients.training.op_graphs import record
+from fed.clients.training.reading import Batch, with_parameters
+from fed.vectors.tensors import Tensor, nn, torch
+
+__all__ = ["RecordedGradients", "is_recordable"]
+
+_RECORDED_AFTER = 100
+"""Number of batches of one shape after which recording pays: it takes as long as a hundred small steps."""
+
+_MOST_SHAPES = 64
+
+_LAYERS = frozenset(
+    {
+        *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d),
+        *(nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d),
+        *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
+        *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh),
+        *(nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.Dropout, nn.Dropout1d, nn.Dropout2d),
+    }
+)
+"""Layers whose operations follow from their attributes and from the shape of their input."""
+
+_LOSSES = frozenset({cross_entropy, counted_cross_entropy, mse, bce})
+
+
+def is_recordable(module: "nn.Module") -> bool:
+    """True if a model is made of PyTorch's own layers alone, one after another.
+
+    What else runs in a forward pass, such as a user's code, may differ from one pass to the next.
+
+    Example:
+        >>> is_recordable(nn.Sequential(nn.Linear(2, 3), nn.ReLU())), is_recordable(nn.GRU(2, 3))
+        (True, False)
+    """
+    hooks_of_all = (calls._global_forward_hooks, calls._global_forward_pre_hooks, calls._global_backward_hooks)
+    is_hooked = any(hooks_of_all) or any(calls._global_backward_pre_hooks)
+    return not is_hooked and all(_is_plain(part) for part in module.modules())
+
+
+def _is_plain(part: "nn.Module") -> bool:
+    """True if a call of a layer is its class's forward pass and no more."""
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    of_parameters = [parameter._backward_hooks for parameter in part.parameters(recurse=False)]
+    if type(part) not in _LAYERS or "forward" in vars(part) or any(hooks) or any(of_parameters):
+        return False
+    return getattr(part, "momentum", 0.0) is not None  # BatchNorm then looks at the number of its batches
+
+
+class RecordedGradients:
+    """Losses and gradients of a model whose layers are PyTorch's own, by shapes of batches.
+
+    Args:
+        module: the model, in training.
+        flat: the trainable parameters of the model.
+    """
+
+    def __init__(self, module: "nn.Module", flat: FlatParameters) -> None:
+        self._module = module
+        self._flat = flat
+        self._seen: Counter[Hashable] = Counter()
+        self._programs: dict[Hashable, Callable[..., tuple[Tensor, ...]]] = {}
+
+    def of(self, loss: Loss, batch: Batch) -> tuple[Tensor, ...] | None:
+        """Gradients of all parameters in their shapes, and last the loss; None until the batch's shape is a usual one.
+
+        Args:
+            loss: loss of the batch.
+            batch: inputs and targets on the CPU.
+        """
+        inputs = batch.inputs
+        targets = batch.targets
+        if loss not in _LOSSES or type(inputs) is not Tensor or type(targets) is not Tensor:
+            return None
+        key = (loss, inputs.shape, inputs.dtype, targets.shape, targets.dtype, self._flat.has_channels_last)
+        program = self._programs.get(key)
+        if program is None:
+            self._seen[key] += 1
+            if self._seen[key] <= _RECORDED_AFTER or len(self._programs) == _MOST_SHAPES:
+                return None
+            program = self._programs[key] = self._record(loss, inputs, targets)
+        return program(*self._flat.views, inputs, targets)
+
+    def _record(self, loss: Loss, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+        """Record without a trace: a forward pass draws random numbers, and moves the statistics of BatchNorm."""
+        names = self._flat.names
+
+        def gradients_and_loss(*tensors: Tensor) -> list[Tensor]:
+            *views, inputs, targets = tensors
+            parameters = [view.requires_grad_() for view in views]
+            output = with_parameters(self._module, dict(zip(names, parameters, strict=True)), inputs)
+            found = loss(output, targets)
+            return [*torch.autograd.grad(found, parameters), found.detach()]
+
+        buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        generator = torch.default_generator.get_state()
+        recording = record(gradients_and_loss, [*self._flat.views, inputs, targets])
+        torch.default_generator.set_state(generator)
+        for buffer, before in buffers:
+            if not torch.equal(buffer, before):  # what is not trained is to be left untouched
+                buffer.copy_(before)
+        return recording.program().forward

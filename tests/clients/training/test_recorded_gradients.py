@@ -1,0 +1,168 @@
+"""Recorded gradients against the passes that they stand for, to the bit, and models that are never recorded."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fed.aggregators.base import Phase
+from fed.clients.scoring.losses import bce, counted_cross_entropy, cross_entropy, mse
+from fed.clients.training import recorded_gradients
+from fed.clients.training.recorded_gradients import is_recordable
+from fed.clients.training.trainer import Trainer
+from fed.config.experiment import Local
+
+CPU = torch.device("cpu")
+SAMPLES = 22
+
+IN_ROWS: Mapping[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(12, 3),
+    "activations": lambda: nn.Sequential(
+        *(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)),
+        *(nn.SiLU(), nn.Sigmoid(), nn.Softplus(), nn.LeakyReLU(), nn.ELU(), nn.Mish(), nn.Hardswish(), nn.ReLU6()),
+        *(nn.SELU(), nn.Hardtanh(), nn.Identity(), nn.Softmax(1), nn.Linear(8, 3)),
+    ),
+    "in place": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(12, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)),
+    "layer norm": lambda: nn.Sequential(nn.Linear(12, 8), nn.LayerNorm(8), nn.GELU("tanh"), nn.Linear(8, 3)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+    "dropout": lambda: nn.Sequential(nn.Dropout(0.1), nn.Linear(12, 8), nn.Dropout(0.5, inplace=True), nn.Linear(8, 3)),
+    "one dimension": lambda: nn.Sequential(
+        *(nn.Unflatten(1, (2, 6)), nn.Conv1d(2, 4, 3), nn.Dropout1d(), nn.MaxPool1d(2), nn.AvgPool1d(2)),
+        *(nn.Flatten(), nn.Linear(4, 3)),
+    ),
+}
+OF_IMAGES: Mapping[str, Callable[[], nn.Module]] = {
+    "convolutions": lambda: nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1)),
+        *(nn.GroupNorm(2, 8), nn.Dropout2d(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)),
+    ),
+    "each channel by itself": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.GroupNorm(4, 4), nn.Flatten(), nn.Linear(144, 3)
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_gradients, "_RECORDED_AFTER", 2)
+
+
+def trained(module: nn.Module, inputs: Tensor, targets: Tensor, *, records: bool, **keys: Any) -> list[Tensor]:
+    """State and mean loss after four tasks, one after another, and the next draw of PyTorch's generator."""
+    loss = keys.pop("loss", cross_entropy)
+    trainer = Trainer(copy.deepcopy(module), loss, Local(**{"batch_size": 8, "epochs": 2, **keys}), Phase(), CPU)
+    assert trainer._recorded is not None
+    programs = trainer._recorded._programs
+    if not records:
+        trainer._recorded = None
+    state = trainer.layout.pack(module)
+    found = []
+    for seed in range(4):
+        order = np.random.default_rng(seed)
+        result = trainer.train(*state, (inputs, targets), order=order, seed=seed)
+        state = result.params_V, result.integers_I
+        found += [*state, torch.tensor(result.train_loss, dtype=torch.float64)]
+    assert len(programs) == (2 if records else 0)  # of whole batches, and of the last one
+    return [*found, torch.rand(1)]
+
+
+def assert_same_bits(module: nn.Module, inputs: Tensor, targets: Tensor, **keys: Any) -> None:
+    torch.manual_seed(0)
+    plain = trained(module, inputs, targets, records=False, **keys)
+    torch.manual_seed(0)
+    replayed = trained(module, inputs, targets, records=True, **keys)
+    for ours, theirs in zip(replayed, plain, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", IN_ROWS)
+def test_layers_of_rows_train_with_the_same_bits(kind: str) -> None:
+    torch.manual_seed(1)
+    assert_same_bits(IN_ROWS[kind](), torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,)), lr=0.1)
+
+
+@pytest.mark.parametrize("kind", OF_IMAGES)
+def test_layers_of_images_train_with_the_same_bits(kind: str) -> None:
+    torch.manual_seed(1)
+    assert_same_bits(OF_IMAGES[kind](), torch.randn(SAMPLES, 3, 8, 8), torch.randint(3, (SAMPLES,)), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+        {"lr": 0.01, "optimizer": "adam"},
+        {"lr": 0.1, "batch_size": 4, "accumulate": 2},
+    ],
+    ids=["nesterov", "adam", "accumulation"],
+)
+def test_optimizers_take_the_same_steps(keys: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    assert_same_bits(IN_ROWS["dropout"](), torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,)), **keys)
+
+
+@pytest.mark.parametrize("loss", [mse, bce, counted_cross_entropy])
+def test_losses_are_the_same(loss: Any) -> None:
+    torch.manual_seed(1)
+    targets = torch.randint(3, (SAMPLES,)) if loss is counted_cross_entropy else torch.rand(SAMPLES, 3)
+    if loss is counted_cross_entropy:
+        targets[::3] = -100
+    assert_same_bits(IN_ROWS["layer norm"](), torch.randn(SAMPLES, 12), targets, loss=loss, lr=0.1)
+
+
+def test_a_fixed_part_stays_as_it_is() -> None:
+    torch.manual_seed(1)
+    module = IN_ROWS["batch norm"]()
+    for layer in list(module.children())[:2]:
+        layer.requires_grad_(False)
+    assert_same_bits(module, torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,)), lr=0.1)
+
+
+class _Own(nn.Linear):
+    pass
+
+
+def _hooked() -> nn.Module:
+    module = nn.Linear(2, 3)
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+def _with_a_forward_of_its_own() -> nn.Module:
+    module = nn.Linear(2, 3)
+    module.forward = torch.relu  # type: ignore[method-assign]  # as users do
+    return module
+
+
+def _with_a_hooked_parameter() -> nn.Module:
+    module = nn.Linear(2, 3)
+    module.weight.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]  # PyTorch has no types
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: _Own(2, 3),
+        lambda: nn.Sequential(nn.Linear(2, 3), _Own(3, 3)),
+        _hooked,
+        _with_a_forward_of_its_own,
+        _with_a_hooked_parameter,
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)),
+        lambda: nn.BatchNorm1d(3, momentum=None),
+        lambda: nn.GRU(2, 3),
+    ],
+    ids=["subclass", "within", "hook", "forward", "hook of a parameter", "parametrized", "counting", "recurrent"],
+)
+def test_models_with_code_of_their_own_are_not_recorded(module: Callable[[], nn.Module]) -> None:
+    assert not is_recordable(module())
+
+
+def test_labels_outside_of_the_classes_are_refused_in_a_replay() -> None:
+    torch.manual_seed(1)
+    with pytest.raises(IndexError, match="out of bounds"):
+        trained(nn.Linear(12, 3), torch.randn(SAMPLES, 12), torch.full((SAMPLES,), 3), records=True, lr=0.1)
