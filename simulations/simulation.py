@@ -417,5 +417,8 @@ def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
             )
         return data
     if experiment.data is None:
-        raise InvalidExperiment("data: null needs data given in Python: fed.simulate(…, data=…)")
+        raise InvalidExperiment(
+            "data: null needs data given in Python, fed.simulate(…, data=…), or real nodes, fed server: else name a "
+            "source"
+        )
     return load(experiment.data, experiment.data_streams, experiment.table)

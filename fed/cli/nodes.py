@@ -21,6 +21,7 @@ from fed.cli.deployments import (
     say_stopped,
 )
 from fed.cli.documents import changes
+from fed.cli.dry_run import say_what_would_leave
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import Lines, RoundLines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
-    from fed.protocol.protocol_pb2 import Signature
 
 __all__ = ["client", "server"]
 
@@ -225,7 +225,7 @@ def client(
     place = state or (Path() if data is None else data.parent) / f".fed-{name}"
     training = TrainingProcess(client_id_of(name), own, place / "kept")
     if dry_run:
-        _say_what_would_leave(training, name, secure=secure, is_app=own.app is not None)
+        say_what_would_leave(training, name, secure=secure, is_app=own.app is not None)
         return 0
     assert server is not None
     sessions = None
@@ -314,77 +314,3 @@ def _sessions(
     if credentials is None:
         raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
     return SecureNode(credentials, folder, Limits(**limits, allows_state=allows_state), begins_record=begins_record)
-
-
-def _say_what_would_leave(training: Any, name: str, *, secure: bool, is_app: bool) -> None:
-    from fed.clients.node.said import disclosed
-
-    joining = training.describe()
-    training.close()
-    joining = disclosed(joining) if secure else joining
-    signature = joining.signature
-    if not signature.input_dtype:
-        typer.echo(
-            "The table can only be read by a run's schema, the section table of its experiment. When it joins, "
-            f"{name} tells the server its name, the version of fed, and that its data are a table; once the server has "
-            "sent the schema, also that it fits."
-        )
-        return
-    shape = " × ".join(map(str, signature.input_shape)) or "a number"
-    samples = f"samples of {shape}, not how many" if secure else f"{counted(joining.samples, 'sample')} of {shape}"
-    samples += f" ({signature.input_dtype})"
-    if is_app:
-        samples = "data of its app's own, not which"
-    limits = ", that it takes part under secure aggregation alone" if secure else ""
-    typer.echo(
-        f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
-        f"{limits}{'' if is_app else _names_of(signature)}.\n"
-        f"{_MASKED if secure else _PLAIN}{_OF_AN_APP if is_app and not secure else ''}\n"
-        "Where the run names code of users (python:…): that the node accepts it. "
-        "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
-        f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
-        "lost; whether the fixed part of its model is another than the server's.\n"
-        "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
-        "docs/security.md."
-    )
-
-
-def _names_of(signature: "Signature") -> str:
-    """Description of a sample's targets, and of the names of columns and classes, as the node gives it."""
-    names = f"the names of {_named(signature)} (of very many, only the hash)"
-    return (
-        f", that its targets are {_targets(signature)}, and {names}; whether its data are a table, and the names, "
-        "shapes and types of a sample's tensors where there are several"
-    )
-
-
-def _targets(signature: "Signature") -> str:
-    """Description of a sample's targets, as the node gives it."""
-    shape = " × ".join(map(str, signature.target_shape)) or "a number"
-    classes = f" up to {signature.classes} classes" if signature.classes else ""
-    return f"{shape} each ({signature.target_dtype}){classes}"
-
-
-def _named(signature: "Signature") -> str:
-    """Number of names of each kind; those of columns are the features' and then the targets'."""
-    columns = len(signature.columns)
-    targets = min(columns, signature.target_shape[-1] if signature.target_shape else 1)
-    counts = {"feature": columns - targets, "target": targets, "class": len(signature.labels)}
-    said = [counted(number, name) for name, number in counts.items()]
-    return f"{', '.join(said[:-1])} and {said[-1]}"
-
-
-_OF_AN_APP = " The numbers among the metrics that its app returns go with them."
-_PLAIN_SENTENCES = "a sentence of why, which may name a folder of this node or a label that was out of range"
-_SECURE_SENTENCES = "a sentence of why, from a closed list, without any number or name of this node"
-_PLAIN = (
-    "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it was "
-    "trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by clients: how "
-    "many samples it holds out, their mean loss and metrics."
-)
-_MASKED = (
-    "For each task it sends: a masked message, of which the sum with others' alone can be read (what it has learnt, "
-    "its weight, number of samples and training loss, how much was clipped and capped); for its mask keys, encrypted "
-    "shares, signatures, shares of masks, or the reason why it ends the session; whether what it kept between tasks "
-    "was lost."
-)

@@ -1,14 +1,21 @@
 """Data of a node, described in a file that stays on the node."""
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from fed.config.document import Document
 from fed.config.registry import DATA, DataSection
 from fed.config.sections import FixedSection
+from fed.errors import InvalidInput
 
 __all__ = ["NodeData"]
+
+_KINDS_OF_FILES = ("csv", "parquet", "npz")
+"""Kinds of data that are files with the kind's name for an ending."""
 
 
 class NodeData(Document):
@@ -33,6 +40,17 @@ class NodeData(Document):
     fixed: FixedSection | None = None
     """File of this node with the parameters that are not trained; null: the server sends them once, where its own are
     others than the model makes."""
+
+    @classmethod
+    def load(cls, path: str | Path, objects: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Read a YAML file, as :meth:`Document.load`; a file of samples in its place is refused with what to write."""
+        kind = Path(path).suffix.lower().removeprefix(".")
+        if kind in _KINDS_OF_FILES:
+            raise InvalidInput(
+                f"{path} holds samples, and a node's data file describes them: write "
+                f"`data: {{kind: {kind}, path: {path}}}` into a file such as data.yaml, and give that"
+            )
+        return super().load(path, objects)
 
     @model_validator(mode="after")
     def _hold_to_one_source(self) -> Self:

@@ -100,6 +100,31 @@ def test_a_dry_run_counts_features_apart_from_targets(folder: Path, capsys: pyte
     assert "the names of 2 features, 1 target and 0 classes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("options", [[], ["--secure"]], ids=["plain", "secure"])
+def test_a_dry_run_of_a_table_tells_all(options: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "table.csv").write_text("age,ward\n30,red\n31,white\n")
+    (folder / "table.yaml").write_text("data: {kind: csv, path: table.csv}\n")
+    assert main(["client", "--data", "table.yaml", "--name", "ann", "--dry-run", *options]) == 0
+    said = capsys.readouterr().out
+    assert "that its data are a table" in said
+    assert ("how many samples it trains on" in said) is (not options)
+    assert ("not how many samples it has" in said) is bool(options)
+    assert ("a masked message" if options else "the trained model") in said
+    assert "Nothing else leaves" in said
+
+
+@pytest.mark.parametrize("name", ["own.csv", "Scans.NPZ"])
+def test_samples_are_no_description_of_a_nodes_data(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["client", "--data", name, "--name", "ann", "--dry-run"]) == 2
+    kind = name.lower()[-3:]
+    assert (
+        f"{name} holds samples, and a node's data file describes them: write `data: {{kind: {kind}, path: {name}}}`"
+        in (capsys.readouterr().err)
+    )
+
+
 def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dry = ["client", "--data", "data.yaml", "--name", "ann", "--dry-run"]
     app = ["client", "--app", "tests.clients.apps.arrays_only:Regression", "--name", "ann", "--dry-run"]
