@@ -20,7 +20,7 @@ from fed.server.round_stats import RoundStats
 from fed.server.telling import Observers
 from fed.server.way_in import Staleness, UpdateAccumulator, WayIn
 from fed.storage.checkpoints import Tree, plain, refilled
-from fed.vectors.layout import Layout
+from fed.vectors.layout import Layout, leading
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format
@@ -90,6 +90,7 @@ class Coordinator:
         self._buffers_R = vector_V[parameters:returned].double()
         self._first_J = vector_V[returned:].double()  # what the aggregator moves by itself, before it has
         self._integers_I = integers_I
+        self._largest = torch.finfo(self.layout.dtype).max
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # parameters, buffers, and the vector made of them
         self._tasks = self.first_task
         self._population = 0
@@ -120,7 +121,7 @@ class Coordinator:
         """
         present_V = None
         if mixes:
-            present_V = self._whole(self.aggregator.model_to_send(self._state))[: self.layout.returned_size]
+            present_V = leading(self._whole(self.aggregator.model_to_send(self._state)), self.layout.returned_size)
         return UpdateAccumulator(
             size=sum(self.message.summed_sizes),
             integers_I=self._integers_I,
@@ -361,11 +362,10 @@ class Coordinator:
         self._population = population
 
     def _check_numbers(self, numbers_N: Tensor, number: int, what: str = "the model becomes") -> None:
-        most = torch.finfo(self.layout.dtype).max
-        if torch.dot(numbers_N, numbers_N).item() <= min(most, _MOST_TO_SQUARE) ** 2:
+        if torch.dot(numbers_N, numbers_N).item() <= min(self._largest, _MOST_TO_SQUARE) ** 2:
             return  # most models are far below, and one number says so
         largest = max(map(abs, map(float, torch.aminmax(numbers_N))))
-        if not largest <= most:  # so written, NaN is refused
+        if not largest <= self._largest:  # so written, NaN is refused
             raise Diverged(
                 f"round {number}: {what} {largest:.3g}; the last good model is kept: lower the step sizes of algorithm "
                 "and local, or correct a stage that changes the mean"

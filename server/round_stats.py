@@ -111,6 +111,8 @@ def mean_metrics(told: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, f
         told: metrics by name, and the number of samples, of each client.
     """
     found: dict[str, float] = {}
+    if not told:  # as in most runs
+        return found
     for name in sorted({name for numbers, _ in told for name in numbers}):
         mean = mean_loss([(numbers[name], samples) for numbers, samples in told if name in numbers])
         assert mean is not None
@@ -123,12 +125,12 @@ def mean_loss(losses: Sequence[tuple[float, int]]) -> float | None:
     if not losses:
         return None
     total = sum(samples for _, samples in losses)
-    if not all(math.isfinite(loss) for loss, _ in losses):
-        return sum(loss * samples for loss, samples in losses) / total
-    with suppress(OverflowError):
+    with suppress(OverflowError, ValueError):  # of huge losses, and of infinite ones
         # fsum is exact, so that the order of arrival changes nothing.
-        mean = math.fsum(loss * samples for loss, samples in losses) / total
+        mean = math.fsum([loss * samples for loss, samples in losses]) / total
         if math.isfinite(mean):
             return mean
+    if not all(math.isfinite(loss) for loss, _ in losses):
+        return sum(loss * samples for loss, samples in losses) / total
     # The sum of huge losses, which soon diverge, leaves float64's range, but their mean may not.
     return float(sum(Fraction(loss) * samples for loss, samples in losses) / total)

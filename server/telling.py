@@ -77,7 +77,7 @@ class Observers:
         Args:
             kind: class of the events.
         """
-        essential, trackers = self._of(kind)
+        essential, trackers = self._listeners.get(kind) or self._of(kind)  # asked for each task of a run
         return bool(essential or trackers)
 
     def tell(self, event: Event) -> None:

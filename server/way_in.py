@@ -34,6 +34,7 @@ from fed.server.observer import TaskAnswered, TaskFailed, TaskLate
 from fed.server.round_stats import Participation, RoundStats, mean_loss, mean_metrics
 from fed.server.sent_sum import SentSum
 from fed.server.telling import Observers
+from fed.vectors.layout import leading
 from fed.vectors.randomness import Streams
 from fed.vectors.reduction import WeightedMean
 from fed.vectors.tensors import Tensor, torch
@@ -219,26 +220,22 @@ class UpdateAccumulator:
             weigh: function from an update's staleness to its factor; None: the update is too late to count.
         """
         content = answer.content
-        if isinstance(content, Failure) and content.has_diverged:
-            # raised after all answers have come, so that the order does not choose whose
-            self.diverged.append(answer)
-            if not self.drops_diverged:
-                return
+        if isinstance(content, Failure):
+            self._take_failure(answer, content, open_tasks)
+            return
         # what does not count has travelled, too
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
-        if isinstance(content, Failure):
-            if open_tasks.pop(answer.tasks[0], None) is not None:
-                self._note_failure(answer, content)
-            return
-        # a task named twice makes the lists unequal
-        asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
-        senders = [task and (task.client, task.round) for task in asked]
+        # a task named twice, or one that is not open, makes the lists unequal
+        tasks = [open_tasks[task] for task in dict.fromkeys(answer.tasks) if task in open_tasks]
+        are_open = 0 < len(tasks) == len(answer.tasks)
         # an answer for a task of another client must not move the model in its name
-        if not senders or senders != [(client, answer.round) for client in answer.clients]:
+        asked = [(task.client, task.round) for task in tasks]
+        if not are_open or asked != [(client, answer.round) for client in answer.clients]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
             return
-        tasks = [open_tasks.pop(task) for task in answer.tasks]
+        for task in tasks:
+            del open_tasks[task.id]
         if isinstance(content, RevealedSum):  # it tells nothing of single clients
             self.hidden = content.of_clients
             self.counted |= dict.fromkeys(answer.tasks, 1.0)
@@ -259,8 +256,8 @@ class UpdateAccumulator:
             # counters, such as numbers of batches: the furthest stands for all
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
-        # Without their clients' numbers of samples: an answer has metrics of all its clients or of none.
-        self.metrics += zip(answer.metrics, answer.samples, strict=False)
+        if answer.metrics:  # of all its clients, or of none
+            self.metrics += zip(answer.metrics, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
         self._note_end(answer, self.replied, TaskAnswered)
 
@@ -302,8 +299,18 @@ class UpdateAccumulator:
             participation=Participation(asked=self.asked, replied=self.replied, late=self.late, failed=self.failed),
         )
 
-    def _note_failure(self, answer: Answer, failure: Failure) -> None:
-        """Note that the client of a task has no update, or one that is refused."""
+    def _take_failure(self, answer: Answer, failure: Failure, open_tasks: dict[int, Task]) -> None:
+        """Note that the client of a task has no update, or one that is refused, and close the task."""
+        if failure.has_diverged:
+            # raised after all answers have come, so that the order does not choose whose
+            self.diverged.append(answer)
+            if not self.drops_diverged:
+                return
+        # what it has sent has travelled, too
+        self.bytes_up += answer.size_bytes
+        self.bytes_down += answer.more_bytes_down
+        if open_tasks.pop(answer.tasks[0], None) is None:
+            return
         client = answer.clients[0]
         self.failed.append(client)
         self.observers.tell(
@@ -345,7 +352,7 @@ class UpdateAccumulator:
         assert isinstance(content, Update)
         update_M = content.update_M
         if self.present_V is not None:
-            update_M = update_M + (task.model.params_V[: len(self.present_V)] - self.present_V)
+            update_M = update_M + (leading(task.model.params_V, self.present_V.numel()) - self.present_V)
         if self.is_linear:
             self._mean.add(update_M, content.weight, factor)
         else:
@@ -409,7 +416,8 @@ class WayIn:
             state, update_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
         clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
-        update_M = self._changed(update_M, clients, number)
+        if self.stages:
+            update_M = self._changed(update_M, clients, number)
         parts = len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
         mean = (update_M,) if is_one else update_M.split_with_sizes(self.message.sizes)

@@ -129,16 +129,16 @@ class SimulatedFleet:
         replies = 0
         while True:
             due: list[Flight] = []
-            while self._flights and self._events[0][0] <= until and (enough is None or replies < enough):
+            expected = 0
+            while self._flights and self._events[0][0] <= until and (enough is None or replies + expected < enough):
                 arrived = self._pass_instant()
                 due += arrived
-                replies += sum(flight.counts for flight in arrived)
-            expected = sum(flight.counts for flight in due)
+                expected += sum([flight.counts for flight in arrived])
             yield from self._answers(due)
             # Training shows which clients diverge: each one dropped is a reply less, and others are waited for.
-            dropped = expected - sum(flight.counts for flight in due)
-            replies -= dropped
-            if not dropped:
+            replied = sum([flight.counts for flight in due])
+            replies += replied
+            if replied == expected:
                 break
         if self._flights and math.isfinite(until) and (enough is None or replies < enough):
             self.clock = max(self.clock, until)
@@ -405,6 +405,7 @@ class SimulatedFleet:
             )
             return
         counts = zip(trained.weights, trained.samples, trained.train_losses, sizes, strict=True)
+        metrics = self._told(trained)
         for flight, update_M, integers_I, (weight, samples, loss, size_bytes) in zip(
             flights, _rows(updates_KM), _rows(integers_KI), counts, strict=True
         ):
@@ -416,7 +417,7 @@ class SimulatedFleet:
                 integers_I=integers_I,
                 samples=(samples,),
                 train_losses=(loss,),
-                metrics=self._told(trained),
+                metrics=metrics,
                 size_bytes=size_bytes,
             )
 

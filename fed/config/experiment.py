@@ -78,9 +78,11 @@ class Local(Section):
             count: number of rounds of the run.
             cohort: number of clients that take part.
         """
-        ratio = cohort / self.base_cohort
-        scales = {"none": 1.0, "linear": ratio, "square_root": math.sqrt(ratio)}
-        return self.lr * scales[self.scaling] * self._schedule.factor(number, count)
+        scale = 1.0
+        if self.scaling != "none":
+            ratio = cohort / self.base_cohort
+            scale = ratio if self.scaling == "linear" else math.sqrt(ratio)
+        return self.lr * scale * self._schedule.factor(number, count)
 
     @cached_property
     def _schedule(self) -> Schedule:

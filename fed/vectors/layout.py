@@ -42,7 +42,7 @@ from fed.errors import InvalidModel
 from fed.vectors.fixed_part import fixed_state
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["Layout", "Part", "Spec", "names_held_by"]
+__all__ = ["Layout", "Part", "Spec", "leading", "names_held_by"]
 
 
 class Spec(NamedTuple):
@@ -300,6 +300,16 @@ class Layout:
     def tensors(self, vectors_KV: Tensor, integers_KI: Tensor) -> list[Tensor]:
         """Tensors of K states, each stacked over them, in the order of ``parts`` and in the model's types."""
         return [view.to(part.dtype) for part, view in self._views(vectors_KV, integers_KI)]
+
+
+def leading(vector_V: Tensor, count: int) -> Tensor:
+    """The first numbers of a vector; the vector itself where they are all, for a view takes as long as a small sum.
+
+    Args:
+        vector_V: vector of at least so many numbers.
+        count: number of numbers.
+    """
+    return vector_V if vector_V.numel() == count else vector_V[:count]
 
 
 def names_held_by(parts: "Collection[nn.Module]", module: "nn.Module") -> list[str]:
