@@ -45,6 +45,7 @@ __all__ = [
     "RunFailed",
     "SessionFailed",
     "ValueRange",
+    "error_with_line",
     "first_line",
     "is_interrupt",
     "located",
@@ -254,6 +255,17 @@ def users_error_in_words(error: Exception, what: str) -> str:
     remedy = "see that the file or the network is there, and try again" if isinstance(error, OSError) else "correct it"
     said = f": {first_line(error)}" if str(error).strip() else ""
     return f"{what} raised {type(error).__name__}{said}, at {place_of(error)}: {remedy}"
+
+
+def error_with_line(error: Exception) -> str:
+    """Type and message of an error, with the line of the user's code where it came through some.
+
+    Example:
+        >>> error_with_line(KeyError("width"))
+        "KeyError: 'width'"
+    """
+    line = users_line(error)
+    return f"{type(error).__name__}: {error}" + (f", at {line}" if line else "")
 
 
 def place_of(error: Exception) -> str:

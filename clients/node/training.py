@@ -26,7 +26,7 @@ from fed.clients.training.devices import device_of
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
-from fed.errors import InvalidInput, InvalidPayload, RunFailed, os_errors_as
+from fed.errors import InvalidInput, InvalidPayload, RunFailed, error_with_line, os_errors_as
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, model_digest
@@ -285,7 +285,7 @@ class NodeTraining:
         except Exception as error:
             if self.fixed is None:
                 raise
-            reason = f"its training has failed: {type(error).__name__}: {error}"
+            reason = f"its training has failed: {error_with_line(error)}"
             return Trained((), (), diverged=((self._client, reason),)), ()
 
 

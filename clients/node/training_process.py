@@ -15,7 +15,7 @@ from fed.clients.node.plans import as_table, table_text
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
-from fed.errors import FedError, RunFailed
+from fed.errors import FedError, RunFailed, error_with_line
 from fed.processes.child_processes import end_with_parent, spawned, stop
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
@@ -203,6 +203,6 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
         except OSError as error:
             answer = RunFailed(f"the node cannot write to its folders ({error.strerror or error}): make room there")
         except Exception as error:  # a user's, which may not survive pickling
-            answer = RunFailed(f"{type(error).__name__}: {error}")
+            answer = RunFailed(error_with_line(error))
         with contextlib.suppress(OSError):
             pipe.send(answer)

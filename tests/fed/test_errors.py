@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fed.errors import InvalidData, OutputExists, located, users_errors_as
+from fed.errors import InvalidData, OutputExists, error_with_line, located, users_errors_as
 
 
 class NoArchive(InvalidData):
@@ -52,3 +52,10 @@ def test_the_place_of_an_error_is_the_users_own_line() -> None:
         users_errors_as(InvalidData, "my source"),
     ):
         torch.nn.functional.mse_loss(torch.zeros(2), torch.zeros(2).tolist())  # type: ignore[arg-type]  # the mistake
+
+
+def test_an_error_is_told_with_the_users_line() -> None:
+    forward = compile("raise RuntimeError('shapes differ')", "my_model.py", "exec")
+    with pytest.raises(RuntimeError) as caught:
+        exec(forward, {"__name__": "my_model"})
+    assert error_with_line(caught.value) == "RuntimeError: shapes differ, at my_model.py:1"
