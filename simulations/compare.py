@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fed.clients.data import FederatedData
 from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.config.comparison import Comparison, repetition_text
-from fed.config.experiment import Experiment
+from fed.config.experiment import Experiment, check_given_once
 from fed.errors import InvalidInput, is_interrupt, located
 from fed.reports.summary import ComparisonResult, Runs, row_of
 from fed.server.tracking import RunLabel, trackings_of
@@ -44,9 +44,9 @@ def compare(
 
     Args:
         comparison: variants to compare, and the seeds.
-        data: training data by client, in place of the experiments' own; None for those of the experiments.
-        model: factory of modules, in place of the experiments' own models.
-        loss: (output, target) → scalar, in place of the experiments' own.
+        data: training data by client, where the experiments name none; None for those of the experiments.
+        model: factory of modules, where the experiments name none.
+        loss: (output, target) → scalar, where the experiments name none.
         metric: (output, target) → number, reported as accuracy, or a mapping of names to several.
         output: folder for ``comparison.json``, ``.csv``, ``.md``, ``.tex`` and ``.svg``, ``report.html`` and each run's
             own folder, ``runs/<variant>/seed-<seed>``, with folds ``seed-<seed>-fold-<fold>``; None: nothing is
@@ -83,6 +83,9 @@ def compare(
             f"folds need data that the experiment names, got folds={comparison.folds} and data given in Python: name "
             "their source in data.kind, as python:package.module:name"
         )
+    for name, variant in comparison.variants().items():
+        with located(name):
+            check_given_once(variant, given)
     replaced = {"metrics" if name == "metric" else name for name in given}
     without = {name: None for name in ("data", "model", "loss") if name in replaced}
     comparison = comparison.model_copy(update={"base": {**comparison.base, **without}})

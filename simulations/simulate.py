@@ -14,7 +14,7 @@ from fed.clients.first_exchange import as_begun
 from fed.clients.scoring.measures import Loss, Metric, Metrics
 from fed.clients.training.executor import Executor
 from fed.compression.timing import facts_of
-from fed.config.experiment import Experiment
+from fed.config.experiment import Experiment, check_given_once
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.processes.machine import keep_freed_memory
@@ -58,16 +58,16 @@ def simulate(
 
     Args:
         experiment: description of the run.
-        data: training data by client, in place of the experiment's; or, with a section ``table``, frames by client.
-        model: factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
-        loss: (output, target) → scalar, in place of the experiment's. Targets may then have any type and shape.
+        data: training data by client, where the experiment names none; or, with a section ``table``, frames by client.
+        model: factory of modules, or a module to copy, where the experiment names none. A module of float64 stays so.
+        loss: (output, target) → scalar, where the experiment names none. Targets may then have any type and shape.
         metric: (output, target) → number, reported as accuracy; or a mapping of names to several, the first of which
-            results are compared by. They replace the experiment's; with a ``loss`` and no ``metric`` only those that
+            results are compared by, where the experiment names none; with a ``loss`` and no ``metric`` only those that
             the experiment names are measured. Evaluation calls loss and metrics once, with all outputs and targets of
             the test set, or of one client's held-out samples. A function with the attribute ``mean_over_samples =
             True`` is called with batches instead, and its values are averaged. Of a metric with ``higher_is_better =
             False`` low values are better.
-        app: code of the clients' own, in any framework, in place of ``app.kind``: a class of a client, or a function
+        app: code of the clients' own, in any framework, where ``app.kind`` is null: a class of a client, or a function
             that makes one of its id, with ``fit`` and maybe ``evaluate``; or what was written for Flower. Data, model,
             loss and metrics are then the app's.
         output: folder of the run; None: nothing is written.
@@ -114,6 +114,7 @@ def simulate(
         folder = _folder(output, overwrite, resume)
         given_parts = {"data": data, "model": model, "loss": loss, "metric": metric, "app": app}
         given = [name for name, part in given_parts.items() if part is not None]
+        check_given_once(experiment, given)
         if folder is not None and resume:
             check_given_parts(given, folder)
             experiment = as_begun(experiment, folder.experiment(experiment.objects()))

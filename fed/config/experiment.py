@@ -3,7 +3,7 @@
 import copy
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -33,7 +33,15 @@ from fed.config.validation import Section
 from fed.errors import InvalidExperiment
 from fed.vectors.randomness import Streams
 
-__all__ = ["Checkpointing", "Execution", "Experiment", "Local", "check_metric_names", "with_overrides"]
+__all__ = [
+    "Checkpointing",
+    "Execution",
+    "Experiment",
+    "Local",
+    "check_given_once",
+    "check_metric_names",
+    "with_overrides",
+]
 
 
 class Local(Section):
@@ -207,7 +215,8 @@ class Experiment(Document):
     """The validated description of a run, YAML ⇄ Python.
 
     Every key has a default that :meth:`dump` shows. A ``kind`` is a built-in name or ``python:package.module:Name``.
-    ``data``, ``model``, ``loss`` and ``metrics`` count only where :func:`fed.simulate` is not given others.
+    ``data``, ``model``, ``loss`` and ``metrics`` that :func:`fed.simulate` is given stand in the place of the defaults;
+    one that the experiment names itself is not given twice.
 
     Raises:
         InvalidExperiment: on construction, one line for each key that is unknown, of another type or out of its range.
@@ -344,6 +353,33 @@ class Experiment(Document):
             InvalidExperiment: one line for each thing wrong.
         """
         return type(self)(**with_overrides(self.given_keys(), values))
+
+
+def check_given_once(experiment: Experiment, given: Collection[str]) -> None:
+    """Refuse parts that are given in Python and named in the experiment: one of the two would be left out.
+
+    Args:
+        experiment: experiment of a run.
+        given: names of the parts that are given in Python: "data", "model", "loss", "metric", "app".
+
+    Raises:
+        InvalidExperiment: if the experiment names one of them itself.
+    """
+    for name in given:
+        key = {"metric": "metrics", "app": "app.kind"}.get(name, name)
+        named = _written(experiment.app, "kind") if name == "app" else _written(experiment, key)
+        if named is not None:
+            kinds = [str(getattr(part, "kind", part)) for part in (named if isinstance(named, tuple) else (named,))]
+            raise InvalidExperiment(
+                f"{key} must be given once, got {', '.join(kinds) or 'none'} in the experiment and {name}= in Python: "
+                f"leave out {name}=, or write {key}: null in the experiment, as experiment.override({{{key!r}: None}}) "
+                "does"
+            )
+
+
+def _written(section: Section | None, key: str) -> Any:
+    """The value of a key that was written; None where it is a default."""
+    return getattr(section, key) if section is not None and key in section.model_fields_set else None
 
 
 def check_metric_names(names: Sequence[str]) -> None:

@@ -42,6 +42,9 @@ def comparison(**keys: Any) -> fed.Comparison:
     return fed.Comparison(**{"base": BASE, "compare": SEVERAL[:2], **keys})
 
 
+OWN_MODEL = {**BASE, "model": None}  # one is given in Python
+
+
 def without_wall_time(result: ComparisonResult) -> Any:
     def clean(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -351,9 +354,17 @@ def test_folds_of_data_given_in_python_are_refused() -> None:
         fed.compare(comparison(folds=2), data=fed.FederatedData({0: pair}))
 
 
+def test_a_part_of_a_variant_is_not_given_twice() -> None:
+    variant = {"name": "A", "model": {"kind": "logistic"}}
+    with pytest.raises(InvalidInput, match=r"^A: model must be given once, got logistic in the experiment"):
+        fed.compare(comparison(base=OWN_MODEL, compare=[variant]), model=lambda: nn.Linear(64, 10))
+
+
 def test_objects_that_no_pickle_holds_stay_in_this_process() -> None:
     with pytest.raises(InvalidInput, match=r"the model given .* cannot be pickled \(.*\), so jobs must be 1, got 2"):
-        fed.compare(comparison(), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2)
+        fed.compare(
+            comparison(base=OWN_MODEL), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2
+        )
 
 
 def test_the_files_jobs_hold_unless_others_are_given() -> None:
@@ -364,9 +375,9 @@ def test_the_files_jobs_hold_unless_others_are_given() -> None:
         raise Refused
 
     with pytest.raises(InvalidInput, match=r"cannot be pickled .* so jobs must be 1, got 2"):
-        fed.compare(comparison(jobs=2), model=refused, loss=nn.functional.cross_entropy)
+        fed.compare(comparison(base=OWN_MODEL, jobs=2), model=refused, loss=nn.functional.cross_entropy)
     with pytest.raises(InvalidInput, match="the model"):
-        fed.compare(comparison(jobs=2), model=refused, loss=nn.functional.cross_entropy, jobs=1)
+        fed.compare(comparison(base=OWN_MODEL, jobs=2), model=refused, loss=nn.functional.cross_entropy, jobs=1)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -300,7 +300,7 @@ def test_what_was_given_in_python_must_be_given_again(tmp_path: Path) -> None:
 
 
 def test_another_model_or_other_clients_are_refused(tmp_path: Path) -> None:
-    one = experiment("synchronous", 4)
+    one = experiment("synchronous", 4, data=None, model=None)
     data = {client: (torch.randn(5, 3), torch.randint(2, (5,))) for client in range(6)}
     given: dict[str, Any] = {"data": fed.FederatedData(train=data), "model": lambda: torch.nn.Linear(3, 2)}
     broken(one, tmp_path / "run", 3, **given)
@@ -329,7 +329,8 @@ class Overflowing(torch.nn.Linear):
 
 
 def test_losses_that_are_not_finite_are_summed_up_alike(tmp_path: Path) -> None:
-    one = experiment("synchronous", 4, rounds={"cohort": 5, "evaluate_every": 2}, simulation={"batching": "off"})
+    keys: dict[str, Any] = {"rounds": {"cohort": 5, "evaluate_every": 2}, "simulation": {"batching": "off"}}
+    one = experiment("synchronous", 4, model=None, **keys)
 
     def model() -> torch.nn.Module:
         return Overflowing(64, 10)

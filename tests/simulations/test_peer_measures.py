@@ -51,7 +51,7 @@ def parameters(module: nn.Module) -> Tensor:
 
 @pytest.mark.parametrize("algorithm", ["dpsgd", "local"])
 def test_consensus_distance_is_that_of_the_parameters(algorithm: str) -> None:
-    run = fed.simulate(experiment(algorithm), model=normalised)
+    run = fed.simulate(experiment(algorithm, model=None), model=normalised)
     x_NP = torch.stack([parameters(module) for module in run.models.values()])
     expected = float((x_NP - x_NP.mean(0)).norm() / PEERS**0.5)
     assert [line["consensus_distance"] > 0 for line in run.metrics] == [True] * 3  # evaluated or not
@@ -60,7 +60,7 @@ def test_consensus_distance_is_that_of_the_parameters(algorithm: str) -> None:
 
 
 def test_the_model_is_the_mean_of_its_peers() -> None:
-    run = fed.simulate(experiment(), model=normalised)
+    run = fed.simulate(experiment(model=None), model=normalised)
     assert list(run.models) == list(range(PEERS))
     states = [module.state_dict() for module in run.models.values()]
     for name, mean in run.model.state_dict().items():
@@ -72,7 +72,7 @@ def test_the_model_is_the_mean_of_its_peers() -> None:
 
 def test_equal_peers_are_at_no_distance() -> None:
     # a round of mixing with all others is the mean, and differs by the order of its sums
-    run = fed.simulate(experiment(topology="complete"), model=normalised)
+    run = fed.simulate(experiment(model=None, topology="complete"), model=normalised)
     assert all(line["consensus_distance"] < 1e-14 for line in run.metrics)
 
 

@@ -340,7 +340,7 @@ def test_rounds_that_cannot_succeed_are_refused_before_the_first(changes: dict[s
 def test_models_with_integer_buffers_are_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
     with pytest.raises(InvalidExperiment, match="integer buffers"):
-        fed.simulate(experiment(local__batch_size=20), model=lambda: model)
+        fed.simulate(experiment(model=None, local__batch_size=20), model=lambda: model)
 
 
 def test_log_and_summary_say_what_follows_from_the_section(caplog: pytest.LogCaptureFixture) -> None:

@@ -187,7 +187,7 @@ def test_a_users_loss_takes_any_target_without_accuracy() -> None:
 def test_a_model_factory_that_returns_one_module_keeps_it_untouched() -> None:
     module = nn.Linear(64, 10)
     before = module.weight.detach().clone()
-    simulate(fed.Experiment(**SMALL), model=lambda: module)
+    simulate(fed.Experiment(**SMALL).override({"model": None}), model=lambda: module)
     assert torch.equal(module.weight, before)
 
 
@@ -301,6 +301,33 @@ def test_parts_that_do_not_fit_are_one_sentence(given: dict[str, Any], error: ty
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("keys", "given", "problem"),
+    [
+        (
+            {"model": "mlp"},
+            {"model": lambda: nn.Linear(3, 2)},
+            "model must be given once, got mlp in the .* and model= in",
+        ),
+        ({"data": {"kind": "digits"}}, {"data": labelled([0, 1])}, "data must be given once, got digits"),
+        ({"loss": "mse"}, {"loss": nn.functional.mse_loss}, "loss must be given once, got mse"),
+        (
+            {"metrics": ["mse", "mae"]},
+            {"metric": lambda *_: 0.0},
+            "metrics must .*, got mse, mae .* leave out metric=, or",
+        ),
+        (
+            {"app": {"kind": "python:mine:App", "clients": 2}},
+            {"app": object},
+            "app.kind must .*, got python:mine:App .* app.kind: null",
+        ),
+    ],
+)
+def test_a_part_is_not_given_twice(keys: dict[str, Any], given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidExperiment, match=problem):
+        simulate(fed.Experiment(**keys), **given)
+
+
 def test_float_targets_without_a_loss_are_refused() -> None:
     for targets in (torch.tensor([0.5, 1]), torch.tensor([-1.0, 1]), torch.tensor([250_000.0, 1])):
         data = fed.FederatedData({0: (torch.zeros(2, 3), targets)})
@@ -341,7 +368,7 @@ def test_users_model_error_names_the_training_client() -> None:
             return super().forward(inputs)
 
     with pytest.raises(RuntimeError, match="no training today") as caught:
-        simulate(fed.Experiment(**SMALL), model=lambda: Fragile(64, 10))
+        simulate(fed.Experiment(**SMALL).override({"model": None}), model=lambda: Fragile(64, 10))
     assert "of round 1 trained" in caught.value.__notes__[0]
 
 

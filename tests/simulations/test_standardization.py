@@ -141,10 +141,11 @@ def test_a_comparison_goes_on_with_what_its_runs_have_found(tmp_path: Path, monk
 def test_frames_of_a_program_are_standardized_as_files(tmp_path: Path) -> None:
     parts, keys = tables(tmp_path / "tables")
     given = dict(zip("abc", parts, strict=False))
-    experiment = fed.Experiment(**keys)
+    of_files = fed.Experiment(**keys)
+    experiment = of_files.override({"data": None})
     data = fed.FederatedData(given, table=experiment.table)
-    assert found(experiment, data) == found(experiment)
-    assert fed.simulate(experiment, data=given).experiment.table == standardized(experiment, None)[0].table
+    assert found(experiment, data) == found(of_files)
+    assert fed.simulate(experiment, data=given).experiment.table == standardized(of_files, None)[0].table
     dealt = fed.partition(pd.concat(parts), table=experiment.table, clients=2)
     with pytest.raises(InvalidData, match="got data that are no frames any more: give frames by client"):
         fed.simulate(experiment, data=dealt)

@@ -164,7 +164,9 @@ class Run:
         data = replace(self.data, train={int(name): samples_of(int(name)) for name in COHORT})
         prepared = Preparation(self.experiment, data)
         prepared.layout.shared.unpack(model_V, torch.zeros(0, dtype=torch.int64), prepared.module)
-        trained = fed.simulate(self.experiment, data=data, model=prepared.module).model
+        trained = fed.simulate(
+            self.experiment.override({"data": None, "model": None}), data=data, model=prepared.module
+        ).model
         return Preparation(self.experiment, data, trained).layout.shared.pack(trained)[0] - model_V
 
     def message(self, name: str, assignment: pb.Assignment, folder: Path) -> Tensor:
