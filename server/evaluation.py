@@ -4,6 +4,7 @@ import logging
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from fed.clients.data import ClientId, Held
@@ -29,6 +30,7 @@ __all__ = [
     "ScoringByCoordinator",
     "check_scored_by_both",
     "parts_of",
+    "say_without_scores",
     "scores_of_both",
     "scores_over_clients",
 ]
@@ -230,6 +232,16 @@ def check_scored_by_both(experiment: Experiment, *, has_test_set: bool) -> None:
             "evaluation: both needs a test set for the coordinator beside those of clients, got data without one: "
             "raise data.test_fraction, give data that bring one, or write evaluation: clients"
         )
+
+
+@cache
+def say_without_scores() -> None:
+    """Say, once a process, that nobody scores the model, since there are no samples for it."""
+    _log.warning(
+        "nobody scores the model, for the data have no test set: give one, as FederatedData(…, test=…) or by "
+        "data.test_fraction, and the coordinator scores on it; or write evaluation: clients, and each client holds out "
+        "a share of its samples to score on"
+    )
 
 
 def scores_of_both(by_coordinator: Scores, by_clients: Scores) -> Scores:

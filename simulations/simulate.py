@@ -20,6 +20,7 @@ from fed.processes.clock import SYSTEM_CLOCK
 from fed.processes.machine import keep_freed_memory
 from fed.secure_aggregation.settings import settings_of
 from fed.server.assembly import assembled
+from fed.server.evaluation import say_without_scores
 from fed.server.observer import Essential, Expectation, Observer
 from fed.server.resume import Parts, check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.telling import Observers
@@ -124,6 +125,8 @@ def simulate(
         _log.info("training: %s", simulation.batching)
         if simulation.prepared.casting:
             _log.info("%s", simulation.prepared.casting)
+        if simulation.held_out is None and simulation.recipe.test is None:
+            say_without_scores()
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
         parts = None
         kept = None

@@ -39,6 +39,7 @@ from fed.server.evaluation import (
     ClientScore,
     ScoringByCoordinator,
     check_scored_by_both,
+    say_without_scores,
     scores_of_both,
     scores_over_clients,
 )
@@ -106,6 +107,8 @@ class Deployment:
         evaluation = experiment.evaluation.make()
         # The share that clients hold out to score models on; None where the coordinator scores them.
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
+        if self._held_out is None and not brings_test_set:
+            say_without_scores()
         self._signature: Signature | None = None
         self._missing: set[str] = set()  # metrics that were said to be missing
         # A loss that says its number of outputs needs no classes, even where targets are whole numbers, such as counts.

@@ -16,7 +16,7 @@ from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment
-from fed.server.evaluation import check_scored_by_both
+from fed.server.evaluation import check_scored_by_both, say_without_scores
 from fed.server.observer import Essential, Observer
 from fed.server.peer.gossip_peer import GossipPeer
 from fed.server.peer.real_peer import PeerParts, PeerSetup, RealPeer, messages_folder
@@ -70,6 +70,8 @@ def take_part(
     if prepared.casting:
         _log.info("%s", prepared.casting)
     check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)
+    if prepared.held_out is None and prepared.recipe.test is None:
+        say_without_scores()
     kind = _kind_of_peer(experiment, prepared)
     part = RunLabel(f"{experiment.name} {setup.name}", experiment.name, {"peer": setup.name})
     told = Observers(tracked(observers, experiment, output, part), setup.clock)

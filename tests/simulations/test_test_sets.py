@@ -14,6 +14,7 @@ from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.metrics import accuracy
 from fed.clients.training.evaluation import evaluate
 from fed.errors import InvalidData, InvalidExperiment
+from fed.server.evaluation import say_without_scores
 from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
@@ -95,6 +96,20 @@ def test_clients_test_sets_together_replace_a_missing_one() -> None:
         for changed in ({"test": pooled, "client_tests": None}, {"test": None})
     )
     assert parts.outcome(given) == parts.outcome(made)
+
+
+def test_that_nobody_scores_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    say_without_scores.cache_clear()
+    unscored = data(test=None, client_tests=None)
+    for given, evaluation in ((data(), "coordinator"), (unscored, "clients")):
+        simulate(experiment(evaluation), data=given, model=parts.small)
+    assert "nobody scores the model" not in caplog.text
+    for _ in range(2):
+        run = simulate(experiment("coordinator"), data=unscored, model=parts.small)
+    assert run.summary["final_test_accuracy"] is None
+    (line,) = [record.message for record in caplog.records if "nobody scores the model" in record.message]
+    assert "FederatedData(…, test=…)" in line
+    assert "evaluation: clients" in line
 
 
 @pytest.mark.parametrize("kind", ["coordinator", "clients", "both"])
