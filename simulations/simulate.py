@@ -180,7 +180,8 @@ def _loop(
         sessions: dict[str, Any] = {}
         if secure and message and message.fixed:
             sessions["secure_aggregation"] = secure.facts(message.fixed)
-        return {**counts, **federation.occupation(), **adversaries, **codecs, **sessions}
+        training = {"training": str(simulation.batching)}
+        return {**counts, **training, **federation.occupation(), **adversaries, **codecs, **sessions}
 
     return assembled(
         simulation.experiment,

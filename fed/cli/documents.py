@@ -1,6 +1,6 @@
 """Documents of the command line: an experiment or a comparison, from a file and ``--set``, shown or written."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,7 +28,10 @@ def show(
 
     document = read(file, settings)
     typer.echo(yaml.dump(document.dump() if isinstance(document, fed.Experiment) else document.in_force()), nl=False)
-    for line in _batching(document) if batching else ():
+    lines: Iterable[str] = _batching(document) if batching else ()
+    if batching and not settings and (training := _training_of_the_run(file)):
+        lines = [f"simulation: {training}; so the run has trained"]
+    for line in lines:
         typer.echo(f"# {line}")
 
 
@@ -130,12 +133,30 @@ def changes(settings: Sequence[str], option: str = "--set") -> dict[str, Any]:
     return values
 
 
+def _training_of_the_run(file: Path) -> str | None:
+    """Words on how the clients of a run have trained, where the file is of its folder; None where nothing says it."""
+    from fed.storage.run_reader import summary_of
+
+    if file.name != "experiment.yaml":
+        return None
+    training = (summary_of(file.parent) or {}).get("training")
+    return training if isinstance(training, str) else None
+
+
 def _batching(document: "fed.Experiment | fed.Comparison") -> Iterator[str]:
     """Sentence for each variant: whether its clients train in groups or one by one, and the reason."""
     from fed.simulations.simulation import Simulation
 
     variants = {"simulation": document} if isinstance(document, fed.Experiment) else document.variants()
     for name, experiment in variants.items():
+        parts = {"data": experiment.data, "model": experiment.model, "loss": experiment.loss}
+        given = [part for part, section in parts.items() if section is None and experiment.app is None]
+        if given:
+            yield (
+                f"{name}: how clients will train is not known: {' and '.join(given)} must be given in Python, where "
+                'fed.simulate says it, as run.summary["training"]'
+            )
+            continue
         try:
             chosen = Simulation(experiment).batching
         except Exception as error:  # whatever a user's model or data raise: the values are shown all the same

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "RunOnDisk"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run, finished or as far as it came.
 
@@ -31,7 +31,8 @@ class Run:
         experiment: the experiment, with every default resolved.
         metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning. Bytes, counts
             and losses are those of the round. A value that a round did not measure is None.
-        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status.
+        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status, and in
+            ``training`` how clients trained, in groups or one by one, and the reason.
         model: the trained module.
         models: client id → module, where clients keep models of their own; empty otherwise.
         directory: folder of the run, or None.
@@ -73,6 +74,14 @@ class Run:
             True
         """
         return _Kept(Path(folder), model, objects)
+
+    def __repr__(self) -> str:
+        """The run in a line: its name, its status, its last scores, and how clients trained."""
+        scores = {name: value for name, value in self.summary.items() if name.startswith("final_")}
+        first = {name: self.summary[name] for name in ("experiment", "algorithm", "status", "rounds")}
+        last = {name: self.summary[name] for name in ("training",) if name in self.summary}
+        parts = {**first, **scores, **last, "directory": None if self.directory is None else str(self.directory)}
+        return f"Run({', '.join(f'{name}={value!r}' for name, value in parts.items())})"
 
     @property
     def participation(self) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import fed
@@ -286,7 +287,10 @@ def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
     ("settings", "why"),
     [
         (("data={kind: npz, path: gone.npz}",), "gone.npz"),
-        (("data=null",), "data: null needs data given in Python"),
+        (
+            ("data=null", "model=null"),
+            "data and model must be given in Python, where fed.simulate says it, as run.summary",
+        ),
         (("data.clients=2000",), "clients"),
         (("simulation.batching=on", "local.precision=float16"), "simulation.batching must be auto or off here, got on"),
     ],
@@ -301,6 +305,18 @@ def test_show_prints_values_even_if_batching_is_unknown(run: Run, settings: tupl
     assert why in said
     shown = yaml.parse(out)
     assert shown == fed.Experiment(**shown).dump()
+
+
+def test_show_says_how_a_run_has_trained(run: Run) -> None:
+    made = fed.simulate(
+        fed.Experiment(model=None, rounds={"count": 1}), model=lambda: torch.nn.Linear(64, 10), output="own"
+    )
+    assert made.summary["training"].startswith("batched: up to 32 clients")
+    assert made.summary["training"] in repr(made)
+    (said,) = comments(run("show", "own/experiment.yaml", "--batching").out)
+    assert said == f"# simulation: {made.summary['training']}; so the run has trained"
+    (said,) = comments(run("show", "own/experiment.yaml", "--batching", "--set", "seed=1").out)
+    assert "model must be given in Python" in said
 
 
 def test_data_draws_who_holds_what(run: Run, folder: Path) -> None:
