@@ -1,7 +1,9 @@
 """``fed doctor``: a check of this machine: what is installed, what each feature lacks, and the command that adds it."""
 
+import importlib
 import os
 import platform
+import re
 import shutil
 import sys
 from importlib import metadata
@@ -12,6 +14,7 @@ from rich.table import Table
 
 import fed
 from fed.cli.tables import console
+from fed.errors import first_line
 from fed.processes.machine import usable_cores
 from fed.quantities import bytes_text
 
@@ -59,6 +62,7 @@ def examine() -> int:
     for extra, purpose in EXTRAS.items():
         if problems := ", ".join(filter(None, map(_problem, optional[extra]))):
             notes.append(f'only for {purpose}: {problems}: pip install "fed[{extra}]"')
+    notes += _unfit_torchvision()
     if shutil.which("git") is None:
         notes.append("git is missing: runs do not record the commit that they ran from")
     for line in (*missing, *notes):
@@ -121,6 +125,31 @@ def _devices() -> tuple[list[tuple[str, str]], list[str]]:
         command = "pip install --force-reinstall torch"
         return found, [f"torch {torch.__version__} cannot train on this machine's GPU: {command}"]
     return found, [f"torch {torch.__version__} finds no GPU through this machine's driver: see nvidia-smi"]
+
+
+def _unfit_torchvision() -> list[str]:
+    """A sentence on a torchvision that cannot be imported, as one of another build of PyTorch; none where it can."""
+    version = _version("torchvision")
+    if version is None:
+        return []
+    try:
+        import torch
+    except ImportError:
+        return []
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # whatever its compiled part raises beside another PyTorch
+        build = torch.__version__.partition("+")[2]
+        # The builds that PyTorch has an index of packages for.
+        is_known = re.fullmatch(r"cpu|xpu|cu\d+|rocm[\d.]+", build)
+        index = f" --index-url https://download.pytorch.org/whl/{build}" if is_known else ""
+        said = (
+            f"torchvision {version} cannot be imported beside torch {torch.__version__} ({first_line(error)}), and "
+            "transformers and peft, which import it, fail, too: pip uninstall torchvision, or install the build that "
+            f"fits: pip install --force-reinstall --no-deps torchvision{index}"
+        )
+        return [said]
+    return []
 
 
 def _memory() -> str:

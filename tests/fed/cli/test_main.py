@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import typer
 
 import fed
+from fed.cli import doctor as cli_doctor
 from fed.cli.main import app, main
 from fed.config import yaml
 from fed.config.registry import ALGORITHMS
@@ -350,8 +352,6 @@ def test_doctor_says_what_there_is(run: Run) -> None:
 
 
 def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fed.cli import doctor as cli_doctor
-
     known = cli_doctor._version
     monkeypatch.setattr(
         cli_doctor, "_version", lambda package: {"jinja2": None, "numpy": "1.9"}.get(package, known(package))
@@ -373,8 +373,6 @@ def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pyt
 def test_doctor_says_whether_flower_is_there(
     run: Run, monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
 ) -> None:
-    from fed.cli import doctor as cli_doctor
-
     known = cli_doctor._version
     monkeypatch.setattr(cli_doctor, "_version", lambda package: version if package == "flwr" else known(package))
     code, out, _ = run("doctor")
@@ -383,9 +381,39 @@ def test_doctor_says_whether_flower_is_there(
     assert ('"fed[flower]"' in out) == (version != "1.41.7")
 
 
-def test_doctor_names_extras_that_are_missing_and_their_purpose(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fed.cli import doctor as cli_doctor
+@pytest.mark.parametrize(
+    ("source", "build", "remedy"),
+    [
+        (
+            "raise RuntimeError('operator torchvision::nms does not exist')",
+            "2.13.0+cpu",
+            " --index-url https://.*/whl/cpu",
+        ),
+        ("import no_such_part", "2.13.0", ""),
+        ("", "2.13.0", None),
+    ],
+)
+def test_doctor_says_that_torchvision_does_not_fit_torch(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str, build: str, remedy: str | None
+) -> None:
+    (tmp_path / "torchvision.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    known = cli_doctor._version
+    monkeypatch.setattr(
+        cli_doctor, "_version", lambda package: "0.28.0" if package == "torchvision" else known(package)
+    )
+    monkeypatch.setattr(torch, "__version__", build)
+    code, out, _ = run("doctor")
+    sys.modules.pop("torchvision", None)
+    said = [line for line in out.splitlines() if "torchvision" in line]
+    assert (code, len(said)) == (0, 0 if remedy is None else 1)
+    if remedy is not None:
+        assert f"• torchvision 0.28.0 cannot be imported beside torch {build} (" in said[0]
+        assert re.search(f"--force-reinstall --no-deps torchvision{remedy}$", said[0])
 
+
+def test_doctor_names_extras_that_are_missing_and_their_purpose(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     optional = {package.name: extra for extra in cli_doctor.EXTRAS for package in cli_doctor._required(extra)}
     assert {"flower", "metrics"} <= {*optional.values()}
     known = cli_doctor._version
