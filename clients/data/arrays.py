@@ -201,7 +201,10 @@ def _remedy_for_texts(place: _Place) -> str:
             ".astype(pandas.CategoricalDtype([...])) with the same classes on the table of each client"
         )
     if place.are_targets:
-        return "number the classes, as classes, targets = numpy.unique(targets, return_inverse=True) does"
+        return (
+            "number the classes, alike for all clients and the test set, as numpy.searchsorted(classes, targets) does, "
+            "where classes is the sorted list of all of them"
+        )
     if place.is_table:
         return _ENCODE
     return "convert texts to numbers first, such as the numbers of a tokenizer"

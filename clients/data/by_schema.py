@@ -29,6 +29,7 @@ __all__ = ["NamedColumns", "by_schema", "found", "names_by_key"]
 
 _log = logging.getLogger(__name__)
 
+_TARGETS = "list the classes of a target of texts in table.classes"
 _SMALLEST = 2.0**-126
 _LARGEST = float(np.finfo(np.float32).max)
 _CONSTANT = 2.0**-48  # a deviation below so much of the mean is what float64 has rounded
@@ -75,7 +76,8 @@ def by_schema(sheet: Sheet, schema: TableSection) -> NamedColumns:
         stand_in = schema.classes[0] if is_kept is not None else None
         aimed_at = {name: sheet.categories(name, schema.classes, stand_in) for name in schema.targets}
     else:
-        aimed_at = {name: sheet.reals(name, None if is_kept is None else 0.0) for name in schema.targets}
+        stand_in_of_reals = None if is_kept is None else 0.0
+        aimed_at = {name: sheet.reals(name, stand_in_of_reals, _TARGETS) for name in schema.targets}
     is_single = isinstance(schema.target, str)
     targets_E = aimed_at[schema.targets[0]] if is_single else np.stack(list(aimed_at.values()), axis=1)
     columns = {name: features[name][:, 0].astype(np.float32) for name in schema.reals}

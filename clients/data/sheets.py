@@ -7,6 +7,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import csv
 import logging
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +40,6 @@ _FEATURES = (
     "a column of texts is no feature; name it in data.metadata or as data.client, or give its categories in the "
     "experiment's section table"
 )
-_LABELS = "list the classes in the experiment's section table, or number them from 0"
 
 
 @dataclass(frozen=True)
@@ -166,22 +166,31 @@ class Sheet:
 
     def integers(self, name: str) -> NDArray[np.int64]:
         """A column of integers, no cell of it empty."""
-        return self._numbers(name, np.int64, "be an integer", _LABELS)
+        command = f"fed data {shlex.quote(str(self.files[0][0]))} --schema --target {shlex.quote(name)}"
+        of_texts = f"list the classes in the experiment's section table, which {command} writes, or number them from 0"
+        return self._numbers(name, np.int64, "be an integer", of_texts)
 
-    def reals(self, name: str, missing: float | None = None) -> NDArray[np.float32]:
-        """A column of numbers in float32, as :meth:`numbers`."""
-        return self.numbers(name, missing).astype(np.float32)
+    def reals(self, name: str, missing: float | None = None, of_texts: str = _FEATURES) -> NDArray[np.float32]:
+        """A column of numbers in float32.
 
-    def numbers(self, name: str, missing: float | None = None) -> NDArray[np.float64]:
+        Args:
+            name: name of the column.
+            missing: number that an empty cell stands for; None: no cell may be empty.
+            of_texts: end of the error where no cell is a number.
+        """
+        return self.numbers(name, missing, of_texts).astype(np.float32)
+
+    def numbers(self, name: str, missing: float | None = None, of_texts: str = _FEATURES) -> NDArray[np.float64]:
         """A column of numbers that float32 can hold, in float64.
 
         Args:
             name: name of the column.
             missing: number that an empty cell stands for; None: no cell may be empty.
+            of_texts: end of the error where no cell is a number.
         """
         if missing is not None and self.is_missing(name).any():
-            return self._filled(name, missing).numbers(name)
-        values: NDArray[np.float64] = self._numbers(name, np.float64, "be a number", _FEATURES)
+            return self._filled(name, missing).numbers(name, of_texts=of_texts)
+        values: NDArray[np.float64] = self._numbers(name, np.float64, "be a number", of_texts)
         with np.errstate(over="ignore"):
             # An overflow becomes infinite, and is refused with its place.
             is_finite = np.isfinite(values.astype(np.float32))

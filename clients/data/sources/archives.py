@@ -85,6 +85,8 @@ def npz(
 def _integers(array: NDArray[np.generic], file: Path, name: str) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu" or array.ndim != 1:
         remedy = f"{name}.argmax(1)" if array.ndim == 2 else f"{name}.astype(int)"
+        if array.dtype.kind in "US":
+            remedy = f"numpy.searchsorted(classes, {name}) with the sorted list of all classes"
         raise InvalidData(
             f"{file}: array {name!r} must be one integer a sample, got {array.dtype} of shape {array.shape}: give "
             f"class numbers, {remedy}, or name it with data.targets"

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["csv", "parquet"]
 
+_TARGETS = (
+    "data.targets names columns of numbers; where texts are names of classes, list these in the experiment's section "
+    "table in its place"
+)
+
 
 def csv(
     path: str | None = None,
@@ -149,7 +154,7 @@ def _as_it_stands(keys: SourceKeys, files: list[Path]) -> tuple[Sheet, NamedColu
     if keys.targets is None:
         aimed_at = {aims[0]: keys.class_labels(sheet.integers(aims[0]))}
     else:
-        aimed_at = {name: sheet.reals(name) for name in aims}
+        aimed_at = {name: sheet.reals(name, of_texts=_TARGETS) for name in aims}
     targets_E = np.stack(list(aimed_at.values()), axis=1) if isinstance(keys.targets, list) else aimed_at[aims[0]]
     inputs_EF = np.stack(list(reals.values()), axis=1)
     return sheet, NamedColumns(inputs_EF, targets_E, {**reals, **aimed_at}, Names((*reals, *aims)))

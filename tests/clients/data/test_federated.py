@@ -24,7 +24,7 @@ NOT_A_NUMBER = torch.tensor([[0, 0], [0, torch.nan], [0, 0]])
         ((torch.zeros(3, 2), torch.zeros(3)), "targets of client 'b' must be like those of client 'a'"),
         ((NOT_A_NUMBER, LABELS), r"inputs of client 'b' must be finite, got nan at index \(1, 1\)"),
         ((torch.zeros(3, 2), "abc"), "targets of client 'b' must be a tensor, an array, a frame or a list of numbers"),
-        ((torch.zeros(3, 2), ["yes", "no", "no"]), "got 'yes' in row 1: number the classes, .* numpy.unique"),
+        ((torch.zeros(3, 2), ["yes", "no", "no"]), "got 'yes' in row 1: number the classes, .* numpy.searchsorted"),
         ((*PAIR, LABELS), "client 'b' must hold a pair of tensors .*, got 3 parts"),
     ],
 )

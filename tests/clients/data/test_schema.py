@@ -84,6 +84,7 @@ def test_a_column_beyond_the_schema_is_said_once(tmp_path: Path, caplog: pytest.
 
 def test_real_targets_are_one_or_several_columns(tmp_path: Path) -> None:
     assert read(tmp_path, target="time", classes=None).targets.tolist() == [1.5, 2, 3]
+    assert "got 'no': list the classes of a target" in refused(tmp_path, target="ill", classes=None)
     several = read(tmp_path, target=["time", "age"], classes=None, features={"colour": ["red", "white"]})
     assert several.targets.tolist() == [[1.5, 30], [2, 31], [3, 32]]
 

@@ -138,7 +138,10 @@ def test_a_bad_table_names_the_file_and_the_place(tmp_path: Path, content: str, 
         ("age,label\n1,0\n1e400,1\n", "row 2, column age must be finite in float32, got '1e400'"),
         ("age,label\n1,0\n-inf,1\n", "row 2, column age must be finite in float32, got '-inf'"),
         ("age,label\n1,0\n1\x00,1\n", "row 2, column age must be a number, got '1\\x00'"),
-        ("age,label\n1,no\n2,yes\n", "row 1, column label must be an integer, got 'no': list the classes in the"),
+        (
+            "age,label\n1,no\n2,yes\n",
+            "table.csv --schema --target label writes, or number them from 0",
+        ),
         (
             'age,label\n1,"0\n2,1\n',
             "row 1, column label must be an integer, got '0\\n2,1\\n'",
@@ -150,7 +153,7 @@ def test_a_hostile_table_is_answered_in_one_sentence(tmp_path: Path, content: st
     message = refused(csv, path := written(tmp_path, content))
     assert said in message
     assert path in message
-    assert len(message) < len(path) + 300
+    assert len(message.replace(path, "")) < 300
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
@@ -261,6 +264,10 @@ def test_arrays_beside_the_inputs_serve_partitions(tmp_path: Path, loaded: Load)
         (
             {"label": np.zeros((4, 2), int)},
             "array 'label' must be one integer a sample, got int64 of shape (4, 2): give class numbers, label.argmax",
+        ),
+        (
+            {"label": np.array(list("abca"))},
+            "got <U1 of shape (4,): give class numbers, numpy.searchsorted(classes, label)",
         ),
         ({"label": np.array([0, 1, -2, 0])}, "labels must be at least 0, got -2 in row 3 of label"),
         ({"label": np.zeros(3, int)}, "arrays must be of one length, got {'x': 4, 'label': 3}"),

@@ -143,6 +143,11 @@ def test_a_split_leaves_samples_of_both_kinds(tmp_path: Path, only: str) -> None
     ("content", "keys", "said"),
     [
         (TABLE.replace("1e3", "late"), {}, "row 3, column time must be a number, got 'late'"),
+        (
+            TABLE,
+            {"targets": "centre", "client": None},
+            "of numbers; where texts are names of classes, list these in the experiment's section",
+        ),
         (TABLE.replace("1e3", "inf"), {}, "row 3, column time must be finite in float32, got 'inf'"),
         (TABLE.replace(",1,1e3", ",,1e3"), {}, "row 3, column event must not be empty"),
         (TABLE, {"targets": ["time", "death"]}, "has no column 'death', which data.targets names; known: age"),
