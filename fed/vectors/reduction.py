@@ -32,7 +32,7 @@ _MOST_ATOMS = 1 << 20
 _WORD_BITS = 32
 _USUAL_WORDS = 4  # of a packed sum, up to 2³¹; larger ones have more
 _PIECE = 1 << 16  # numbers of a piece, so that its lanes stay in a core's cache
-_TOGETHER = 1 << 14  # numbers of small vectors that are cut together
+_TOGETHER = 1 << 16  # numbers of small vectors that are cut together, half a megabyte
 _LONGEST_PRODUCT = 1 << 21  # a longer one is cut at once, since a copy of it in float64 takes much memory
 
 MOST_LANES = 30

@@ -298,7 +298,7 @@ def test_a_sum_keeps_its_vectors_and_continues_after_finish() -> None:
 
 def test_memory_does_not_grow_with_the_number_of_vectors() -> None:
     generator = torch.Generator().manual_seed(0)
-    mean = mean_of([torch.randn(100, generator=generator) for _ in range(500)], [1] * 500)
+    mean = mean_of([torch.randn(100, generator=generator) for _ in range(1000)], [1] * 1000)
     assert 1 <= len(mean._lanes) <= 4
 
 
