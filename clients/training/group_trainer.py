@@ -278,9 +278,9 @@ def _counted(sent: _Sent, told: Sequence["LocalResult"]) -> tuple[int, ...]:
     return tuple(count if one.samples is None else one.samples for count, one in zip(sent.samples, told, strict=True))
 
 
-def _rows(states: _States, count: int) -> list[Tensor]:
+def _rows(states: _States, count: int) -> list[Sequence[Tensor]]:
     """Rows of states, ``count`` of them, from one state for all or each client's own."""
-    return [part.expand(count, -1) for part in states]
+    return [[part] * count if part.ndim == 1 else part.unbind() for part in states]
 
 
 def _columns(*numbers: Sequence[float]) -> tuple[Tensor, ...]:

@@ -2,6 +2,8 @@
 
 A replay has the bits of the passes that it stands for. It takes half the time of a small model's, since neither layers
 are called nor is a graph of the loss built.
+
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections import Counter
@@ -97,13 +99,14 @@ class RecordedGradients:
     def _record(self, loss: Loss, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Tensor, ...]]:
         """Record without a trace: a forward pass draws random numbers, and moves the statistics of BatchNorm."""
         names = self._flat.names
+        one = torch.ones((), dtype=self._flat.x_Q.dtype)  # a constant, which no replay makes anew
 
         def gradients_and_loss(*tensors: Tensor) -> list[Tensor]:
             *views, inputs, targets = tensors
             parameters = [view.requires_grad_() for view in views]
             output = with_parameters(self._module, dict(zip(names, parameters, strict=True)), inputs)
             found = loss(output, targets)
-            return [*torch.autograd.grad(found, parameters), found.detach()]
+            return [*torch.autograd.grad(found, parameters, one), found.detach()]
 
         buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
         generator = torch.default_generator.get_state()

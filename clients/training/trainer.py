@@ -235,28 +235,30 @@ class Trainer(TorchTrainer):
     def _choose_loss(self, samples: Held) -> None:
         """Choose the form of cross-entropy that is 0 where no label of a batch counts, if there may be such a batch."""
         self._loss = self.loss
-        if self.loss is cross_entropy and may_ignore(samples, is_collated=self.collate is not None):
+        looks = self.loss is cross_entropy and self.may_ignore
+        if looks and may_ignore(samples, is_collated=self.collate is not None):
             self._loss = counted_cross_entropy
 
     def _steps(self, samples: Held, batches: Batches, order: np.random.Generator, seed: int) -> Iterator[list[Batch]]:
         """The batches of each optimizer step."""
         its = reading(samples, self.collate, self.device, seed)
         most = self.local.accumulate
-        number = 0
-        left = batches.steps
-        for order_E in batches.orders(order):
-            if batches.keeps_order:
-                yield [its.all(number)]
-                number += most
-                continue
-            within = batches.within
-            first = number
-            numbers = (first + most * step + place for step, parts in enumerate(within) for place in range(len(parts)))
+        if batches.keeps_order:
+            for step in range(batches.steps):
+                yield [its.all(most * step)]
+            return
+        within = batches.within
+        for epoch, order_E in enumerate(batches.orders(order)):
+            first = epoch * len(within)
+            numbers = (most * step + place for step, parts in enumerate(within, first) for place in range(len(parts)))
             made = its.batches(order_E, batches.of_epoch, numbers)
-            for parts in islice(within, left):
-                yield list(islice(made, len(parts)))
-            number += most * len(within)
-            left -= len(within)
+            taken = within[: batches.steps - first]
+            if most == 1:
+                for batch in islice(made, len(taken)):
+                    yield [batch]
+            else:
+                for parts in taken:
+                    yield list(islice(made, len(parts)))
 
     def _gradient(self, step: list[Batch], losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
         """The gradient [Q] of the mean loss over a step's samples, batch by batch."""
