@@ -17,6 +17,7 @@ from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
 from fed.errors import InvalidExperiment, RunFailed
+from fed.quantities import counted
 from fed.secure_aggregation.settings import settings_of
 from fed.server.rounds.sampling import CohortDraw, Sampling
 
@@ -389,7 +390,7 @@ def _wait_a_day(coordinator: "Coordinator", number: int, count: int) -> None:
     is_said = False
     while (there := len(fleet.available())) < count and fleet.clock < limit_s:
         if not is_said:
-            _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, there)
+            _log.info("round %d waits for %s, of whom %d can take a task", number, counted(count, "client"), there)
             is_said = True
         if not fleet.wait(limit_s):
             break
