@@ -7,7 +7,10 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeAlias
 
 from torch.nn.modules import module as calls
 
@@ -35,6 +38,8 @@ _LAYERS = frozenset(
     }
 )
 """Layers whose operations follow from their attributes and from the shape of their input."""
+
+_Function: TypeAlias = Callable[..., tuple[Tensor, ...]]
 
 _LOSSES = frozenset({cross_entropy, counted_cross_entropy, mse, bce})
 
@@ -74,7 +79,8 @@ class RecordedGradients:
         self._module = module
         self._flat = flat
         self._seen: Counter[Hashable] = Counter()
-        self._programs: dict[Hashable, Callable[..., tuple[Tensor, ...]]] = {}
+        self._programs: dict[Hashable, _Function | None] = {}  # None: it has not the bits of the passes
+        self._one = torch.ones((), dtype=flat.x_Q.dtype)  # a constant, which no replay makes anew
 
     def of(self, loss: Loss, batch: Batch) -> tuple[Tensor, ...] | None:
         """Gradients of all parameters in their shapes, and last the loss; None until the batch's shape is a usual one.
@@ -88,31 +94,39 @@ class RecordedGradients:
         if loss not in _LOSSES or type(inputs) is not Tensor or type(targets) is not Tensor:
             return None
         key = (loss, inputs.shape, inputs.dtype, targets.shape, targets.dtype, self._flat.has_channels_last)
-        program = self._programs.get(key)
-        if program is None:
+        if key not in self._programs:
             self._seen[key] += 1
             if self._seen[key] <= _RECORDED_AFTER or len(self._programs) == _MOST_SHAPES:
                 return None
-            program = self._programs[key] = self._record(loss, inputs, targets)
-        return program(*self._flat.views, inputs, targets)
+            self._programs[key] = self._recorded(loss, [*self._flat.views, inputs, targets])
+        program = self._programs[key]
+        return None if program is None else program(*self._flat.views, inputs, targets)
 
-    def _record(self, loss: Loss, inputs: Tensor, targets: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-        """Record without a trace: a forward pass draws random numbers, and moves the statistics of BatchNorm."""
-        names = self._flat.names
-        one = torch.ones((), dtype=self._flat.x_Q.dtype)  # a constant, which no replay makes anew
+    def _recorded(self, loss: Loss, tensors: list[Tensor]) -> "_Function | None":
+        """Program of a loss and its gradients; None if on these tensors it has not the bits of the passes."""
+        passes = partial(self._passes, loss)
+        with self._without_a_trace():
+            program: _Function = record(passes, tensors).program().forward
+        results = []
+        for function in (passes, program):
+            with self._without_a_trace():
+                results.append(function(*[tensor.clone() for tensor in tensors]))
+        return program if all(map(torch.equal, *results)) else None
 
-        def gradients_and_loss(*tensors: Tensor) -> list[Tensor]:
-            *views, inputs, targets = tensors
-            parameters = [view.requires_grad_() for view in views]
-            output = with_parameters(self._module, dict(zip(names, parameters, strict=True)), inputs)
-            found = loss(output, targets)
-            return [*torch.autograd.grad(found, parameters, one), found.detach()]
+    def _passes(self, loss: Loss, *tensors: Tensor) -> tuple[Tensor, ...]:
+        *views, inputs, targets = tensors
+        parameters = [view.requires_grad_() for view in views]
+        output = with_parameters(self._module, dict(zip(self._flat.names, parameters, strict=True)), inputs)
+        found = loss(output, targets)
+        return *torch.autograd.grad(found, parameters, self._one), found.detach()
 
+    @contextmanager
+    def _without_a_trace(self) -> Iterator[None]:
+        """Block after which no random number is drawn, and no statistics of BatchNorm have moved."""
         buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
         generator = torch.default_generator.get_state()
-        recording = record(gradients_and_loss, [*self._flat.views, inputs, targets])
+        yield
         torch.default_generator.set_state(generator)
         for buffer, before in buffers:
             if not torch.equal(buffer, before):  # what is not trained is to be left untouched
                 buffer.copy_(before)
-        return recording.program().forward

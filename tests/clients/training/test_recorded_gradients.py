@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fed.aggregators.base import Phase
 from fed.clients.scoring.losses import bce, counted_cross_entropy, cross_entropy, mse
 from fed.clients.training import recorded_gradients
+from fed.clients.training.op_graphs import record
 from fed.clients.training.recorded_gradients import is_recordable
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
@@ -166,3 +167,16 @@ def test_labels_outside_of_the_classes_are_refused_in_a_replay() -> None:
     torch.manual_seed(1)
     with pytest.raises(IndexError, match="out of bounds"):
         trained(nn.Linear(12, 3), torch.randn(SAMPLES, 12), torch.full((SAMPLES,), 3), records=True, lr=0.1)
+
+
+def test_a_program_with_other_bits_is_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    module, inputs, targets = nn.Linear(12, 3), torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,))
+    plain = trained(module, inputs, targets, records=False, lr=0.1)
+
+    def doubled(function: Callable[..., Any], examples: list[Tensor]) -> Any:
+        return record(lambda *tensors: [2 * part for part in function(*tensors)], examples)
+
+    monkeypatch.setattr(recorded_gradients, "record", doubled)
+    again = trained(module, inputs, targets, records=True, lr=0.1)
+    assert all(map(torch.equal, again[:-1], plain[:-1]))
