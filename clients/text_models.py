@@ -28,6 +28,8 @@ class CharGRU(nn.Module):
 class CharTransformer(nn.Module):
     """Causal transformer over characters."""
 
+    is_recordable = True
+
     def __init__(self, classes: int, longest: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(classes, width)

@@ -1,5 +1,7 @@
 """Recorded gradients: a batch's loss and gradient by operations that were recorded once, for PyTorch's own layers.
 
+A model with code of its own is recorded if its class says that it may be, by ``is_recordable = True``.
+
 A replay has the bits of the passes that it stands for. It takes half the time of a small model's, since neither layers
 are called nor is a graph of the loss built.
 
@@ -12,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeAlias
 
+from torch.nn.functional import gelu, relu
 from torch.nn.modules import module as calls
 
 from fed.clients.scoring.losses import bce, counted_cross_entropy, cross_entropy, mse
@@ -35,6 +38,8 @@ _LAYERS = frozenset(
         *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
         *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish, nn.Hardtanh),
         *(nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.Dropout, nn.Dropout1d, nn.Dropout2d),
+        *(nn.ModuleList, nn.Embedding, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention),
+        nn.modules.linear.NonDynamicallyQuantizableLinear,  # within MultiheadAttention
     }
 )
 """Layers whose operations follow from their attributes and from the shape of their input."""
@@ -45,7 +50,7 @@ _LOSSES = frozenset({cross_entropy, counted_cross_entropy, mse, bce})
 
 
 def is_recordable(module: "nn.Module") -> bool:
-    """True if a model is made of PyTorch's own layers alone, one after another.
+    """True if a model is made of PyTorch's own layers, and of classes that declare ``is_recordable = True``.
 
     What else runs in a forward pass, such as a user's code, may differ from one pass to the next.
 
@@ -59,16 +64,23 @@ def is_recordable(module: "nn.Module") -> bool:
 
 
 def _is_plain(part: "nn.Module") -> bool:
-    """True if a call of a layer is its class's forward pass and no more."""
+    """True if a call of a layer is its class's forward pass and no more, and always the same operations."""
     hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
     of_parameters = [parameter._backward_hooks for parameter in part.parameters(recurse=False)]
-    if type(part) not in _LAYERS or "forward" in vars(part) or any(hooks) or any(of_parameters):
+    if "forward" in vars(part) or any(hooks) or any(of_parameters):
         return False
-    return getattr(part, "momentum", 0.0) is not None  # BatchNorm then looks at the number of its batches
+    if type(part) not in _LAYERS:
+        # Of the class itself: one that is derived from it has another forward pass.
+        return vars(type(part)).get("is_recordable", False) is True
+    counts_batches = getattr(part, "momentum", 0.0) is None  # as some BatchNorm
+    scales_rows = getattr(part, "max_norm", None) is not None
+    is_sparse = getattr(part, "sparse", False)
+    has_own_code = getattr(part, "activation", relu) not in (relu, gelu)
+    return not (counts_batches or scales_rows or is_sparse or has_own_code)
 
 
 class RecordedGradients:
-    """Losses and gradients of a model whose layers are PyTorch's own, by shapes of batches.
+    """Losses and gradients of a model that is recordable, by shapes of batches.
 
     Args:
         module: the model, in training.
@@ -93,6 +105,8 @@ class RecordedGradients:
         targets = batch.targets
         if loss not in _LOSSES or type(inputs) is not Tensor or type(targets) is not Tensor:
             return None
+        if not (inputs.is_contiguous() and targets.is_contiguous()):  # a program has views of these
+            return None
         key = (loss, inputs.shape, inputs.dtype, targets.shape, targets.dtype, self._flat.has_channels_last)
         if key not in self._programs:
             self._seen[key] += 1
@@ -103,10 +117,13 @@ class RecordedGradients:
         return None if program is None else program(*self._flat.views, inputs, targets)
 
     def _recorded(self, loss: Loss, tensors: list[Tensor]) -> "_Function | None":
-        """Program of a loss and its gradients; None if on these tensors it has not the bits of the passes."""
+        """Program of a loss and its gradients; None if there is none that has the bits of the passes."""
         passes = partial(self._passes, loss)
-        with self._without_a_trace():
-            program: _Function = record(passes, tensors).program().forward
+        try:
+            with self._without_a_trace():
+                program: _Function = record(passes, tensors).program().forward
+        except RuntimeError:  # such as a look at numbers; an error of the passes themselves comes again with them
+            return None
         results = []
         for function in (passes, program):
             with self._without_a_trace():
@@ -125,8 +142,10 @@ class RecordedGradients:
         """Block after which no random number is drawn, and no statistics of BatchNorm have moved."""
         buffers = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
         generator = torch.default_generator.get_state()
-        yield
-        torch.default_generator.set_state(generator)
-        for buffer, before in buffers:
-            if not torch.equal(buffer, before):  # what is not trained is to be left untouched
-                buffer.copy_(before)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(generator)
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):  # what is not trained is to be left untouched
+                    buffer.copy_(before)

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.base import Phase
+from fed.clients.models import char_transformer
 from fed.clients.scoring.losses import bce, counted_cross_entropy, cross_entropy, mse
 from fed.clients.training import recorded_gradients
+from fed.clients.training.flat import FlatParameters
 from fed.clients.training.op_graphs import record
-from fed.clients.training.recorded_gradients import is_recordable
+from fed.clients.training.reading import Batch
+from fed.clients.training.recorded_gradients import RecordedGradients, is_recordable
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
+from fed.vectors.layout import Layout
 
 CPU = torch.device("cpu")
 SAMPLES = 22
@@ -55,6 +59,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(module: nn.Module, inputs: Tensor, targets: Tensor, *, records: bool, **keys: Any) -> list[Tensor]:
     """State and mean loss after four tasks, one after another, and the next draw of PyTorch's generator."""
     loss = keys.pop("loss", cross_entropy)
+    replays = keys.pop("replays", True)
     trainer = Trainer(copy.deepcopy(module), loss, Local(**{"batch_size": 8, "epochs": 2, **keys}), Phase(), CPU)
     assert trainer._recorded is not None
     programs = trainer._recorded._programs
@@ -68,6 +73,7 @@ def trained(module: nn.Module, inputs: Tensor, targets: Tensor, *, records: bool
         state = result.params_V, result.integers_I
         found += [*state, torch.tensor(result.train_loss, dtype=torch.float64)]
     assert len(programs) == (2 if records else 0)  # of whole batches, and of the last one
+    assert all((program is not None) == replays for program in programs.values())
     return [*found, torch.rand(1)]
 
 
@@ -123,6 +129,44 @@ def test_a_fixed_part_stays_as_it_is() -> None:
     assert_same_bits(module, torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,)), lr=0.1)
 
 
+def test_transformers_train_with_the_same_bits() -> None:
+    torch.manual_seed(1)
+    letters = torch.randint(7, (SAMPLES, 6))
+    module = char_transformer((5,), 7, width=8, heads=2, layers=1)
+    assert_same_bits(module, letters[:, :-1].contiguous(), letters[:, 1:].contiguous(), lr=0.1)
+
+
+class _Declared(nn.Module):
+    is_recordable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(12, 12), nn.Linear(12, 3)])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layers[1](self.layers[0](inputs).tanh() + inputs)
+        return scores
+
+
+class _LooksAtNumbers(_Declared):
+    is_recordable = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * (2 if inputs.sum() > 0 else 1)
+
+
+class _Derived(_Declared):
+    pass
+
+
+@pytest.mark.parametrize(("module", "replays"), [(_Declared, True), (_LooksAtNumbers, False)])
+def test_classes_say_that_they_are_recordable(module: Callable[[], nn.Module], replays: bool) -> None:
+    """One that says so wrongly is trained as it is, if it looks at numbers."""
+    torch.manual_seed(1)
+    inputs, targets = torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,))
+    assert_same_bits(module(), inputs, targets, lr=0.1, replays=replays)
+
+
 class _Own(nn.Linear):
     pass
 
@@ -145,22 +189,25 @@ def _with_a_hooked_parameter() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        lambda: _Own(2, 3),
-        lambda: nn.Sequential(nn.Linear(2, 3), _Own(3, 3)),
-        _hooked,
-        _with_a_forward_of_its_own,
-        _with_a_hooked_parameter,
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)),
-        lambda: nn.BatchNorm1d(3, momentum=None),
-        lambda: nn.GRU(2, 3),
-    ],
-    ids=["subclass", "within", "hook", "forward", "hook of a parameter", "parametrized", "counting", "recurrent"],
-)
-def test_models_with_code_of_their_own_are_not_recorded(module: Callable[[], nn.Module]) -> None:
-    assert not is_recordable(module())
+NOT_RECORDED: Mapping[str, Callable[[], nn.Module]] = {
+    "subclass": lambda: _Own(2, 3),
+    "derived": _Derived,
+    "within": lambda: nn.Sequential(nn.Linear(2, 3), _Own(3, 3)),
+    "hook": _hooked,
+    "forward": _with_a_forward_of_its_own,
+    "hook of a parameter": _with_a_hooked_parameter,
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)),
+    "counting": lambda: nn.BatchNorm1d(3, momentum=None),
+    "recurrent": lambda: nn.GRU(2, 3),
+    "scaled rows": lambda: nn.Embedding(2, 3, max_norm=1.0),
+    "sparse": lambda: nn.Embedding(2, 3, sparse=True),
+    "activation": lambda: nn.TransformerEncoderLayer(2, 1, activation=torch.sin),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_RECORDED)
+def test_models_with_code_of_their_own_are_not_recorded(kind: str) -> None:
+    assert not is_recordable(NOT_RECORDED[kind]())
 
 
 def test_labels_outside_of_the_classes_are_refused_in_a_replay() -> None:
@@ -178,5 +225,16 @@ def test_a_program_with_other_bits_is_not_replayed(monkeypatch: pytest.MonkeyPat
         return record(lambda *tensors: [2 * part for part in function(*tensors)], examples)
 
     monkeypatch.setattr(recorded_gradients, "record", doubled)
-    again = trained(module, inputs, targets, records=True, lr=0.1)
+    again = trained(module, inputs, targets, records=True, lr=0.1, replays=False)
     assert all(map(torch.equal, again[:-1], plain[:-1]))
+
+
+def test_views_of_other_tensors_are_not_replayed() -> None:
+    """A flattening is recorded as a view, which a batch with other strides would not have."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
+    recorded = RecordedGradients(module, FlatParameters(module, Layout.of(module)))
+    targets = torch.randint(3, (5,))
+    for _ in range(3):
+        found = recorded.of(cross_entropy, Batch(torch.randn(5, 3, 4), targets, 5))
+    assert found is not None
+    assert recorded.of(cross_entropy, Batch(torch.randn(5, 4, 3).transpose(1, 2), targets, 5)) is None
