@@ -6,9 +6,10 @@ Shapes: see :mod:`fed.vectors.layout`.
 import contextlib
 import copy
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from torch.utils.flop_counter import flop_registry
@@ -35,6 +36,9 @@ from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import on_device
 from fed.config.experiment import Execution, Local
 from fed.errors import InvalidExperiment, RunFailed, first_line, users_line
+from fed.processes.machine import usable_cores
+from fed.simulations.group_timing import step_seconds
+from fed.simulations.kept_timings import kept_or_measured
 from fed.simulations.side_effects import changed_by_forward
 from fed.vectors import trees
 from fed.vectors.fixed_part import in_training
@@ -48,14 +52,34 @@ _State: TypeAlias = tuple[Tensor, Tensor]
 
 _CACHE_BYTES = 2**21
 """Size of a core's level-2 cache. Every step reads and writes a group's parameters, three times as slowly beyond it."""
-_MOST_OPERATIONS = 48_000_000
-"""Largest number of operations in a client's step on a CPU for which batching pays, if most are of matrix products.
 
-Beyond this, batching saves less in overhead than its kernels lose.
-"""
-_MOST_IN_CONVOLUTIONS = 800_000_000
-"""Largest number of operations in such a step if most are of convolutions, which lose less in groups."""
+
+class _Limits(NamedTuple):
+    """Numbers of operations in a client's step on a CPU by which batching pays or does not.
+
+    The more operations, the less overhead batching saves, and the more its kernels lose.
+
+    Args:
+        certain: number up to which it pays for certain, if a group's parameters stay in the cache.
+        usual: number up to which it usually pays.
+        possible: number beyond which it pays on no machine that was tried.
+    """
+
+    certain: int
+    usual: int
+    possible: int
+
+
+_OF_PRODUCTS = _Limits(certain=20_000_000, usual=48_000_000, possible=250_000_000)
+_OF_CONVOLUTIONS = _Limits(certain=100_000_000, usual=800_000_000, possible=2_000_000_000)  # they lose less in groups
 _TOO_MANY = "a step takes {:.0f} million operations a client, and batching pays up to {:.0f} million"
+_TIMED_FROM_STEPS = 3_000
+"""Number of clients' steps in a run from which timing pays: it takes as long as a few hundred of them."""
+_TIMED_SIZES = 2, 3, 5, 8, 12, 20, 32
+_ALIKE = 1.03
+"""Factor by which a group may be slower than the fastest before that one is preferred."""
+_GAIN = 1.05
+"""Factor by which a group must be faster than its clients alone."""
 _SHARE_OF_GPU = 0.5
 _PROBE_SAMPLES = 24
 _PROBE_SCORES = 2**20
@@ -82,14 +106,24 @@ class Batching:
 
 
 def choose(
-    execution: Execution, recipe: Recipe, context: LocalContext, samples: Held, trainees: int, *, may_ignore: bool
+    execution: Execution,
+    recipe: Recipe,
+    context: LocalContext,
+    samples: Held,
+    *,
+    trainees: int,
+    client_steps: float,
+    may_ignore: bool,
 ) -> Batching:
-    """Choose by the experiment, the model and the kind of device alone, so that every machine makes the same choice.
+    """Choose by the experiment, the model and the kind of device, and in doubt by this machine's speed.
 
-    Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
-    step takes many floating-point operations, or, without convolutions, where the parameters of two clients do not fit
-    into the cache. A trial decides whether a model can be batched: a few steps of a few clients, in a group and one by
-    one, must agree.
+    Batching saves the overhead of operations, and costs speed where they are large. On a CPU it pays where a step takes
+    few floating-point operations and the parameters of a group fit into the cache, and does not where it takes many. In
+    between, steps of a few groups of several sizes and of a client alone are timed, if the run is long enough. What
+    was measured first is kept, so that every run of the same steps on this machine chooses alike; on another machine
+    the choice may differ. Where the experiment asks for batching and names the group, as that of a run does, both stay.
+
+    A trial decides whether a model can be batched: a few steps of a few clients, in a group and one by one, must agree.
 
     Args:
         execution: section ``simulation`` of the experiment.
@@ -97,6 +131,7 @@ def choose(
         context: tensors that come with a client's first task beside the model, and the client's state before that.
         samples: samples of one client, for the trial.
         trainees: number of clients that train in a round.
+        client_steps: number of optimizer steps of all clients in the run.
         may_ignore: True if clients may hold labels below 0, which a loss other than cross_entropy may ignore.
 
     Raises:
@@ -113,18 +148,30 @@ def choose(
     group = execution.group
     limit = f"as simulation.group={execution.group} says"
     device = device_of()
+    is_settled = execution.batching == "on" and "group" in execution.model_fields_set
+    work = _Counter.of_a_step(recipe, samples) if device.type == "cpu" and not is_settled else None
+    sizes: list[int] = []
     model_bytes = sum(part.nbytes for part in recipe.module.parameters() if part.requires_grad)
-    work = _Counter.of_a_step(recipe, samples) if device.type == "cpu" else None
-    if work is not None and group > (room := work.room(model_bytes)):
-        group = room
-        limit = f"to keep {work.what_moves} within {_CACHE_BYTES >> 20} MiB of cache"
-    if execution.batching == "auto" and (reason := _no_gain(work, group, execution.group, trainees)):
+    if work is not None:
+        room = work.room(model_bytes)
+        if client_steps >= _TIMED_FROM_STEPS:
+            sizes = work.sizes_in_doubt(room, most=min(group, -(-trainees // usable_cores())))
+        if group > room:
+            group = room
+            limit = f"to keep {work.what_moves} within {_CACHE_BYTES >> 20} MiB of cache"
+    if execution.batching == "auto" and (reason := _no_gain(work, group, execution.group, trainees, in_doubt=sizes)):
         return Batching(False, 1, reason)
     problem, client_bytes = (_IGNORES, 0.0) if may_ignore else _obstacle(recipe, context, samples)
     if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
         return Batching(False, 1, problem)
+    if work is not None and sizes:
+        seconds = _timed(work, recipe, context, samples, sizes)
+        group = _fastest(seconds, least=1 if execution.batching == "auto" else 2)
+        if group == 1:
+            return Batching(False, 1, f"on this machine {_compared(seconds, min(sizes))}")
+        limit = f"for {_compared(seconds, group)}"
     if device.type == "cuda":
         room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
         client_bytes += 2 * model_bytes  # for the moments of Adam, which the trial does not keep
@@ -136,8 +183,16 @@ def choose(
     return Batching(True, group, f"up to {group} {clients_train} as one computation, {limit}")
 
 
-def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> str | None:
-    """Reason why batching in groups of ``group``, where the experiment asks for ``asked``, saves no time, or None."""
+def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int, *, in_doubt: Sequence[int]) -> str | None:
+    """Reason why batching in groups of ``group`` saves no time; None where it does, or where that is in doubt.
+
+    Args:
+        work: operations of a client's step; None on a GPU, or where the experiment has settled it.
+        group: largest group that the cache has room for.
+        asked: largest group that the experiment asks for.
+        trainees: number of clients that train in a round.
+        in_doubt: sizes of groups that are to be timed.
+    """
     # A group of one is the loop, with more overhead.
     if trainees == 1:
         return "a round trains one client"
@@ -145,12 +200,44 @@ def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> 
         return None
     if asked == 1:
         return "simulation.group is 1"
+    if in_doubt:
+        return None
     if group < 2:
         return f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache"
-    most = _MOST_IN_CONVOLUTIONS if work.mostly_convolves else _MOST_OPERATIONS
-    if work.operations > most:
-        return _TOO_MANY.format(work.operations / 1e6, most / 1e6)
+    if work.operations > work.limits.usual:
+        return _TOO_MANY.format(work.operations / 1e6, work.limits.usual / 1e6)
     return None
+
+
+def _timed(
+    work: "_Counter", recipe: Recipe, context: LocalContext, samples: Held, sizes: Sequence[int]
+) -> Mapping[int, float]:
+    """Seconds of a client's step by the size of its group, as this machine has measured them first."""
+
+    def measure() -> dict[int, float]:
+        with seeded_torch(0, device_of()):  # PyTorch's own generators belong to the user, and stay as they are
+            return step_seconds(recipe, context, samples, sizes)
+
+    return kept_or_measured({**work.described(recipe), "sizes": [*sizes], "samples": size_of(samples)}, measure)
+
+
+def _fastest(seconds: Mapping[int, float], least: int) -> int:
+    """Size of the fastest groups, the smallest of those that are as good as equal; 1 where no group is fast enough.
+
+    Args:
+        seconds: seconds of a client's step, by the size of its group; 1: alone.
+        least: smallest size that is allowed, 1 or 2.
+    """
+    best_s = min(value for size, value in seconds.items() if size > 1)
+    if least == 1 and seconds[1] < _GAIN * best_s:
+        return 1
+    return min(size for size, value in seconds.items() if size > 1 and value <= _ALIKE * best_s)
+
+
+def _compared(seconds: Mapping[int, float], size: int) -> str:
+    """Clause on the speed of groups of a size beside that of clients alone."""
+    in_a_group = f"a client's step takes {1e3 * seconds[size]:.3g} ms in a group of {size}"
+    return f"{in_a_group} and {1e3 * seconds[1]:.3g} ms alone"
 
 
 def _obstacle(recipe: Recipe, context: LocalContext, samples: Held) -> tuple[str | None, float]:
@@ -170,11 +257,13 @@ class _Counter(DispatchMode):
         operations: floating-point operations of matrix products and convolutions.
         in_convolutions: part of these operations that convolutions do.
         image_bytes: size of the largest output of a convolution.
+        products: names and shapes of these products and convolutions, in their order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = self.in_convolutions = self.image_bytes = 0
+        self.products: list[str] = []
 
     @classmethod
     def of_a_step(cls, recipe: Recipe, samples: Held) -> "_Counter":
@@ -192,6 +281,30 @@ class _Counter(DispatchMode):
     def mostly_convolves(self) -> bool:
         """True if most operations are of convolutions."""
         return 2 * self.in_convolutions > self.operations
+
+    @property
+    def limits(self) -> _Limits:
+        """Numbers of operations by which batching pays."""
+        return _OF_CONVOLUTIONS if self.mostly_convolves else _OF_PRODUCTS
+
+    def sizes_in_doubt(self, room: int, most: int) -> list[int]:
+        """Sizes of groups of which none is known to be faster than the others, or than clients alone.
+
+        Args:
+            room: largest group whose parameters and images stay in the cache.
+            most: largest group that leaves work for every core.
+        """
+        is_certain = self.operations <= self.limits.certain and room >= most
+        if is_certain or self.operations > self.limits.possible:
+            return []
+        return sorted(size for size in {*_TIMED_SIZES, room, most} if 2 <= size <= most)
+
+    def described(self, recipe: Recipe) -> dict[str, Any]:
+        """Description of a client's step, by which the time that it takes is known again."""
+        shapes = [f"{tuple(part.shape)} {part.dtype}" for part in recipe.module.parameters()]
+        local = recipe.local.model_dump(include={"optimizer", "momentum", "batch_size", "accumulate", "precision"})
+        rules = [type(phase.rule).__name__ for phase in recipe.phases]
+        return {"products": self.products, "parameters": shapes, "local": local, "rules": rules}
 
     @property
     def what_moves(self) -> str:
@@ -213,6 +326,7 @@ class _Counter(DispatchMode):
         if packet in flop_registry:
             operations = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
             self.operations += operations
+            self.products.append(f"{packet} {[tuple(part.shape) for part in args if isinstance(part, Tensor)]}")
             if packet in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward):
                 self.in_convolutions += operations
             if packet is torch.ops.aten.convolution:

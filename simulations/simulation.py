@@ -20,7 +20,7 @@ from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, Wants
 from fed.config.components import Component
-from fed.config.experiment import Experiment
+from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
 from fed.secure_aggregation.settings import settings_of
 from fed.server.evaluation import check_scored_by_both
@@ -127,18 +127,25 @@ class Simulation:
             samples=self.data.read(self.data.clients[0]),
             context=self.prepared.first_context(),
             trainees=self.trainees,
+            client_steps=self.policy.count * self.trainees * self._steps(experiment.local),
             may_ignore=recipe.loss is not cross_entropy and self._may_hold_ignored(),
         )
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         given = {"data": data, "model": model, "loss": loss, "metrics": metric, "app.kind": app}
         replaced = [name for name, part in given.items() if part is not None]
         self.experiment = _resolved(experiment, replaced, self.batching)
-        batch_norm = normalises_batches(self.prepared.module)
-        self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.prepared.phases)
+        self.groups = self._groups(experiment.local, self.batching.group)
         self.topology = self._topology(experiment.topology) if self.has_peers else None
         self.peer_codec: PeerCodec | None = None
         if self.has_peers and self.algorithm.compresses:
             self.peer_codec = PeerCodec(self.prepared.peer_encoder(), self.streams)
+
+    def _groups(self, local: Local, size: int) -> Groups:
+        return Groups(local, size, normalises_batches(self.prepared.module), self.prepared.phases)
+
+    def _steps(self, local: Local) -> int:
+        """Number of optimizer steps of the first client's task."""
+        return self._groups(local, size=1).steps(self.data.size_of(self.data.clients[0]))
 
     def _may_hold_ignored(self) -> bool:
         """True if targets may be labels that a loss of the user's own leaves out."""

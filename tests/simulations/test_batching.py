@@ -328,10 +328,11 @@ def test_group_size_is_requested_or_fits_the_cache() -> None:
     parameters = 8 * 1000 + 3
     room = 2**21 // (4 * parameters)
     assert room < 70
-    for asked in (1, 2, room, room + 1, 10_000):
-        found = chosen(own=wide(1000), simulation={"batching": "on", "group": asked})
+    for asked in (2, room, room + 1, 10_000):
+        found = chosen(own=wide(1000), simulation={"group": asked})
         assert found.group == min(asked, room)
         assert ("simulation.group" in found.reason) == (asked <= room)
+        assert chosen(own=wide(1000), simulation={"batching": "on", "group": asked}).group == asked
     assert chosen(own=wide(200_000), simulation={"batching": "on"}).reason.startswith("up to 1 client trains as one")
 
 
