@@ -19,6 +19,7 @@ from fed.clients.data import Held
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.devices import device_of
 from fed.clients.training.local_context import LocalContext
+from fed.clients.training.recorded_gradients import RECORDED_AFTER
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import on_device
@@ -29,6 +30,8 @@ __all__ = ["step_seconds"]
 
 _TURN_S = 0.01
 """Seconds that a client trains alone in a turn, if that is no fewer than the fewest and no more than the most steps."""
+_RECORDING_S = 0.2
+"""Seconds that a client may train alone before it is timed, so that its steps are recorded as in a long run."""
 _FEWEST_STEPS = 2
 _MOST_STEPS = 12
 _TURNS = 3
@@ -59,7 +62,10 @@ def step_seconds(
     with _one_thread():
         tried = {1: training(size=1)}
         tried[1].step_s(_FEWEST_STEPS)  # the first step of a process is slower
-        steps = round(_TURN_S / max(tried[1].step_s(_FEWEST_STEPS), 1e-9))
+        alone_s = max(tried[1].step_s(_FEWEST_STEPS), 1e-9)
+        if RECORDED_AFTER * alone_s < _RECORDING_S:
+            tried[1].step_s(2 * RECORDED_AFTER)  # of these some are of an epoch's last, smaller batch
+        steps = round(_TURN_S / alone_s)
         steps = min(max(steps, _FEWEST_STEPS), _MOST_STEPS)
         best_s = tried[1].step_s(steps)
         for size in sizes:

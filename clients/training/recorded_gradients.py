@@ -24,9 +24,9 @@ from fed.clients.training.op_graphs import record
 from fed.clients.training.reading import Batch, with_parameters
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["RecordedGradients", "is_recordable"]
+__all__ = ["RECORDED_AFTER", "RecordedGradients", "is_recordable"]
 
-_RECORDED_AFTER = 100
+RECORDED_AFTER = 100
 """Number of batches of one shape after which recording pays: it takes as long as a hundred small steps."""
 
 _MOST_SHAPES = 64
@@ -110,7 +110,7 @@ class RecordedGradients:
         key = (loss, inputs.shape, inputs.dtype, targets.shape, targets.dtype, self._flat.has_channels_last)
         if key not in self._programs:
             self._seen[key] += 1
-            if self._seen[key] <= _RECORDED_AFTER or len(self._programs) == _MOST_SHAPES:
+            if self._seen[key] <= RECORDED_AFTER or len(self._programs) == _MOST_SHAPES:
                 return None
             self._programs[key] = self._recorded(loss, [*self._flat.views, inputs, targets])
         program = self._programs[key]

@@ -53,7 +53,7 @@ OF_IMAGES: Mapping[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_gradients, "_RECORDED_AFTER", 2)
+    monkeypatch.setattr(recorded_gradients, "RECORDED_AFTER", 2)
 
 
 def trained(module: nn.Module, inputs: Tensor, targets: Tensor, *, records: bool, **keys: Any) -> list[Tensor]:
