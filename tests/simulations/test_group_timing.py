@@ -99,13 +99,13 @@ class Timing:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Timing]:
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Timing:
     """A machine of two cores and its own folder of caches, on which groups of three are the fastest."""
     timing = Timing({**SECONDS, 4: 2.5, 6: 2.5})
     monkeypatch.setattr(batching, "step_seconds", timing)
     monkeypatch.setattr(batching, "usable_cores", lambda: 2)
     monkeypatch.setattr("fed.simulations.kept_timings.user_cache_path", lambda name: tmp_path / name)
-    yield timing
+    return timing
 
 
 def wide() -> nn.Module:
@@ -155,8 +155,8 @@ def test_nothing_is_measured_where_nothing_is_in_doubt(machine: Timing) -> None:
 
 
 def test_the_first_measurement_stays(tmp_path: Path) -> None:
-    found = [kept_or_measured({"a": 1}, lambda: {1: 0.5, 2: number}, tmp_path) for number in (0.25, 0.75)]
-    assert found == [{1: 0.5, 2: 0.25}] * 2
+    assert kept_or_measured({"a": 1}, lambda: {1: 0.25}, tmp_path) == {1: 0.25}
+    assert kept_or_measured({"a": 1}, lambda: {1: 0.75}, tmp_path) == {1: 0.25}
     assert kept_or_measured({"a": 2}, lambda: {1: 9.0}, tmp_path) == {1: 9.0}, "another step"
 
 
