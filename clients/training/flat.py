@@ -10,12 +10,30 @@ from itertools import accumulate
 from fed.vectors.layout import Layout, Part
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["FlatParameters", "StackedStates"]
+__all__ = ["FlatParameters", "StackedStates", "gradients_of"]
 
 _ALIGNMENT_BYTES = 64
 
 # What torch.autograd.grad calls after checks of its arguments, which take a sixth of a small model's step.
 _run_backward = torch.autograd.Variable._execution_engine.run_backward
+
+
+def gradients_of(
+    loss: Tensor, one: Tensor, parameters: Sequence[Tensor], *, keep_graph: bool = False
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a scalar on the CPU, None for parameters that it does not depend on.
+
+    Args:
+        loss: the scalar.
+        one: 1 in the loss's type, its gradient with respect to itself.
+        parameters: leaves of its graph.
+        keep_graph: True if the graph is used again.
+    """
+    # In this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable.
+    found: tuple[Tensor | None, ...] = _run_backward(
+        (loss,), (one,), keep_graph, False, tuple(parameters), True, accumulate_grad=False
+    )
+    return found
 
 
 class FlatParameters:
@@ -111,12 +129,12 @@ class FlatParameters:
 
     def gradients(self, loss: Tensor, *, keep_graph: bool = False) -> list[Tensor | None]:
         """Gradients of a scalar in the shapes of the parameters; None for those that it does not depend on."""
+        parts: tuple[Tensor | None, ...]
         if loss.ndim or not loss.is_cpu:
             parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
         else:
             one = self._one if loss.dtype is self._one.dtype else self._one.to(loss.dtype)
-            # In this order: outputs, their gradients, keep_graph, create_graph, inputs, allow_unreachable.
-            parts = _run_backward((loss,), (one,), keep_graph, False, self._parameters, True, accumulate_grad=False)
+            parts = gradients_of(loss, one, self._parameters, keep_graph=keep_graph)
         # Embeddings may be sparse.
         return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
 

@@ -19,7 +19,7 @@ from torch.nn.modules import module as calls
 
 from fed.clients.scoring.losses import bce, counted_cross_entropy, cross_entropy, mse
 from fed.clients.scoring.measures import Loss
-from fed.clients.training.flat import FlatParameters
+from fed.clients.training.flat import FlatParameters, gradients_of
 from fed.clients.training.op_graphs import record
 from fed.clients.training.reading import Batch, with_parameters
 from fed.vectors.tensors import Tensor, nn, torch
@@ -135,7 +135,11 @@ class RecordedGradients:
         parameters = [view.requires_grad_() for view in views]
         output = with_parameters(self._module, dict(zip(self._flat.names, parameters, strict=True)), inputs)
         found = loss(output, targets)
-        return *torch.autograd.grad(found, parameters, self._one), found.detach()
+        # torch.autograd.grad would import SymPy to check the gradient that it is given, which takes half a second.
+        gradients = [part for part in gradients_of(found, self._one, parameters) if part is not None]
+        if len(gradients) < len(parameters):
+            raise RuntimeError("gradients of parameters that a loss does not depend on cannot be recorded")
+        return *gradients, found.detach()
 
     @contextmanager
     def _without_a_trace(self) -> Iterator[None]:

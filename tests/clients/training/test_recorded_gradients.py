@@ -1,6 +1,8 @@
 """Recorded gradients against the passes that they stand for, to the bit, and models that are never recorded."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -155,13 +157,21 @@ class _LooksAtNumbers(_Declared):
         return super().forward(inputs) * (2 if inputs.sum() > 0 else 1)
 
 
+class _LeavesOneOut(_Declared):
+    is_recordable = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.layers[1](inputs)
+        return scores
+
+
 class _Derived(_Declared):
     pass
 
 
-@pytest.mark.parametrize(("module", "replays"), [(_Declared, True), (_LooksAtNumbers, False)])
+@pytest.mark.parametrize(("module", "replays"), [(_Declared, True), (_LooksAtNumbers, False), (_LeavesOneOut, False)])
 def test_classes_say_that_they_are_recordable(module: Callable[[], nn.Module], replays: bool) -> None:
-    """One that says so wrongly is trained as it is, if it looks at numbers."""
+    """One that says so wrongly is trained as it is, if it looks at numbers or does not use a layer."""
     torch.manual_seed(1)
     inputs, targets = torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,))
     assert_same_bits(module(), inputs, targets, lr=0.1, replays=replays)
@@ -238,3 +248,23 @@ def test_views_of_other_tensors_are_not_replayed() -> None:
         found = recorded.of(cross_entropy, Batch(torch.randn(5, 3, 4), targets, 5))
     assert found is not None
     assert recorded.of(cross_entropy, Batch(torch.randn(5, 4, 3).transpose(1, 2), targets, 5)) is None
+
+
+@pytest.mark.long
+def test_recording_needs_no_compiler() -> None:
+    """Whose import takes longer than many small runs. In a process of its own, for others may have imported it here."""
+    code = """
+import sys, torch
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.training import recorded_gradients
+from fed.clients.training.flat import FlatParameters
+from fed.clients.training.reading import Batch
+from fed.vectors.layout import Layout
+recorded_gradients._RECORDED_AFTER = 0
+module = torch.nn.Linear(3, 2)
+recorded = recorded_gradients.RecordedGradients(module, FlatParameters(module, Layout.of(module)))
+assert recorded.of(cross_entropy, Batch(torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1]), 5)) is not None
+print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
