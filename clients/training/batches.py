@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -167,6 +167,7 @@ class GroupSteps:
         self._dtype = dtype
         self.plan = cache(lambda samples, steps: Batches(local, samples, steps=steps))
         self._kept = lru_cache(_KEPT_GROUPS)(lambda clients: list(self._blocks(clients)))
+        self._kept_sizes = lru_cache(_KEPT_GROUPS)(self._sizes)
 
     def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
         """Blocks of a group's steps; those of earlier groups are used again if sizes agree and all keep their order.
@@ -185,46 +186,102 @@ class GroupSteps:
 
     def _blocks(self, clients: Sequence[_Client]) -> Iterator[Block]:
         """Blocks of at most 512 steps."""
-        plans = [client.plan for client in clients]
+        plans = tuple([client.plan for client in clients])
         largest = max(plan.sizes[0] for plan in plans)
         batch = min(self._local.batch_size, 1 << (largest - 1).bit_length())  # few shapes, for each of them is recorded
-        places_W = np.arange(-(-largest // batch) * batch)
-        places = [_places(client, places_W) for client in clients]
+        width = -(-largest // batch) * batch
+        places = [_places(client, width) for client in clients]
+        is_small = plans[0].steps * len(plans) * width <= _KEPT_SAMPLES
         for first in range(0, plans[0].steps, _STEPS_AT_ONCE):
-            steps_L = np.arange(first, min(first + _STEPS_AT_ONCE, plans[0].steps))
-            index_LKW = np.zeros((len(steps_L), len(plans), len(places_W)), dtype=np.int64)
-            sizes_LK = np.zeros(index_LKW.shape[:2], dtype=np.int64)
-            for row, (plan, its_places) in enumerate(zip(plans, places, strict=True)):
-                own_L = steps_L[steps_L < plan.steps]
-                if len(own_L):
-                    index_LKW[: len(own_L), row] = next(its_places)
-                    # Every epoch has the sizes of the first.
-                    sizes_LK[: len(own_L), row] = np.take(plan.sizes, own_L, mode="wrap")
-            # A finished client has size 0.
-            weights_LKW = (places_W < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
-            index_UKB, weights_UKB = (
-                part.reshape(*sizes_LK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)
-                for part in (index_LKW, weights_LKW)
+            sizes = (
+                self._kept_sizes(plans, first, batch, width) if is_small else self._sizes(plans, first, batch, width)
             )
-            yield Block(
-                index_E=torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
-                weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
-                samples_UK=(weights_UKB > 0).sum(2).tolist(),
-                sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64),
-                active=(sizes_LK > 0).sum(1).tolist(),
-            )
+            index_LKW = np.zeros((len(sizes.active), len(plans), width), dtype=np.int64)
+            for row, its_places in enumerate(places):
+                if plans[row].steps > first:
+                    places_LW = next(its_places)
+                    index_LKW[: len(places_LW), row] = places_LW
+            index_UKB = _in_batches(index_LKW, batch)
+            yield Block(torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(), *sizes)
+
+    def _sizes(self, plans: tuple[Batches, ...], first: int, batch: int, width: int) -> "_Sizes":
+        """Part of a block that follows from the plans of its clients.
+
+        Args:
+            plans: the clients' plans, in descending order of steps.
+            first: number of the block's first step.
+            batch: largest number of samples in a batch.
+            width: number of places in a step, a multiple of ``batch``.
+        """
+        steps_L = np.arange(first, min(first + _STEPS_AT_ONCE, plans[0].steps))
+        sizes_LK = np.zeros((len(steps_L), len(plans)), dtype=np.int64)
+        for row, plan in enumerate(plans):
+            own_L = steps_L[steps_L < plan.steps]
+            # Every epoch has the sizes of the first.
+            sizes_LK[: len(own_L), row] = np.take(plan.sizes, own_L, mode="wrap")
+        # A finished client has size 0.
+        weights_LKW = (np.arange(width) < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
+        weights_UKB = _in_batches(weights_LKW, batch)
+        return _Sizes(
+            weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
+            samples_UK=(weights_UKB > 0).sum(2).tolist(),
+            sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64),
+            active=(sizes_LK > 0).sum(1).tolist(),
+        )
 
 
-def _places(client: _Client, places_W: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Samples in a client's places [L, W], a block at a time; empty places hold the step's last sample."""
+class _Sizes(NamedTuple):
+    """Part of a :class:`Block` that does not depend on the order of samples."""
+
+    weights_KB: tuple[Tensor, ...]
+    samples_UK: list[list[int]]
+    sizes_LK: Tensor
+    active: list[int]
+
+
+class _Window(NamedTuple):
+    """Steps of a plan that lie in one block.
+
+    Args:
+        places_LW: place of each sample in the orders of the window's epochs, one behind the other; empty places hold
+            the step's last sample.
+        epochs: number of epochs that it has a part of.
+        goes_on: True if the first of these epochs has begun in the block before.
+    """
+
+    places_LW: NDArray[np.int64]
+    epochs: int
+    goes_on: bool
+
+
+def _window(plan: Batches, first: int, width: int) -> _Window:
+    """Steps from ``first`` on, of which each has ``width`` places."""
+    epochs_L, steps_L = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
+    epochs_L -= epochs_L[0]
+    last_L1 = np.take(plan.sizes, steps_L)[:, None] - 1
+    begins_L = plan.samples * epochs_L + plan.sizes[0] * steps_L
+    places_LW = np.minimum(np.arange(width), last_L1) + begins_L[:, None]
+    return _Window(places_LW, epochs=int(epochs_L[-1]) + 1, goes_on=bool(steps_L[0]))
+
+
+_kept_window = lru_cache(_KEPT_GROUPS)(_window)
+
+
+def _places(client: _Client, width: int) -> Iterator[NDArray[np.int64]]:
+    """Samples in a client's places [L, W], a block at a time, among all samples of the group."""
     plan = client.plan
     orders = itertools.repeat(np.arange(plan.samples)) if client.order is None else plan.orders(client.order())
+    window_of = _kept_window if plan.steps * width <= _KEPT_SAMPLES else _window
     taken: list[NDArray[np.int64]] = []
     for first in range(0, plan.steps, _STEPS_AT_ONCE):
-        epochs_L, steps_L = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
-        epochs_L -= epochs_L[0]
-        taken = taken[-1:] if steps_L[0] else []  # the last block may have ended within an epoch
-        taken += itertools.islice(orders, int(epochs_L[-1]) + 1 - len(taken))
-        last_L1 = np.take(plan.sizes, steps_L)[:, None] - 1
-        places_LW = np.minimum(places_W, last_L1) + plan.sizes[0] * steps_L[:, None]
-        yield client.begin + np.stack(taken)[epochs_L[:, None], places_LW]
+        window = window_of(plan, first, width)
+        taken = taken[-1:] if window.goes_on else []
+        taken += itertools.islice(orders, window.epochs - len(taken))
+        order = taken[0] if len(taken) == 1 else np.concatenate(taken)
+        yield client.begin + order.take(window.places_LW)
+
+
+def _in_batches(values_LKW: NDArray[Any], batch: int) -> NDArray[Any]:
+    """Values of each step's places [L, K, W] as those of its batches [L · W / B, K, B], one after another."""
+    steps, clients, _ = values_LKW.shape
+    return values_LKW.reshape(steps, clients, -1, batch).swapaxes(1, 2).reshape(-1, clients, batch)
