@@ -260,7 +260,7 @@ from fed.clients.training import recorded_gradients
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.reading import Batch
 from fed.vectors.layout import Layout
-recorded_gradients._RECORDED_AFTER = 0
+recorded_gradients.RECORDED_AFTER = 0
 module = torch.nn.Linear(3, 2)
 recorded = recorded_gradients.RecordedGradients(module, FlatParameters(module, Layout.of(module)))
 assert recorded.of(cross_entropy, Batch(torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1]), 5)) is not None
