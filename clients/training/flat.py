@@ -128,13 +128,17 @@ class FlatParameters:
         return [view.reshape(-1) for view in self.views] if self.has_channels_last else self._flat_views
 
     def gradients(self, loss: Tensor, *, keep_graph: bool = False) -> list[Tensor | None]:
-        """Gradients of a scalar in the shapes of the parameters; None for those that it does not depend on."""
+        """Gradients of a scalar in the shapes of the parameters; None for those that it does not depend on.
+
+        Parameters that the forward pass has moved elsewhere are copied in afterwards.
+        """
         parts: tuple[Tensor | None, ...]
         if loss.ndim or not loss.is_cpu:
             parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
         else:
             one = self._one if loss.dtype is self._one.dtype else self._one.to(loss.dtype)
             parts = gradients_of(loss, one, self._parameters, keep_graph=keep_graph)
+        self.bind_again()
         # Embeddings may be sparse.
         return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
 
@@ -151,7 +155,6 @@ class FlatParameters:
 
     def descend(self, gradients: Sequence[Tensor | None], lr: float) -> None:
         """Step of plain gradient descent, x ← x − η g with η = ``lr``, which stores no gradient [Q]."""
-        self.bind_again()
         reached = [part for part in gradients if part is not None]
         views = self.views
         if len(reached) < len(views):

@@ -192,7 +192,6 @@ class Trainer(TorchTrainer):
                     self._flat.descend(self._gradients(step[0], losses), lr)
                     continue
                 gradient_Q = self._gradient(step, losses, scaler)
-                self._flat.bind_again()
                 if corrects:
                     assert self.phase.rule is not None
                     gradient_Q = context.corrected(self.phase.rule, gradient_Q, x_Q, shared)
