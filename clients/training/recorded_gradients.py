@@ -114,7 +114,10 @@ class RecordedGradients:
                 return None
             self._programs[key] = self._recorded(loss, [*self._flat.views, inputs, targets])
         program = self._programs[key]
-        return None if program is None else program(*self._flat.views, inputs, targets)
+        if program is None:
+            return None
+        with torch.inference_mode():  # in which operations take up to a tenth less time
+            return program(*self._flat.views, inputs, targets)
 
     def _recorded(self, loss: Loss, tensors: list[Tensor]) -> "_Function | None":
         """Program of a loss and its gradients; None if there is none that has the bits of the passes."""
