@@ -64,7 +64,7 @@ def compare_runs(paths: Sequence[str | Path], *, output: str | Path, overwrite: 
     """Set runs that exist side by side, and write the report. The runs stay where they are, as they are.
 
     Runs whose experiments differ in their seed alone are one variant. A variant has the name of its experiment, or the
-    name of its run's folder where several experiments have one name.
+    name of its runs' folder where several experiments have one name.
 
     Args:
         paths: folders of the runs, or folders that hold some, such as a comparison's.
@@ -112,11 +112,22 @@ def compare_runs(paths: Sequence[str | Path], *, output: str | Path, overwrite: 
 
 def _names(groups: Sequence[Sequence[_Kept]]) -> list[str]:
     """A name for each variant: its experiment's, its folder's or its path, the first that tell all of them apart."""
-    first = [group[0] for group in groups]
-    for names in ([run.experiment.name for run in first], [run.folder.name for run in first]):
+    folders = [_folder_of(group, groups) for group in groups]
+    for names in ([group[0].experiment.name for group in groups], [folder.name for folder in folders]):
         if len(set(names)) == len(names):
             return names
-    return [str(run.folder) for run in first]
+    return [*map(str, folders)]
+
+
+def _folder_of(group: Sequence[_Kept], groups: Sequence[Sequence[_Kept]]) -> Path:
+    """The folder that holds a variant's runs and no other's; else that of its first run."""
+    first = group[0].folder
+    own = [run.folder for run in group]
+    others = [run.folder for other in groups if other is not group for run in other]
+    for place in (first, *first.parents):
+        if all(folder.is_relative_to(place) for folder in own):
+            return first if any(folder.is_relative_to(place) for folder in others) else place
+    return first
 
 
 def _what_varies(experiments: Sequence[Experiment]) -> dict[str, int]:

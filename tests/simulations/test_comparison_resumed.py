@@ -290,3 +290,13 @@ def test_folder_of_the_runs_themselves_is_no_output(copied: Path) -> None:
     with pytest.raises(InvalidInput, match="must be another folder than those of the runs"):
         compare_runs(found([copied]), output=copied, overwrite=True)
     assert (copied / "runs/fedavg/seed-0/summary.json").is_file()
+
+
+def test_variants_of_one_name_have_their_folders(tmp_path: Path) -> None:
+    base: dict[str, Any] = {"data": {"clients": 5}, "rounds": {"count": 1}}
+    for place, lr in (("a", 0.1), ("b", 0.2)):
+        for seed in (0, 1):
+            experiment = fed.Experiment(**base, name="one", seed=seed, local={"lr": lr})
+            fed.simulate(experiment, output=tmp_path / place / "fedavg" / f"seed-{seed}")
+    result = fed.compare_runs([tmp_path / "a", tmp_path / "b"], output=tmp_path / "compared")
+    assert [row["name"] for row in result.rows] == [str(tmp_path / place / "fedavg") for place in "ab"]
