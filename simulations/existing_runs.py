@@ -78,7 +78,7 @@ def compare_runs(paths: Sequence[str | Path], *, output: str | Path, overwrite: 
     folders = found(paths)
     if inside := [folder for folder in folders if folder.resolve().is_relative_to(output.resolve())]:
         raise InvalidInput(f"{output} must be another folder than those of the runs, got {inside[0]} in it: choose one")
-    runs = [_Kept(folder, RunFolder.existing(folder).experiment()) for folder in folders]
+    runs = [_Kept(folder, RunFolder.existing(folder).experiment_to_read()) for folder in folders]
     groups: dict[str, list[_Kept]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.variant, sort_keys=True), []).append(run)
@@ -86,6 +86,7 @@ def compare_runs(paths: Sequence[str | Path], *, output: str | Path, overwrite: 
     what_varies = _what_varies([run.experiment for run in runs])
     folds = _folds(runs)
     places = {name: _places(of_it, what_varies, is_folded=folds is not None) for name, of_it in by_name.items()}
+    experiments = {run.folder: run.experiment for run in runs}
     repetitions = [repetition for of_it in places.values() for repetition in of_it]
     keys: dict[str, Any] = {
         "name": "comparison of runs",
@@ -97,7 +98,7 @@ def compare_runs(paths: Sequence[str | Path], *, output: str | Path, overwrite: 
     }
     comparison = Comparison(**keys)
     _warn_of_other_data(places)
-    records: Runs = {name: _records(of_it) for name, of_it in places.items()}
+    records: Runs = {name: _records(of_it, experiments) for name, of_it in places.items()}
     if not any(has_finished(record) for of_it in records.values() for record in of_it.values()):
         raise InvalidInput("a comparison needs a run that has finished, got none: fed runs lists how each has ended")
     kinds: Mapping[str, Any] = {name: of_it[0].experiment.algorithm.kind for name, of_it in by_name.items()}
@@ -185,17 +186,16 @@ def _warn_of_other_data(places: Mapping[str, Mapping[Repetition, Path]]) -> None
                 break
 
 
-def _records(places: Mapping[Repetition, Path]) -> dict[Repetition, Record]:
+def _records(places: Mapping[Repetition, Path], experiments: Mapping[Path, Experiment]) -> dict[Repetition, Record]:
     """Records of the runs that have finished or failed; a run that was interrupted is missing."""
-    found = {repetition: _record(folder) for repetition, folder in places.items()}
+    found = {repetition: _record(folder, experiments[folder]) for repetition, folder in places.items()}
     return {repetition: record for repetition, record in found.items() if record is not None}
 
 
-def _record(folder: Path) -> Record | None:
+def _record(folder: Path, experiment: Experiment) -> Record | None:
     state = state_of(folder)
     lines = [line for line, _ in metrics_lines(folder)]
     if state is RunState.FINISHED:
-        experiment = RunFolder.existing(folder).experiment()
         # Where no round has a score there was nothing to score models on.
         has_scores = any(line.get("test_loss") is not None for line in lines)
         return run_as_measured(folder, experiment, has_scores=has_scores)

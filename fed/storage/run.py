@@ -144,7 +144,7 @@ class _Kept(Run):
         self, folder: Path, factory: "Callable[[], nn.Module] | nn.Module | None", objects: Mapping[str, Any]
     ) -> None:
         kept = RunFolder.existing(folder)
-        experiment = kept.experiment(objects)
+        experiment = kept.experiment_to_read(objects)
         metrics = [line for line, _ in metrics_lines(folder)]
         summary = summary_so_far(folder, experiment, metrics)
         values = {"experiment": experiment, "metrics": metrics, "summary": summary, "directory": folder}

@@ -19,7 +19,7 @@ import pydantic_core
 
 from fed.config import yaml
 from fed.config.experiment import Experiment
-from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
+from fed.errors import InvalidExperiment, InvalidInput, OutputExists, RunFailed, located, os_errors_as
 from fed.storage.atomic_files import LOCK, held, replaced, unfinished, write_atomically
 from fed.storage.checkpoint_files import remove_all
 from fed.storage.model_files import write_model, write_models
@@ -131,6 +131,26 @@ class RunFolder:
                 "or run the experiment again with --overwrite"
             )
         return Experiment.load(self.path / "experiment.yaml", objects)
+
+    def experiment_to_read(self, objects: Mapping[str, Any] = MappingProxyType({})) -> Experiment:
+        """The experiment of a run that is read, not continued: trackers whose code is missing are left out.
+
+        Args:
+            objects: section → object given again, where the file cannot name it.
+
+        Raises:
+            InvalidInput: if it cannot be read.
+        """
+        try:
+            return self.experiment(objects)
+        except InvalidExperiment as error:
+            keys = yaml.load(self.path / "experiment.yaml")
+            if not keys.pop("tracking", None):
+                raise
+            with located(self.path / "experiment.yaml"):
+                experiment = Experiment.of(keys, objects)
+            _log.warning("%s is read without its trackers: %s", self.path, error)
+            return experiment
 
     def given(self) -> list[str]:
         """The names of the parts given in Python beside the experiment.

@@ -152,3 +152,19 @@ def test_earlier_models_go_with_their_run(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "models.safetensors").exists()
     fed.simulate(experiment("synchronous", 1), output=tmp_path / "run", overwrite=True)
     assert not (tmp_path / "run" / "models.safetensors").exists()
+
+
+def test_a_run_is_read_without_code_of_its_trackers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("one", "two"):
+        file = tmp_path / name / "experiment.yaml"
+        fed.simulate(
+            experiment("synchronous", 2).override({"local.lr": 0.1 if name == "one" else 0.2}), output=file.parent
+        )
+        text = file.read_text().replace("tracking: null", "tracking: [{kind: 'python:gone:Logger'}]")
+        file.write_text(text)
+    assert fed.Run.load(tmp_path / "one").experiment.tracking is None
+    assert "is read without its trackers: " in caplog.text
+    assert len(fed.compare_runs([tmp_path / "one", tmp_path / "two"], output=tmp_path / "both").rows) == 2
+    file.write_text(text.replace("kind: fedavg", "kind: nonsense"))
+    with pytest.raises(InvalidInput, match=r"algorithm\.kind"):
+        fed.Run.load(tmp_path / "two")
