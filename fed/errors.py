@@ -45,6 +45,7 @@ __all__ = [
     "RunFailed",
     "SessionFailed",
     "ValueRange",
+    "cause_of",
     "error_with_line",
     "first_line",
     "is_interrupt",
@@ -154,6 +155,21 @@ class Diverged(RunFailed):
             f"round {round_number}, client {client!r}: {reason}; the last good model is kept: "
             "lower local.lr, or clean that client's data"
         )
+
+
+def cause_of(error: BaseException) -> str:
+    """Type and first line of an error, and the line of the user's own code that it came through.
+
+    An error of this package has a sentence of its own, without its type.
+
+    Example:
+        >>> cause_of(ValueError("no such thing"))
+        'ValueError: no such thing'
+    """
+    kind = "" if isinstance(error, FedError) else f"{type(error).__name__}: "
+    line = users_line(error)
+    place = f", at {line}" if line is not None and "site-packages" not in line else ""
+    return f"{kind}{first_line(error)}{place}"
 
 
 def first_line(error: BaseException) -> str:
@@ -280,7 +296,7 @@ def place_of(error: Exception) -> str:
     return f"{frame.filename}:{frame.lineno}"
 
 
-def users_line(error: Exception) -> str | None:
+def users_line(error: BaseException) -> str | None:
     """File and line of the last call that an error came through outside this package, PyTorch and Python itself.
 
     The user's own files come before installed packages. None where there is no such call, as in a model of PyTorch's

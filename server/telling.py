@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from fed.errors import FedError, InvalidInput, first_line
+from fed.errors import InvalidInput, cause_of
 from fed.processes.clock import SYSTEM_CLOCK, Clock
 from fed.server.observer import (
     Essential,
@@ -217,9 +217,7 @@ class _Tracker:
         with self._changed:
             self._has_failed = self._is_ending = True
             self._waiting.clear()
-        # A library's error may have many lines, and one of ours is a sentence without a type.
-        kind = "" if isinstance(error, FedError) else f"{type(error).__name__}: "
-        _log.warning("%s has failed, and is told nothing more: %s%s", self.name, kind, first_line(error))
+        _log.warning("%s has failed, and is told nothing more: %s", self.name, cause_of(error))
 
 
 def _name_of(observer: object) -> str:

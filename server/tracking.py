@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fed.config.experiment import Experiment
-from fed.errors import InvalidInput, RunFailed, first_line
+from fed.errors import InvalidInput, RunFailed, cause_of
 from fed.server.observer import Essential, Event, Kinds, Observer, RoundEnded, RunBegan, RunEnded
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run_reader import json_of
@@ -162,7 +162,7 @@ class Tracking:
             run_id = self._tracker.begin(run)
         except Exception as error:
             raise RunFailed(
-                f"it cannot begin ({type(error).__name__}: {first_line(error)}): check its keys in tracking, its "
+                f"it cannot begin ({cause_of(error)}): check its keys in tracking, its "
                 "server and your credentials there; the run goes on, and its own folder keeps the numbers"
             ) from error
         if run_id is not None and event.folder is not None:

@@ -142,7 +142,8 @@ def test_failing_and_sleeping_observers_cost_no_bit(
     assert parts.kept(tmp_path / "watched" / "run") == parts.kept(tmp_path / "plain" / "run")
     assert raises.told == 3
     said = [line for line in caplog.messages if "observer" in line]
-    assert sum("observer Raises has failed, and is told nothing more: SystemExit: enough" in line for line in said) == 1
+    failed = f"observer Raises has failed, and is told nothing more: SystemExit: enough, at {__file__}:"
+    assert sum(failed in line for line in said) == 1
     assert sum(bool(re.search(r"observer Sleeps has not seen \d+ events", line)) for line in said) == 1
     assert len(said) == 2
 
@@ -294,9 +295,9 @@ def test_a_system_without_threads_costs_the_observer_alone(
         told.tell(RoundBegan(1))
         told.tell(RoundBegan(2))
     told.close()
-    assert caplog.messages == [
-        "observer Trial has failed, and is told nothing more: RuntimeError: can't start new thread"
-    ]
+    (said,) = caplog.messages
+    failed = "observer Trial has failed, and is told nothing more: RuntimeError: can't start new thread, at "
+    assert said.startswith(failed)
 
 
 def test_expectations_are_told_to_those_that_name_them() -> None:

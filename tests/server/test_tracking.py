@@ -147,6 +147,7 @@ def test_failing_or_hanging_tracker_costs_no_bit_and_no_round(
     if "word" in section:
         assert ("check its keys in tracking" in caplog.text) is (section["word"] == "begin")
         assert f"observer {section['kind']} has failed, and is told nothing more" in caplog.text
+        assert f", at {__file__}:" in caplog.text
     else:
         (hung,) = [made for made in Fake.made if made is not other_made]
         assert [*hung.rounds] == [1, 2, 3], "it has caught up at the end"
