@@ -183,6 +183,9 @@ def check_combination(experiment: Sections) -> None:
         part.check_experiment(experiment)
 
 
+_TOLD_TO_APPS = {"lr", "schedule", "scaling", "base_cohort", "batch_size", "epochs", "steps"}  # keys of local
+
+
 def _check_that_an_app_brings_all(experiment: Sections) -> None:
     """Refuse sections that would say what an app's own code says."""
     for name in ("data", "model", "fixed", "loss", "metrics"):
@@ -191,6 +194,19 @@ def _check_that_an_app_brings_all(experiment: Sections) -> None:
                 f"{name} belongs to experiments that fed itself trains, and an app brings its own, got both: remove "
                 f"{'it, and name metrics in app.metrics' if name == 'metrics' else 'one of them'}"
             )
+    for name, field in type(experiment.local).model_fields.items():
+        if name not in _TOLD_TO_APPS and getattr(experiment.local, name) != field.default:
+            raise InvalidExperiment(
+                f"local.{name} changes nothing where an app trains, for no client is told it, got "
+                f"{getattr(experiment.local, name)!r}: write it into app.config, which each client is told, or leave "
+                "it out"
+            )
+    fraction = type(experiment.evaluation).model_fields.get("fraction")
+    if fraction is not None and experiment.evaluation.fraction != fraction.default:
+        raise InvalidExperiment(
+            "evaluation.fraction changes nothing where an app trains, for its clients hold out samples themselves, got "
+            f"{experiment.evaluation.fraction}: leave it out"
+        )
     if experiment.adversaries is not None and not getattr(experiment.adversaries.make(), "forges", True):
         raise InvalidExperiment(
             f"adversaries {experiment.adversaries.kind} changes samples, which an app keeps to itself: choose one that "

@@ -195,6 +195,9 @@ def test_an_apps_run_is_resumed_with_its_code_alone(tmp_path: Path) -> None:
         ({"rounds": {"count": 1, "cohort": 2, "sampling": "weighted"}}, "rounds.sampling weighted needs"),
         ({"adversaries": "label_flip"}, "changes samples, which an app keeps"),
         ({"app": {"clients": 2, "initial": "first.pkl"}}, "must be a file whose name ends in"),
+        ({"local": {"momentum": 0.9}}, "local.momentum changes nothing where an app trains"),
+        ({"local": {"precision": "bfloat16"}}, "write it into app.config"),
+        ({"evaluation": {"kind": "clients", "fraction": 0.5}}, "evaluation.fraction changes nothing"),
     ],
 )
 def test_what_an_app_has_no_use_for_is_refused(changed: dict[str, Any], what: str) -> None:
