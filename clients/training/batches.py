@@ -3,7 +3,6 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, cached_property, lru_cache
@@ -24,7 +23,6 @@ _KEPT_GROUPS = 64  # number of groups whose blocks may be used again
 _KEPT_SAMPLES = 1 << 16  # largest number of samples, over all steps, of a group whose blocks are kept: a megabyte
 
 _Order: TypeAlias = Callable[[], np.random.Generator]
-"""Function that gives the stream of a client's orders; it may give the same generator for the next client."""
 
 
 class Batches:
@@ -71,10 +69,7 @@ class Batches:
             generator: the stream that shuffles them; one permutation an epoch, drawn when its order is asked for.
         """
         for _ in range(-(-self.steps // len(self.sizes))):
-            order_E = np.arange(self.samples)
-            if not self.keeps_order:
-                generator.shuffle(order_E)  # as generator.permutation, in half the time
-            yield order_E
+            yield np.arange(self.samples) if self.keeps_order else generator.permutation(self.samples)
 
     @cached_property
     def within(self) -> list[list[int]]:
@@ -179,8 +174,7 @@ class GroupSteps:
 
         Args:
             plans: each client's ``plan``.
-            orders: each client's stream that shuffles its samples, made when something is drawn; it need last no longer
-                than until the next client's is made.
+            orders: each client's stream that shuffles its samples, made when something is drawn.
             rows: the clients in descending order of steps, as they stand in the blocks.
         """
         begins = [0, *itertools.accumulate([plan.samples for plan in plans])]
@@ -278,7 +272,7 @@ _kept_window = lru_cache(_KEPT_GROUPS)(_window)
 def _places(client: _Client, width: int) -> Iterator[NDArray[np.int64]]:
     """Samples in a client's places [L, W], a block at a time, among those of the client."""
     plan = client.plan
-    orders = itertools.repeat(np.arange(plan.samples)) if client.order is None else plan.orders(_stream(client))
+    orders = itertools.repeat(np.arange(plan.samples)) if client.order is None else plan.orders(client.order())
     window_of = _kept_window if plan.steps * width <= _KEPT_SAMPLES else _window
     taken: list[NDArray[np.int64]] = []
     for first in range(0, plan.steps, _STEPS_AT_ONCE):
@@ -287,13 +281,6 @@ def _places(client: _Client, width: int) -> Iterator[NDArray[np.int64]]:
         taken += itertools.islice(orders, window.epochs - len(taken))
         order = taken[0] if len(taken) == 1 else np.concatenate(taken)
         yield order.take(window.places_LW)
-
-
-def _stream(client: _Client) -> np.random.Generator:
-    """The stream of a client's orders, in a generator of its own where it is not drawn to its end at once."""
-    assert client.order is not None
-    stream = client.order()
-    return copy.deepcopy(stream) if client.plan.steps > _STEPS_AT_ONCE else stream
 
 
 def _in_batches(values_LKW: NDArray[Any], batch: int) -> NDArray[Any]:

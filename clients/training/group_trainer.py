@@ -241,7 +241,7 @@ class _PhaseTraining:
         """Trained states and mean losses of clients, from one state for all or from each client's own."""
         if self._batched is None:
             return self._one_by_one(sent, states)
-        orders = [partial(self._passing_order, sent.task, row) for row in range(len(sent.pairs))]
+        orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
         seeds = [partial(self._seed, sent.task, row) for row in range(len(sent.pairs))]
         try:
             return self._batched.train(*states, sent.pairs, orders, sent.context, seeds)
@@ -269,9 +269,6 @@ class _PhaseTraining:
 
     def _order(self, task: Train, row: int) -> np.random.Generator:
         return self._streams.generator("order" + self._named, *task.key_of(row))
-
-    def _passing_order(self, task: Train, row: int) -> np.random.Generator:
-        return self._streams.passing("order" + self._named, *task.key_of(row))
 
 
 def _counted(sent: _Sent, told: Sequence["LocalResult"]) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,18 +41,6 @@ class Streams:
         digest = self._digest(purpose, key, 16)
         seed: Any = _Key(digest)  # Philox takes any ISeedSequence; NumPy's types know of one
         return np.random.Generator(np.random.Philox(seed))
-
-    def passing(self, purpose: str, *key: object) -> np.random.Generator:
-        """The same as :meth:`generator`, in a seventh of the time, until this thread asks for another passing one.
-
-        Example:
-            >>> int(Streams(0).passing("order", 7).integers(100)) == int(Streams(0).generator("order", 7).integers(100))
-            True
-        """
-        generator = _of_thread.generator
-        key_of_stream = np.frombuffer(self._digest(purpose, key, 16), dtype=np.uint64)
-        generator.bit_generator.state = {**_FIRST_STATE, "state": {"counter": _NO_WORDS, "key": key_of_stream}}
-        return generator
 
     def uniforms(self, purpose: str, *key: object) -> tuple[float, float, float, float]:
         """Four numbers uniform in [0, 1), multiples of 2⁻⁵³: the hash itself, in a quarter of a generator's time.
@@ -95,28 +82,6 @@ class _Key(ISeedSequence):
     def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
         """All 128 bits, which is what Philox asks for."""
         return np.frombuffer(self._digest, dtype=np.uint64)
-
-
-_NO_WORDS = np.zeros(4, dtype=np.uint64)
-
-_FIRST_STATE: dict[str, Any] = {
-    "bit_generator": "Philox",
-    "buffer": _NO_WORDS,
-    "buffer_pos": 4,  # nothing of the buffer is left
-    "has_uint32": 0,
-    "uinteger": 0,
-}
-"""State of a new Philox, but for its key."""
-
-
-class _OfThread(threading.local):
-    """Generator of each thread."""
-
-    def __init__(self) -> None:
-        self.generator = np.random.Generator(np.random.Philox(0))  # whose key is that of no stream
-
-
-_of_thread = _OfThread()
 
 
 @contextmanager

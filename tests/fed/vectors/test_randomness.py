@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -53,31 +52,6 @@ def test_a_name_gives_its_stream_again_after_other_draws(
     assert (draws(Streams(seed), *one), streams.torch_seed(*one)) == first
     assert (draws(streams, *other) == first[0]) == (one == other)
     assert (streams.torch_seed(*other) == first[1]) == (one == other)
-
-
-@given(names, names, st.integers(0, 2**40), st.integers(0, 9))
-def test_a_passing_generator_has_the_stream_of_its_name(
-    one: tuple[str, object], other: tuple[str, object], seed: int, drawn: int
-) -> None:
-    """From its beginning, whatever was drawn from the one before, half words of the buffer among it."""
-    streams = Streams(seed)
-    streams.passing(*other).integers(2**31, size=drawn, dtype=np.uint32)
-    passing = streams.passing(*one)
-    lasting = streams.generator(*one)
-    assert (passing.permutation(drawn + 2) == lasting.permutation(drawn + 2)).all()
-    assert (passing.random(drawn) == lasting.random(drawn)).all()
-    assert passing.integers(2**31, dtype=np.uint32) == lasting.integers(2**31, dtype=np.uint32)
-
-
-def test_threads_have_passing_generators_of_their_own() -> None:
-    streams = Streams(0)
-    ours = streams.passing("a", 1)
-    others = []
-    thread = threading.Thread(target=lambda: others.append(streams.passing("a", 2).random(3)))
-    thread.start()
-    thread.join()
-    assert (ours.random(3) == streams.generator("a", 1).random(3)).all()
-    assert (others[0] == streams.generator("a", 2).random(3)).all()
 
 
 def test_names_that_look_alike_are_different_streams() -> None:
