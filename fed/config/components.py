@@ -123,6 +123,7 @@ class Family(Generic[_Section]):
             InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
         """
         target = _load(self, kind)
+        _refuse_undeclared_fields(target)
         base = self.base
         fields = _fields(target, self._given(target))
         # Such a field would hide one of the section's own methods.
@@ -274,6 +275,25 @@ def named(kind: str) -> Callable[..., Any]:
     if not callable(target):
         raise InvalidExperiment(f"{name} of {module} must be a class or a function, not a {type(target).__name__}")
     return cast("Callable[..., Any]", target)
+
+
+def _refuse_undeclared_fields(target: Callable[..., Any]) -> None:
+    """Refuse a subclass of a dataclass that is none itself, whose annotations would silently be no keys.
+
+    Raises:
+        InvalidExperiment: if it is one, with annotations of its own.
+    """
+    if not inspect.isclass(target) or not dataclasses.is_dataclass(target):
+        return
+    if {"__dataclass_fields__", "__init__"} & vars(target).keys():
+        return
+    own = {name: str(annotation) for name, annotation in inspect.get_annotations(target).items()}
+    fields = [name for name, annotation in own.items() if "ClassVar" not in annotation]
+    if fields:
+        raise InvalidExperiment(
+            f"{target.__name__} lacks its decorator, without which nobody can set {', '.join(fields)}: write "
+            "@dataclass(frozen=True, kw_only=True) above the class"
+        )
 
 
 def _import(module: str) -> ModuleType:

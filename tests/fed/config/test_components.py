@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 from pydantic import Field, PositiveInt, ValidationError
@@ -204,6 +204,21 @@ def test_a_kind_that_names_nothing_callable_is_refused(family: Family[Any], kind
     (line,) = lines(family, {"kind": kind})
     assert line.startswith(f"size.kind: {problem}")
     assert line.endswith(f"(value: {kind!r})")
+
+
+def test_fields_of_a_class_without_its_decorator_are_refused(family: Family[Any], named: Named) -> None:
+    class Wider(Between):
+        width: int = 3
+
+    class Other(Between):
+        about: ClassVar[str] = "no field"
+
+    (line,) = lines(family, {"kind": named(Wider)})
+    assert (
+        "Wider lacks its decorator, without which nobody can set width: write @dataclass(frozen=True, kw_only=True)"
+        in line
+    )
+    assert family.make(named(Other), low=1).make() == Other(1)
 
 
 def test_a_kind_that_tells_no_parameters_is_refused(family: Family[Any]) -> None:
