@@ -370,10 +370,13 @@ def check_given_once(experiment: Experiment, given: Collection[str]) -> None:
         named = _written(experiment.app, "kind") if name == "app" else _written(experiment, key)
         if named is not None:
             kinds = [str(getattr(part, "kind", part)) for part in (named if isinstance(named, tuple) else (named,))]
+            freezes = ""
+            if getattr(named, "train", None) is not None:
+                freezes = ", and set requires_grad to False in the model itself in place of train"
             raise InvalidExperiment(
                 f"{key} must be given once, got {', '.join(kinds) or 'none'} in the experiment and {name}= in Python: "
                 f"leave out {name}=, or write {key}: null in the experiment, as experiment.override({{{key!r}: None}}) "
-                "does"
+                f"does{freezes}"
             )
 
 

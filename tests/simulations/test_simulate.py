@@ -309,6 +309,11 @@ def test_parts_that_do_not_fit_are_one_sentence(given: dict[str, Any], error: ty
             {"model": lambda: nn.Linear(3, 2)},
             "model must be given once, got mlp in the .* and model= in",
         ),
+        (
+            {"model": {"train": ["head.*"]}},
+            {"model": lambda: nn.Linear(3, 2)},
+            "model must be given once, .* and set requires_grad to False in the model itself in place of train",
+        ),
         ({"data": {"kind": "digits"}}, {"data": labelled([0, 1])}, "data must be given once, got digits"),
         ({"loss": "mse"}, {"loss": nn.functional.mse_loss}, "loss must be given once, got mse"),
         (
