@@ -73,6 +73,10 @@ def assembled(
         prepared.layout.unpack(*state, prepared.module)
         return prepared.module.eval()
 
+    def all_facts() -> Mapping[str, Any]:
+        fixed = sum(part.numel() for part in prepared.module.parameters() if not part.requires_grad)
+        return {**facts(), **({"fixed_parameters": fixed} if fixed else {})}
+
     return TrainingLoop(
         experiment,
         federation,
@@ -83,7 +87,7 @@ def assembled(
         is_simulated=is_simulated,
         load_module=load_module or loaded,
         metrics=directions(prepared.metrics),
-        facts=facts,
+        facts=all_facts,
         confusion=confusion,
         population=lambda found: described(partition(), graph(), found),
         fingerprint=fingerprint,

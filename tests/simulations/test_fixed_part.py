@@ -157,6 +157,8 @@ def test_patterns_of_names_choose_what_is_trained() -> None:
     keys = experiment(model={"kind": "mlp", "hidden": [7], "train": ["3.*"]})
     run = fed.simulate(keys)
     assert [name for name, part in run.model.named_parameters() if part.requires_grad] == ["3.weight", "3.bias"]
+    fixed = 64 * 7 + 7  # of the first layer
+    assert (run.summary["parameters"], run.summary["fixed_parameters"]) == (7 * 10 + 10, fixed)
     assert run.metrics[-1]["bytes_up"] == CLIENTS * 4 * (7 * 10 + 10)
     first = fed.simulate(keys.override({"rounds.count": 1, "local.lr": 1e-30}))
     assert_same_state(fixed_state(run.model), fixed_state(first.model))
