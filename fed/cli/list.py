@@ -12,9 +12,20 @@ from fed.quantities import score_text
 from fed.storage.scores import words_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
     from fed.storage.run_reader import KeptRun
 
 __all__ = ["runs"]
+
+_HEADINGS = ("run", "name", "algorithm", "status", "rounds", "score", "written", "resumes after")
+_LEFT_OUT = ("name", "algorithm", "written")
+"""Columns that a narrow terminal goes without, the first ones first."""
+_UNBOUNDED = 10_000
+"""Width in columns that no table has."""
 
 
 def runs(
@@ -33,15 +44,34 @@ def runs(
     if not found:
         typer.echo(f"no runs in {folder}: fed simulate writes them into runs/, or where --output says")
         return
-    headings = ("run", "name", "algorithm", "status", "rounds", "score", "written", "resumes after")
-    shown = listed(headings, (_row(run, folder) for run in found))
-    for column in shown.columns[4:6]:
-        column.justify = "right"
-    console().print(shown)
+    out = console()
+    out.print(_fitting([_row(run, folder) for run in found], out))
     # Below the table, whose columns a long reason would squeeze.
     for run in found:
         if run.reason:
             typer.echo(f"{run.folder}: {' '.join(run.reason.split())}")
+
+
+def _fitting(rows: "Sequence[Sequence[str]]", out: "Console") -> "Table":
+    """Table of the runs, without the least columns where the console is narrow."""
+    unbounded = out.options.update(width=_UNBOUNDED)
+    shown = _table(rows, ())
+    for count in range(1, len(_LEFT_OUT) + 1):
+        if out.measure(shown, options=unbounded).maximum <= out.width:
+            break
+        shown = _table(rows, _LEFT_OUT[:count])
+    return shown
+
+
+def _table(rows: "Sequence[Sequence[str]]", left_out: "Collection[str]") -> "Table":
+    """Table of the runs without some columns."""
+    places = [place for place, heading in enumerate(_HEADINGS) if heading not in left_out]
+    shown = listed([_HEADINGS[place] for place in places], ([row[place] for place in places] for row in rows))
+    for column in shown.columns:
+        column.overflow = "fold"  # a folder that is cut could not be given to another command
+        if column.header in ("rounds", "score"):
+            column.justify = "right"
+    return shown
 
 
 def _tell(error: OSError) -> None:

@@ -195,6 +195,18 @@ def test_the_list_for_machines_holds_all_that_is_known(run: Run, tmp_path: Path)
     }
 
 
+@pytest.mark.parametrize(("width", "left_out"), [(160, ()), (90, ("name", "algorithm", "written"))])
+def test_narrow_terminals_keep_folders_whole(
+    width: int, left_out: tuple[str, ...], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    make(tmp_path / "pair/runs/a-long-name/seed-0", "failed")
+    shown = run(".").out
+    assert "pair/runs/a-long-name/seed-0" in shown
+    headings = ("name", "algorithm", "status", "score", "written", "resumes after")
+    assert [heading for heading in headings if heading not in shown.splitlines()[1]] == [*left_out]
+
+
 def test_no_runs_are_a_sentence_and_an_empty_list(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     sentence = "no runs in empty: fed simulate writes them into runs/, or where --output says\n"
