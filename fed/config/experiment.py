@@ -315,6 +315,17 @@ class Experiment(Document):
         rounds.model_fields_set.difference_update(defaults.keys() - keys.keys())  # an override may change the algorithm
         return rounds
 
+    @field_validator("tracking", mode="before")
+    @classmethod
+    def _refuse_trackers_themselves(cls, trackers: Any) -> Any:
+        for tracker in trackers if isinstance(trackers, list | tuple) else ():
+            if callable(getattr(tracker, "begin", None)) and callable(getattr(tracker, "log", None)):
+                raise ValueError(
+                    f"must name its trackers, got an object of {type(tracker).__name__}: give it to the run, as "
+                    "observers=[fed.server.tracking.Tracking(logger)]"
+                )
+        return trackers
+
     @field_validator("app")
     @classmethod
     def _hold_metric_names(cls, app: AppSection | None) -> AppSection | None:

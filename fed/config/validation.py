@@ -89,6 +89,8 @@ def sentences(error: ValidationError) -> Iterator[str]:
             case "list_type" | "tuple_type" if isinstance(value, str):
                 # One name in place of a list is the likeliest slip.
                 yield f"{path} must be a list, got {_short(value)}: write [{value}]"
+            case "list_type" | "tuple_type" if isinstance(value, dict):
+                yield f"{path} must be a list, got {_short(value)}: put it in brackets, [{{…}}]"
             case _:
                 allowed = re.sub(r"^\w+ should ", "", message).partition(" after validation")[0].replace("a valid", "a")
                 allowed = allowed.replace("a tuple", "a list")

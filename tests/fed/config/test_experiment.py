@@ -29,6 +29,14 @@ rounds: {kind: synchronous, count: 50, cohort: 10, evaluate_every: 1}
 """
 
 
+class Logger:
+    """A tracker of a user's own."""
+
+    def begin(self, run: object) -> None: ...
+
+    def log(self, number: int, values: object) -> None: ...
+
+
 def experiment(**keys: Any) -> Experiment:
     return Experiment(**keys)
 
@@ -395,6 +403,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"simulation": {"group": 0}}, "simulation.group must be greater than 0, got 0"),
     ({"simulation": {"workers": -1}}, "simulation.workers must be greater than or equal to 0 or 'auto', got -1"),
     ({"simulation": {"workers": "two"}}, "simulation.workers must be an integer or 'auto', got 'two'"),
+    (
+        {"tracking": {"kind": "wandb"}},
+        "tracking must be a list, got {'kind': 'wandb'}: put it in brackets, [{…}]",
+    ),
+    (
+        {"tracking": [Logger()]},
+        (
+            "tracking: must name its trackers, got an object of Logger: give it to the run, as "
+            "observers=[fed.server.tracking.Tracking(logger)]"
+        ),
+    ),
 ]
 
 
