@@ -67,9 +67,10 @@ class Streams:
         return int.from_bytes(self._digest(purpose, key, 8), "little") >> 1
 
     def _digest(self, purpose: str, key: tuple[object, ...], size_bytes: int) -> bytes:
-        # NumPy 2 writes np.int64(7) where NumPy 1 writes 7.
-        parts = [part.item() if isinstance(part, np.generic) else part for part in key]
-        name = repr((self.seed, purpose, *parts))  # repr keeps 1 and "1" apart, and the keys (1, 23) and (12, 3)
+        name = repr((self.seed, purpose, *key))  # repr keeps 1 and "1" apart, and the keys (1, 23) and (12, 3)
+        if "np." in name:  # NumPy writes np.int64(7) where Python writes 7
+            parts = [part.item() if isinstance(part, np.generic) else part for part in key]
+            name = repr((self.seed, purpose, *parts))
         return hashlib.blake2b(name.encode(), digest_size=size_bytes).digest()
 
 
