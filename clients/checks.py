@@ -1,6 +1,7 @@
 """Checks that algorithm, model, data and loss fit each other, made before any training."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,6 +110,7 @@ def check_model(
         _check_without_targets(loss, metrics)
     # In evaluation, since BatchNorm refuses a single sample when it trains.
     module.eval()
+    _check_parameters(module, inputs, is_collated=collate is not None)
     what = f"the model cannot take the data's inputs, {_described(inputs)}"
     with torch.no_grad():
         output = _tried(what, _output, module, inputs, collate is None)
@@ -119,6 +121,24 @@ def check_model(
             _check_metric(name, metric, output, targets)
     _check_gradient(module, loss, inputs, targets)
     return classes
+
+
+def _check_parameters(module: "nn.Module", inputs: Tree, *, is_collated: bool) -> None:
+    """Check that a dictionary of inputs has all that the model must be given."""
+    if not isinstance(inputs, dict):
+        return
+    parameters = inspect.signature(module.forward).parameters
+    if not parameters.keys() >= inputs.keys():  # a name that the model does not know is the mistake to tell of
+        return
+    for name, parameter in parameters.items():
+        has_default = parameter.default is not parameter.empty
+        if has_default or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in inputs:
+            continue
+        mask = f", or write collate: {{kind: pad, mask: {name}}} if it is the mask of padded places"
+        raise InvalidModel(
+            f"the model needs {name}, got inputs with {', '.join(inputs)} alone: give {name} in the inputs"
+            f"{mask if is_collated else ''}"
+        )
 
 
 def _output(module: "nn.Module", inputs: Tree, is_cast: bool) -> Any:

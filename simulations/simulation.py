@@ -414,7 +414,7 @@ def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
         if not isinstance(data, FederatedData):
             raise InvalidData(
                 f"data must be a fed.FederatedData, got {type(data).__name__}: write "
-                "fed.FederatedData({client: (inputs, targets), …})"
+                "fed.FederatedData({client: (inputs, targets), …}), or deal samples to clients with fed.partition"
             )
         if experiment.table is not None and data.table != experiment.table:
             raise InvalidExperiment(

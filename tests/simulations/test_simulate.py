@@ -476,3 +476,30 @@ def test_a_folder_of_the_users_own_is_never_overwritten(tmp_path: Path) -> None:
 def test_a_path_in_place_of_an_experiment_is_one_sentence() -> None:
     with pytest.raises(InvalidExperiment, match=r"must be a fed\.Experiment, got str"):
         simulate("base.yaml")  # type: ignore[arg-type]  # the mistake
+
+
+class Masked(nn.Module):
+    """Reader of words that needs a mask, and may do without positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 2)
+
+    def forward(self, words: Tensor, mask: Tensor, positions: Tensor | None = None) -> Tensor:
+        states: Tensor = self.embed(words) * mask[..., None]
+        return states.sum(1)
+
+
+def test_a_mask_that_the_collate_lacks_is_named() -> None:
+    data = fed.FederatedData({0: ({"words": [[1], [2, 3]]}, [0, 1])})
+    said = r"needs mask, got inputs with words alone: .* or write collate: \{kind: pad, mask: mask\}"
+    with pytest.raises(InvalidModel, match=said):
+        simulate(fed.Experiment(model=None, collate="pad"), data=data, model=Masked)
+    experiment = fed.Experiment(model=None, collate={"kind": "pad", "mask": "mask"}, rounds={"count": 1})
+    assert simulate(experiment, data=data, model=Masked).summary["status"] == "finished"
+
+
+def test_samples_without_clients_lead_to_partition() -> None:
+    samples: Any = (torch.zeros(2, 3), torch.tensor([0, 1]))
+    with pytest.raises(InvalidData, match=r"got tuple: write .* fed\.partition"):
+        simulate(fed.Experiment(), data=samples)
