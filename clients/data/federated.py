@@ -21,6 +21,7 @@ from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Names, check_alike, check_classes, check_pair, pattern_of
 from fed.config.table import TableSection
 from fed.errors import InvalidData
+from fed.quantities import counted
 from fed.vectors import trees
 
 __all__ = ["FederatedData"]
@@ -28,7 +29,7 @@ __all__ = ["FederatedData"]
 _MOST_READ = 1000  # number of test sets on demand that become one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FederatedData:
     """Training data by client, a test set, and test sets of the clients' own.
 
@@ -64,6 +65,8 @@ class FederatedData:
         >>> data = FederatedData(train={"a": pair, "b": pair}, test=pair)
         >>> data.clients, data.size_of("b"), data.number_of_classes()
         (('a', 'b'), 4, 3)
+        >>> print(data)
+        FederatedData(2 clients with 8 samples, 4 samples to test on)
         >>> many = FederatedData(ClientsOnDemand(range(1_000_000), lambda client: pair), classes=3)
         >>> len(many.clients), many.is_on_demand, many.size_of(7)
         (1000000, True, 4)
@@ -117,6 +120,15 @@ class FederatedData:
             self._check_test(self.test, "the test set")
         if self.client_tests is not None:
             self._check_client_tests(self.client_tests)
+
+    def __repr__(self) -> str:
+        # The values would fill the screen.
+        train = counted(len(self.clients), "client")
+        if not self.is_on_demand:
+            train += f" with {counted(sum(map(self.size_of, self.clients)), 'sample')}"
+        test = "no test set" if self.test is None else f"{counted(size_of(self.test), 'sample')} to test on"
+        own_tests = f", {counted(len(self.client_tests), 'test set')} of clients" if self.client_tests else ""
+        return f"FederatedData({train}, {test}{own_tests})"
 
     def _take_schema(self, table: TableSection) -> None:
         """Names and classes of a schema, by which frames are read."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fed.clients.data import FederatedData, Pair
+from fed.clients.data import ClientsOnDemand, FederatedData, Pair
 from fed.errors import InvalidData
 
 PAIR: Pair = (torch.zeros(3, 2), torch.tensor([0, 1, 1]))
@@ -87,3 +87,10 @@ def test_pooled_data_hold_every_sample_in_one_place() -> None:
     pooled = FederatedData({"a": PAIR, "b": PAIR}, PAIR).pooled()
     assert pooled.sizes == {"all": 6}
     assert pooled.test is PAIR
+
+
+def test_printed_data_are_one_line_of_numbers() -> None:
+    data = FederatedData({"a": PAIR, "b": PAIR}, client_tests={"a": PAIR})
+    assert repr(data) == "FederatedData(2 clients with 6 samples, no test set, 1 test set of clients)"
+    many = FederatedData(ClientsOnDemand(range(9), lambda client: PAIR), PAIR, classes=2)
+    assert str(many) == "FederatedData(9 clients, 3 samples to test on)"
