@@ -3,6 +3,7 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,7 @@ _MOST_CLASSES = 10_000
 _MOST_READ = 200
 _MOST_ROWS = 30  # of the picture, and its columns of classes: a terminal shows both without scrolling
 _MOST_COLUMNS = 10
+_MOST_LETTERS = 52  # of all names of classes, beside the columns of clients and of samples
 _SHADES = ("dim", "white on grey23", "white on grey39", "black on grey58", "black on grey85")
 
 
@@ -101,10 +103,12 @@ def heat_map(data: FederatedData) -> "Group":
     per_column = -(-counts_KC.shape[1] // _MOST_COLUMNS)
     columns = list(range(0, counts_KC.shape[1], per_column))
     cells_KC = np.add.reduceat(counts_KC, columns, axis=1)
+    names = _names_that_fit(data.names.labels, counts_KC.shape[1])
     table = Table(box=None)
     table.add_column("client", no_wrap=True, max_width=16)
     for first in columns if counts_KC.shape[1] > 1 else []:
-        table.add_column(str(first), justify="right", no_wrap=True)
+        heading = Text(names[first] if names else str(first))  # a name may look like markup
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("samples", justify="right", no_wrap=True)
     brightest = int(cells_KC[rows].max())
     for row in rows:
@@ -113,6 +117,13 @@ def heat_map(data: FederatedData) -> "Group":
         table.add_row(Text(str(clients[row])), *shaded, _short(int(counts_KC[row].sum())))
     facts = [*_facts(counts_KC, len(data.clients), len(rows), per_column), *_facts_of_tests(data)]
     return Group(table, *(Text(fact, style="dim") for fact in facts))
+
+
+def _names_that_fit(names: Sequence[str], classes: int) -> Sequence[str]:
+    """Names of the classes as headings; none where numbers have to do, in 80 columns."""
+    has_all = len(names) == classes <= _MOST_COLUMNS
+    width = sum(len(name) + 2 for name in names)
+    return names if has_all and width <= _MOST_LETTERS and all(name.isprintable() for name in names) else ()
 
 
 def _spaced(length: int, most: int | None) -> list[int]:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fed.clients.data import ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.describe import class_counts, heat_map, looked_at
+from fed.clients.data.samples import Names
 
 
 def shown(data: FederatedData, width: int = 80) -> str:
@@ -52,6 +53,19 @@ def test_the_picture_holds_every_number_where_it_fits() -> None:
         ["ann", "2", "·", "1", "3"],
         ["[bold]bob", "·", "1", "·", "1"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "headings"),
+    [
+        (("barolo", "[red]", "white"), ["barolo", "[red]", "white"]),
+        (("a name of a class that has no end", "another that has none", "c"), ["0", "1", "2"]),
+    ],
+)
+def test_the_picture_names_classes_where_names_fit(names: tuple[str, ...], headings: list[str]) -> None:
+    data = of_labels({"ann": [0, 0, 2], "bob": [1]})
+    named = FederatedData(data.train, names=Names(labels=names))
+    assert shown(named).splitlines()[0].split() == ["client", *headings, "samples"]
 
 
 def test_the_picture_stays_small_and_says_what_it_leaves_out() -> None:
