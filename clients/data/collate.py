@@ -192,8 +192,8 @@ def batch_of(held: Held, places: Tensor, collate: Collating | None, seed: int = 
         return trees.stacked(inputs), trees.stacked(targets)
     except RuntimeError as error:
         raise InvalidExperiment(
-            f"samples of a batch must have one shape, got others ({error}): write collate: pad, or name a function of "
-            "your own there"
+            f"samples of a batch must have one shape, got others ({error}): bring them to one where they are read, as "
+            "images are resized, or write collate: pad, or name a function of your own there"
         ) from None
 
 

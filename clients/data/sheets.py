@@ -36,6 +36,7 @@ _SHOWN_NAMES = 20  # columns that an error lists
 _INDEX = "which is how pandas saves an index: save the table with index=False, or give the column a name"
 
 _CORRECT = "correct the cell, or remove the row"
+_FILL = "fill the cell, remove the row, or say with missing in the experiment's section table what stands for it"
 _FEATURES = (
     "a column of texts is no feature; name it in data.metadata or as data.client, or give its categories in the "
     "experiment's section table"
@@ -157,11 +158,16 @@ class Sheet:
         missing: NDArray[np.bool_] = empty.to_numpy().astype(bool)
         return missing
 
-    def column(self, name: str) -> NDArray[np.object_]:
-        """The text of a column, no cell of it empty."""
+    def column(self, name: str, remedy: str = _CORRECT) -> NDArray[np.object_]:
+        """The text of a column, no cell of it empty.
+
+        Args:
+            name: name of the column.
+            remedy: end of the error on an empty cell.
+        """
         empty = np.flatnonzero(self.is_missing(name))
         if len(empty):
-            raise self.wrong(name, int(empty[0]), "not be empty")
+            raise self.wrong(name, int(empty[0]), "not be empty", remedy)
         return self.texts(name)
 
     def integers(self, name: str) -> NDArray[np.int64]:
@@ -223,7 +229,7 @@ class Sheet:
         number = {category: at for at, category in enumerate(allowed)}
         if missing is not None:
             number.setdefault("", number[missing])
-        cells = self.texts(name) if "" in number else self.column(name)
+        cells = self.texts(name) if "" in number else self.column(name, _FILL)
         found = np.array([number.get(cell.strip(), -1) for cell in cells.tolist()], dtype=np.int64)
         unknown = np.flatnonzero(found < 0)
         if len(unknown):
@@ -271,10 +277,10 @@ class Sheet:
         column = self.table.column(name)
         empty = np.flatnonzero(self.is_missing(name))
         if len(empty) and not _is_text(column.type):
-            raise self.wrong(name, int(empty[0]), "not be empty")
+            raise self.wrong(name, int(empty[0]), "not be empty", _FILL)
         if (values := _cast(column, kind)) is not None:
             return values
-        cells = self.column(name)
+        cells = self.column(name, _FILL)
         if (values := _converted(cells, kind)) is not None:
             return values
         wrong = [row for row, cell in enumerate(cells) if _converted([cell], kind) is None]
@@ -348,6 +354,13 @@ def _header(file: Path) -> list[str]:
         raise _unreadable(file, error) from None
     if header is None:
         raise InvalidData(f"{file}: must begin with a header, got an empty file: give it data")
+    for separator, its_name in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and separator in header[0]:
+            raise InvalidData(
+                f"{file}: cells must be separated by commas, got {its_name} in the header: save the table anew, as "
+                f"pandas.read_csv({str(file)!r}, sep={separator!r}).to_csv({str(file)!r}, index=False) does; with "
+                "decimal=',' beside sep where numbers have commas"
+            )
     _check_names(file, [name.strip() for name in header])
     return header
 

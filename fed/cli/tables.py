@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["console", "data", "listed"]
 
+_TABLES = (".csv", ".parquet")
 _WIDE = 160
 """Width in columns where standard output is no terminal: a line of a table stays a line."""
 
@@ -73,6 +74,11 @@ def data(
         return
     if target is not None:
         raise InvalidInput("--target goes with --schema, which is not given: add it")
+    if file.suffix in _TABLES:
+        raise InvalidInput(
+            f"fed data shows the data of an experiment, got the table {file}: give the experiment's file, or add "
+            "--schema for the table's schema"
+        )
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map
 
@@ -95,7 +101,9 @@ def _print_schema(file: Path, target: str | None) -> None:
     from fed.clients.data.sources.suggested_schema import notes_on, schema_of
     from fed.config import yaml
 
-    if file.suffix not in (".csv", ".parquet"):
+    if file.is_dir():
+        raise InvalidInput(f"--schema is of one table, got the folder {file}: give one of its files")
+    if file.suffix not in _TABLES:
         raise InvalidInput(f"--schema is of a table, FILE.csv or FILE.parquet, got {file}: give one")
     if not file.is_file():
         raise InvalidInput(f"no such file: {file}")

@@ -96,7 +96,12 @@ def test_real_targets_are_one_or_several_columns(tmp_path: Path) -> None:
         (TABLE.replace("ill", "sick"), "has no column 'ill', which the run's table needs"),
         (TABLE.replace(" white ", "rosé"), "row 2, column colour must be one of white, red, got 'rosé': correct"),
         (TABLE.replace(" white ", "=1+2"), "row 2, column colour must be one of white, red, got '=1+2'"),
-        (TABLE.replace(" white ", ""), "row 2, column colour must not be empty"),
+        (TABLE.replace(" white ", ""), "row 2, column colour must not be empty, got '': fill the cell, remove the row"),
+        (
+            TABLE.replace("31", ""),
+            "age must not be empty, got '': fill the cell, remove the row, or say with missing",
+        ),
+        (TABLE.replace(",", ";"), "cells must be separated by commas, got semicolons in the header: save the table"),
         (TABLE.replace("yes", "1.5"), "row 2, column ill must be one of no, yes, got '1.5'"),
         (TABLE.replace("yes", "Yes"), "row 2, column ill must be one of no, yes, got 'Yes'"),
         (TABLE.replace("31", "old"), "row 2, column age must be a number, got 'old'"),
@@ -214,6 +219,8 @@ def test_the_schema_of_a_file_reads_it(
     assert csv(path, schema=found).inputs.tolist() == [[30, 1, 0, 1.5], [31, 0, 1, 2], [32, 1, 0, 3]]
     assert schema_of(Path(path), "time").classes is None
     assert "has no column 'label', which --target (label unless given) names" in run(path, "--schema").err
+    assert f"got the table {path}: give the experiment's file, or add --schema" in run(path).err
+    assert "got the folder .: give one of its files" in run(".", "--schema").err
 
 
 def test_a_suggested_schema_names_empty_cells_and_unlike_scales(
