@@ -52,9 +52,7 @@ class ComparisonResult:
     def __repr__(self) -> str:
         # The curves of all runs, as of a plain dataclass, would fill many screens.
         metric = next(iter(self.metrics()), None)
-        finals = [
-            row["name"] if metric is None else _with_value(row["name"], row.get(metric.final)) for row in self.rows
-        ]
+        finals = [_in_words(row, None if metric is None else row.get(metric.final)) for row in self.rows]
         of = "" if metric is None else f"{metric.name} of "
         place = "" if self.directory is None else f"; {self.directory}"
         return f"<ComparisonResult {self.comparison.name}, {self.status}: {of}{', '.join(finals)}{place}>"
@@ -177,8 +175,17 @@ def _seeds(which: Sequence[Repetition]) -> str:
     return f"seed{'s' if len(which) > 1 else ''} {', '.join(repetition_text(one, ' ') for one in which)}"
 
 
-def _with_value(name: str, value: float | None) -> str:
-    return name if value is None else f"{name} {value:.4g}"
+def _in_words(row: Mapping[str, Any], value: float | None) -> str:
+    """A variant's name with its final value, and that runs of it have failed.
+
+    Example:
+        >>> _in_words({"name": "A", "status": "finished"}, 0.5), _in_words({"name": "B", "status": "failed"}, None)
+        ('A 0.5', 'B (failed)')
+    """
+    words = row["name"] if value is None else f"{row['name']} {value:.4g}"
+    if row.get("status") != "failed":
+        return words
+    return f"{words} (failed)" if value is None else f"{words} (some runs failed)"
 
 
 def _finals(runs: Mapping[Any, Record], metric: NamedMetric) -> dict[Repetition, float]:

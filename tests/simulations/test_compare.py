@@ -184,6 +184,7 @@ def test_printed_result_is_one_line_without_curves(both: Both) -> None:
     assert printed.startswith("<ComparisonResult ")
     assert len(printed) < 500
     assert all(row["name"] in printed for row in both.one_by_one.rows)
+    assert f"{DIVERGES['name']} (failed)" in printed
 
 
 def test_run_is_what_simulate_gives_with_that_seed(both: Both) -> None:
