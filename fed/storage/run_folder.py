@@ -149,7 +149,7 @@ class RunFolder:
                 raise
             with located(self.path / "experiment.yaml"):
                 experiment = Experiment.of(keys, objects)
-            _log.warning("%s is read without its trackers: %s", self.path, error)
+            _log.warning("%s; the run is read without its trackers", error)
             return experiment
 
     def given(self) -> list[str]:
