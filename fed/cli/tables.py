@@ -82,6 +82,7 @@ def data(
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map
 
+    _refuse_files_of_nodes(file)
     document = read(file, settings)
     if picture is not None and picture.suffix.lower() != ".svg":
         raise InvalidInput(f"--picture {picture} must end in .svg: pictures are written as SVG alone")
@@ -94,6 +95,16 @@ def data(
         _draw(dealt, picture)
     console().print(_in_words(dealt), markup=False, soft_wrap=True)
     console().print(heat_map(dealt))
+
+
+def _refuse_files_of_nodes(file: Path) -> None:
+    from fed.config import yaml
+
+    if "client" in yaml.load(file):
+        raise InvalidInput(
+            f"fed data shows the data of an experiment, got {file}, which describes one node by its key client: "
+            "fed client --data FILE --dry-run shows what that node holds"
+        )
 
 
 def _print_schema(file: Path, target: str | None) -> None:

@@ -100,6 +100,13 @@ def test_bad_input_is_one_line_and_exits_with_2(run: Run, folder: Path, argument
     assert sorted(path.name for path in folder.iterdir()) == ["tiny.yaml", "two.yaml"]
 
 
+def test_fed_data_knows_a_nodes_file(run: Run, folder: Path) -> None:
+    (folder / "node.yaml").write_text("{data: {kind: digits, clients: 3}, client: 1}", encoding="utf-8")
+    code, _, err = run("data", "node.yaml")
+    assert code == 2
+    assert "got node.yaml, which describes one node by its key client: fed client --data FILE --dry-run" in err
+
+
 def test_every_thing_wrong_has_a_line(run: Run) -> None:
     code, _, err = run("show", "tiny.yaml", "--set", "seed=-1", "--set", "rounds.cuont=3")
     assert code == 2
