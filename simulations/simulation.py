@@ -1,6 +1,7 @@
 """Simulation: all parts of a simulated run, made and checked against each other before the first round."""
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from fed.clients.apps.app import App
 from fed.clients.apps.app_trainer import stand_in
 from fed.clients.data import ClientId, FederatedData, Held, SamplesOnDemand, load
 from fed.clients.data.held_out import no_held_out_samples
+from fed.clients.data.sources.suggested_schema import note_on_inputs
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.measures import Loss, Metric, Metrics, takes_scores
 from fed.clients.setup import Preparation
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Simulation", "topology_of"]
 
+_log = logging.getLogger(__name__)
 _MOST_HELD_BYTES = 2**30
 
 
@@ -84,6 +87,8 @@ class Simulation:
         self.said: set[str] = set()
         code = _app(experiment, app)
         data_of_clients = _data(experiment, data) if code is None else _clients_of(code)
+        if experiment.table is not None and (unlike := note_on_inputs(data_of_clients, experiment.table)):
+            _log.warning("%s", unlike)
         self.policy = experiment.rounds.make()
         self.policy.check(len(data_of_clients.clients))
         self.prepared = Preparation(experiment, data_of_clients, model, loss, metric, code)

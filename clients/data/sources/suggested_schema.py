@@ -1,19 +1,21 @@
 """Schema of a table as its cells suggest it: what numbers, categories and classes a file seems to hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fed.clients.data.federated import FederatedData
 from fed.clients.data.sheets import Sheet
 from fed.config.table import ColumnSection, TableSection
 from fed.errors import InvalidData
 
-__all__ = ["notes_on", "schema_of"]
+__all__ = ["note_on_inputs", "notes_on", "schema_of"]
 
 _MOST_CATEGORIES = 100
 _UNLIKE = 10.0  # ratio of two standard deviations from which training suffers
 _LISTED = 5
+_CLIENTS = 100  # whose numbers tell of their scale
 
 
 def schema_of(path: Path, target: str | None = None) -> TableSection:
@@ -68,6 +70,26 @@ def _note_on_scale(sheet: Sheet, names: Sequence[str]) -> str:
         deviation = float(sheet.numbers(name, missing=0.0)[~sheet.is_missing(name)].std())
         if deviation > 0:  # a constant column has no scale
             deviations[name] = deviation
+    return _note_on(deviations)
+
+
+def note_on_inputs(data: FederatedData, schema: TableSection) -> str:
+    """Sentence on numbers of unlike scale that clients are about to train on; empty where there is nothing to say.
+
+    Args:
+        data: tables in memory, of which at most the first 100 clients count.
+        schema: schema that they were read by.
+    """
+    if data.is_on_demand or schema.standardize is not None or not schema.reals:
+        return ""
+    places = [schema.inputs.index(name) for name in schema.reals]
+    values = np.concatenate([np.asarray(data.read(client)[0])[:, places] for client in data.clients[:_CLIENTS]])
+    deviations = values.astype(np.float64).std(axis=0).tolist()
+    return _note_on({name: found for name, found in zip(schema.reals, deviations, strict=True) if found > 0})
+
+
+def _note_on(deviations: Mapping[str, float]) -> str:
+    """Sentence on the standard deviations of columns, each > 0, by name; empty where they are alike."""
     if not deviations:
         return ""
     least = min(deviations, key=deviations.__getitem__)

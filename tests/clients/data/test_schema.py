@@ -208,6 +208,17 @@ def test_wine_of_three_orders_has_the_bits_of_one(tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
+@pytest.mark.parametrize("standardize", [None, "federated"])
+def test_a_simulation_says_that_scales_are_unlike(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, standardize: str | None
+) -> None:
+    keys = wine(tmp_path / "wine", is_shuffled=False)
+    keys["table"] |= {"standardize": standardize}
+    fed.simulate(fed.Experiment(**keys | {"rounds": {"count": 1}}))
+    said = [words for words in caplog.messages if "columns differ in scale by a factor of" in words]
+    assert len(said) == (standardize is None)
+
+
 def test_the_schema_of_a_file_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
