@@ -77,7 +77,12 @@ class Run:
 
     def __repr__(self) -> str:
         """The run in a line: its name, its status, its last scores, and how clients trained."""
-        scores = {name: value for name, value in self.summary.items() if name.startswith("final_")}
+        # Four digits are enough to read, and null stands for a metric that the run does not have.
+        scores = {
+            name: float(f"{value:.4g}") if isinstance(value, float) else value
+            for name, value in self.summary.items()
+            if name.startswith("final_") and value is not None
+        }
         first = {name: self.summary[name] for name in ("experiment", "algorithm", "status", "rounds")}
         last = {name: self.summary[name] for name in ("training",) if name in self.summary}
         parts = {**first, **scores, **last, "directory": None if self.directory is None else str(self.directory)}

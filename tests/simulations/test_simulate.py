@@ -503,3 +503,15 @@ def test_samples_without_clients_lead_to_partition() -> None:
     samples: Any = (torch.zeros(2, 3), torch.tensor([0, 1]))
     with pytest.raises(InvalidData, match=r"got tuple: write .* fed\.partition"):
         simulate(fed.Experiment(), data=samples)
+
+
+def test_a_printed_run_has_short_scores_of_its_metrics_alone() -> None:
+    run = simulate(
+        fed.Experiment(rounds={"count": 1}),
+        data=labelled([0, 1]),
+        loss=nn.functional.cross_entropy,
+        metric={"error": lambda output, target: torch.tensor(2 / 3)},
+    )
+    assert "final_test_error=0.6667" in repr(run)
+    assert "final_test_accuracy" not in repr(run)
+    assert run.summary["final_test_error"] == pytest.approx(2 / 3)
