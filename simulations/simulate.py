@@ -17,7 +17,7 @@ from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment, check_given_once
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.processes.clock import SYSTEM_CLOCK
-from fed.processes.machine import keep_freed_memory
+from fed.processes.machine import frozen_objects, keep_freed_memory
 from fed.secure_aggregation.settings import settings_of
 from fed.server.assembly import assembled
 from fed.server.evaluation import say_without_scores
@@ -94,7 +94,8 @@ def simulate(
         own; other Python attributes that a forward pass changes go from client to client, in each process its own. What
         a module draws from PyTorch's generators is a function of seed, client and round; Python's and NumPy's global
         generators are left alone. The process keeps up to 256 MiB of freed memory from then on, which GNU's C library
-        would give back to the system and ask for again in each step.
+        would give back to the system and ask for again in each step. Until the run ends, Python's garbage collector
+        leaves out what was there before.
 
         With ``simulation.workers`` the program is run again up to ``if __name__ == "__main__":`` in each worker, so a
         script must call this below that line.
@@ -112,6 +113,7 @@ def simulate(
         # One thread gives the same bits however many processes share the machine, and is faster for small models.
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
+        stack.enter_context(frozen_objects())
         folder = _folder(output, overwrite, resume)
         given_parts = {"data": data, "model": model, "loss": loss, "metric": metric, "app": app}
         given = [name for name, part in given_parts.items() if part is not None]
