@@ -31,6 +31,9 @@ __all__ = ["RunFolder", "clear_run", "environment", "refuse_taken", "state_of", 
 
 _log = logging.getLogger(__name__)
 
+_missing_trackers: set[str] = set()
+"""Reasons why trackers of runs could not be read; each is said once in a process, however many runs name them."""
+
 
 class RunFolder:
     """A run's folder, readable during the run: each file appears whole, metrics line by line.
@@ -149,7 +152,12 @@ class RunFolder:
                 raise
             with located(self.path / "experiment.yaml"):
                 experiment = Experiment.of(keys, objects)
-            _log.warning("%s; the run is read without its trackers", error)
+            reason = str(error).removeprefix(f"{self.path / 'experiment.yaml'}: ")
+            if reason not in _missing_trackers:
+                _missing_trackers.add(reason)
+                _log.warning(
+                    "%s; the run is read without its trackers, and so is each other one that names them", error
+                )
             return experiment
 
     def given(self) -> list[str]:

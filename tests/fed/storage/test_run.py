@@ -154,7 +154,10 @@ def test_earlier_models_go_with_their_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "models.safetensors").exists()
 
 
-def test_a_run_is_read_without_code_of_its_trackers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_is_read_without_code_of_its_trackers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fed.storage.run_folder._missing_trackers", set())
     for name in ("one", "two"):
         file = tmp_path / name / "experiment.yaml"
         fed.simulate(
@@ -163,8 +166,8 @@ def test_a_run_is_read_without_code_of_its_trackers(tmp_path: Path, caplog: pyte
         text = file.read_text().replace("tracking: null", "tracking: [{kind: 'python:gone:Logger'}]")
         file.write_text(text)
     assert fed.Run.load(tmp_path / "one").experiment.tracking is None
-    assert "; the run is read without its trackers" in caplog.text
     assert len(fed.compare_runs([tmp_path / "one", tmp_path / "two"], output=tmp_path / "both").rows) == 2
+    assert caplog.text.count("; the run is read without its trackers") == 1
     file.write_text(text.replace("kind: fedavg", "kind: nonsense"))
     with pytest.raises(InvalidInput, match=r"algorithm\.kind"):
         fed.Run.load(tmp_path / "two")
