@@ -29,12 +29,14 @@ class RunLabel:
     Args:
         name: name of the run; None: its experiment's.
         group: name of all of them; None: it is by itself.
-        tags: texts to find the run by, beside its algorithm and seed.
+        tags: texts to find the run by, beside its algorithm and seed, or in their place.
+        settings: keys of what is tracked, in the place of those of the experiment; None: the experiment's.
     """
 
     name: str | None = None
     group: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] | None = None
 
 
 class _Shared:
@@ -67,7 +69,7 @@ class _Shared:
         if isinstance(self._report, Path):
             return self._report
         reason = f"it was not drawn within {within_s:g} s" if self._report is None else str(self._report)
-        _log.warning("trackers do not get the report: %s; fed report draws it", reason)
+        _log.warning("trackers do not get the report of %s: %s; fed report draws it", folder, reason)
         return None
 
     def _make_report(self, folder: Path) -> None:
@@ -80,9 +82,12 @@ class _Shared:
 class Tracking:
     """Observer that tells a tracker of a run.
 
+    Attributes:
+        name: name of the tracker in the log, with that of the run where there are others.
+
     Args:
         tracker: the tracker.
-        name: name of the tracker in the log, and of its id in the run's folder.
+        name: name of the tracker, and of its id in the run's folder; None: that of its class.
         wait_s: seconds that a run waits for it at its end, > 0.
         report: True if the run's report is drawn and handed to it.
         part: place of the run among others.
@@ -104,11 +109,13 @@ class Tracking:
         part: RunLabel = RunLabel(),  # it is frozen
         shared: _Shared | None = None,
     ) -> None:
-        self.name = name or type(tracker).__name__
+        self._key = name or type(tracker).__name__
+        # The log of a comparison is that of all its runs.
+        self.name = f"{self._key} of {part.name}" if part.name else self._key
         missing = [method for method in _METHODS if not callable(getattr(tracker, method, None))]
         if isinstance(tracker, type) or missing:
             raise InvalidInput(
-                f"a tracker must be an object with the methods {', '.join(_METHODS)}, got {self.name} without "
+                f"a tracker must be an object with the methods {', '.join(_METHODS)}, got {self._key} without "
                 f"{', '.join(missing) or 'being made'}: see docs/trackers.md"
             )
         self.closes_within_s = wait_s
@@ -146,13 +153,14 @@ class Tracking:
 
     def _begin(self, event: RunBegan) -> None:
         experiment = event.experiment
+        settings = self._part.settings
         self._folder = event.folder
-        kept_id = None if event.folder is None else self._shared.kept_id(event.folder, self.name)
+        kept_id = None if event.folder is None else self._shared.kept_id(event.folder, self._key)
         run = TrackedRun(
             name=self._part.name or experiment.name,
             group=self._part.group,
             tags={"algorithm": experiment.algorithm.kind, "seed": str(experiment.seed), **self._part.tags},
-            settings=_flat(experiment.dump()),
+            settings=_flat(experiment.dump() if settings is None else settings),
             folder=event.folder,
             rounds_done=event.rounds_done,
             kept_id=kept_id,
@@ -166,7 +174,7 @@ class Tracking:
                 "server and your credentials there; the run goes on, and its own folder keeps the numbers"
             ) from error
         if run_id is not None and event.folder is not None:
-            self._shared.keep_id(event.folder, self.name, run_id)
+            self._shared.keep_id(event.folder, self._key, run_id)
 
 
 def trackings_of(
@@ -188,8 +196,10 @@ def trackings_of(
     """
     shared = _Shared(draw)
     found: list[Tracking] = []
-    for section in experiment.tracking or ():
-        alike = sum(other.name.partition(" ")[0] == section.kind for other in found)
+    sections = experiment.tracking or ()
+    kinds = [section.kind for section in sections]
+    for place, section in enumerate(sections):
+        alike = kinds[:place].count(section.kind)
         tracking = Tracking(
             section.make(),
             section.kind if not alike else f"{section.kind} {alike + 1}",

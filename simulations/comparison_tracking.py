@@ -36,7 +36,12 @@ def track(result: ComparisonResult) -> None:
     if not experiment.tracking:
         return
     group = group_of(result.comparison, folder)
-    part = RunLabel(f"{result.comparison.name}: the table", group, {"variant": "all"})
+    part = RunLabel(
+        name=f"{result.comparison.name}: the table",
+        group=group,
+        tags=dict.fromkeys(("algorithm", "seed", "variant"), "all"),
+        settings=result.comparison.dump(),
+    )
     observers = Observers(trackings_of(experiment, folder, part, draw=lambda place: place / "report.html"))
     observers.tell(RunBegan(experiment, rounds_done=0, clients=(), folder=folder))
     observers.tell(RunEnded("finished", _figures(result)))

@@ -18,8 +18,9 @@ class TrackedRun:
     Args:
         name: name of the run; in a comparison that of its variant, with the seed.
         group: name that all runs of a comparison have in common, or all peers of a run; None for a run by itself.
-        tags: texts to find runs by: ``algorithm``, ``seed``, and in a comparison ``variant``.
-        settings: dotted path of a key → its value, of the whole experiment with its defaults.
+        tags: texts to find runs by: ``algorithm``, ``seed``, and in a comparison ``variant``; each is "all" where the
+            table of a comparison is told of.
+        settings: dotted path of a key → its value, of the whole experiment with its defaults, or of the comparison.
         folder: folder of the run; None: nothing is written.
         rounds_done: number of rounds before a resume; 0 in a new run.
         kept_id: id that :meth:`Tracker.begin` returned before the resume; None in a new run.

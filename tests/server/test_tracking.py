@@ -195,7 +195,7 @@ def test_report_that_cannot_be_drawn_costs_no_tracker_its_end(
     assert tracker.ended is not None
     assert (tracker.ended[0], tracker.files) == ("finished", [])
     reason = {"hangs": "it was not drawn within 1 s", "fails": "the disk is full"}[fault]
-    assert f"trackers do not get the report: {reason}; fed report draws it" in caplog.text
+    assert f"trackers do not get the report of {tmp_path / 'run'}: {reason}; fed report draws it" in caplog.text
 
 
 def test_resumed_run_goes_on_in_the_same_tracker_run(tmp_path: Path) -> None:
@@ -229,10 +229,13 @@ def test_tracking_may_change_when_a_run_is_resumed(tmp_path: Path) -> None:
     assert again.summary["final_test_loss"] == run.summary["final_test_loss"]
 
 
-def test_runs_of_a_comparison_are_a_group_with_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_comparison_are_a_group_with_its_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("fed.simulations.comparison_folder.comparison_report", lambda *_: "drawn")
     monkeypatch.setattr("fed.simulations.comparison_folder.comparison_svg", lambda *_: None)
-    base = experiment({"kind": f"{HERE}Fake", "report": True}).given_keys()
+    failing = {"kind": f"{HERE}Failing", "word": "begin"}
+    base = experiment({"kind": f"{HERE}Fake", "report": True}, failing).given_keys()
     monkeypatch.setattr("fed.reports.html.write_run_report", lambda folder: folder / "report.html")
     comparison = fed.Comparison(name="two", base=base, grid={"local.lr": [0.1, 0.2]})
     result = fed.compare(comparison, output=tmp_path / "out")
@@ -243,6 +246,11 @@ def test_runs_of_a_comparison_are_a_group_with_its_table(tmp_path: Path, monkeyp
     assert table.files == [tmp_path / "out/report.html"]
     assert table.ended is not None
     assert table.ended[1]["local.lr=0.2/final_test_loss"] == result.rows[1]["final_test_loss"]
+    assert table.run is not None
+    assert table.run.tags == {"algorithm": "all", "seed": "all", "variant": "all"}
+    assert table.run.settings["grid.local.lr"] == [0.1, 0.2]
+    for name in [*names, "two: the table"]:
+        assert f"observer {HERE}Failing of {name} has failed, and is told nothing more: it cannot begin" in caplog.text
     assert group_of(comparison, None) == "two"
 
 
