@@ -27,7 +27,7 @@ def show(
     from fed.config import yaml
 
     document = read(file, settings)
-    typer.echo(yaml.dump(document.dump() if isinstance(document, fed.Experiment) else document.in_force()), nl=False)
+    typer.echo(yaml.dump(_in_force(document)), nl=False)
     lines: Iterable[str] = _batching(document) if batching else ()
     if batching and not settings and (training := _training_of_the_run(file)):
         lines = [f"simulation: {training}; so the run has trained"]
@@ -131,6 +131,34 @@ def changes(settings: Sequence[str], option: str = "--set") -> dict[str, Any]:
         values.pop(path.strip(), None)  # the last one counts, and where it stands
         values[path.strip()] = value
     return values
+
+
+def _in_force(document: "fed.Experiment | fed.Comparison") -> dict[str, Any]:
+    """Every value in force; but where apps train, not those that they have no use for."""
+    from fed.config.compatibility import without_use_for_apps
+
+    if isinstance(document, fed.Experiment):
+        values = document.dump()
+        experiments = [document]
+        parts = [values]
+    else:
+        values = document.in_force()
+        experiments = [*document.variants().values()]
+        parts = [values["base"], *values["compare"]]
+    if all(experiment.app is not None for experiment in experiments):
+        for path in without_use_for_apps(type(experiments[0].local)):
+            for part in parts:
+                _leave_out(path, part)
+    return values
+
+
+def _leave_out(path: str, values: dict[str, Any]) -> None:
+    """Remove a section, or a key of one, where it is there."""
+    section, _, key = path.partition(".")
+    if not key:
+        values.pop(section, None)
+    elif values.get(section) is not None:
+        values[section].pop(key, None)
 
 
 def _training_of_the_run(file: Path) -> str | None:

@@ -9,9 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from pydantic import BaseModel
+
 from fed.errors import InvalidExperiment
 
-__all__ = ["Combinable", "Feature", "Sections", "Term", "check_combination", "check_deployment", "lacks"]
+__all__ = [
+    "Combinable",
+    "Feature",
+    "Sections",
+    "Term",
+    "check_combination",
+    "check_deployment",
+    "lacks",
+    "without_use_for_apps",
+]
 
 
 class Sections(Protocol):
@@ -186,9 +197,25 @@ def check_combination(experiment: Sections) -> None:
 _TOLD_TO_APPS = {"lr", "schedule", "scaling", "base_cohort", "batch_size", "epochs", "steps"}  # keys of local
 
 
+_BROUGHT_BY_APPS = ("data", "model", "fixed", "loss", "metrics")
+
+
+def without_use_for_apps(local: type[BaseModel]) -> list[str]:
+    """Dotted paths of the keys that change nothing where an app trains.
+
+    Args:
+        local: class of the section ``local``.
+    """
+    untold = [f"local.{name}" for name in local.model_fields if name not in _TOLD_TO_APPS]
+    return [*_BROUGHT_BY_APPS, "table", "collate", *untold, "evaluation.fraction", *_OF_GROUPS]
+
+
+_OF_GROUPS = ("simulation.batching", "simulation.group")  # an app trains one client at a time
+
+
 def _check_that_an_app_brings_all(experiment: Sections) -> None:
     """Refuse sections that would say what an app's own code says."""
-    for name in ("data", "model", "fixed", "loss", "metrics"):
+    for name in _BROUGHT_BY_APPS:
         if getattr(experiment, name):
             raise InvalidExperiment(
                 f"{name} belongs to experiments that fed itself trains, and an app brings its own, got both: remove "

@@ -275,6 +275,21 @@ def test_show_prints_every_value_in_force_as_yaml(run: Run) -> None:
     assert yaml.parse(run("show", "two.yaml").out)["compare"][1]["local"]["lr"] == 0.5
 
 
+def test_show_leaves_out_what_an_app_has_no_use_for(run: Run, folder: Path) -> None:
+    (folder / "app.yaml").write_text("app: {clients: 2}\nlocal: {lr: 0.5}\n", encoding="utf-8")
+    shown = yaml.parse(run("show", "app.yaml").out)
+    assert {"data", "table", "model", "fixed", "loss", "metrics", "collate"}.isdisjoint(shown)
+    assert "fraction" not in shown["evaluation"]
+    told = ["lr", "schedule", "scaling", "base_cohort", "batch_size", "epochs", "steps"]
+    assert ([*shown["local"]], [*shown["simulation"]]) == (told, ["workers", "executor"])
+    assert fed.Experiment(**shown) == fed.Experiment.load(folder / "app.yaml")
+    (folder / "apps.yaml").write_text(
+        "base: {app: {clients: 2}}\ncompare: [{name: A}, {name: B, local.lr: 0.5}]\n", encoding="utf-8"
+    )
+    compared = yaml.parse(run("show", "apps.yaml").out)
+    assert ([*compared["base"]["local"]], [*compared["compare"][1]["local"]]) == (told, told)
+
+
 def comments(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("#")]
 
