@@ -23,8 +23,10 @@
 
 import sys
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import ClassVar
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "cause_of",
     "error_with_line",
     "first_line",
+    "in_one_sentence",
     "is_interrupt",
     "located",
     "os_errors_as",
@@ -258,6 +261,28 @@ def users_errors_as(kind: type[FedError], what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise kind(users_error_in_words(error, what)) from error
+
+
+def in_one_sentence(error: FedError) -> FedError:
+    """The error; a program that ends with it prints its sentence, with the user's line, and no traceback.
+
+    For mistakes in which the way through this package says nothing. All other errors are printed as ever.
+
+    Args:
+        error: the error, not raised yet.
+    """
+    shown_otherwise = sys.excepthook
+    kept = weakref.ref(error)  # the traceback of an error holds all that its functions held
+
+    def show(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
+        if raised is not kept():
+            shown_otherwise(kind, raised, trace)
+            return
+        line = users_line(raised)
+        sys.stderr.write(f"{line}: {raised}\n" if line else f"{raised}\n")
+
+    sys.excepthook = show
+    return error
 
 
 def users_error_in_words(error: Exception, what: str) -> str:

@@ -13,6 +13,7 @@ from fed.config.experiment import Experiment, check_given_once
 from fed.errors import InvalidInput, is_interrupt, located
 from fed.reports.summary import ComparisonResult, Runs, row_of
 from fed.server.tracking import RunLabel, trackings_of
+from fed.simulations.choice import leave_rerun
 from fed.simulations.comparison_folder import ComparisonFolder
 from fed.simulations.comparison_tracking import group_of, track
 from fed.simulations.kept_runs import sorted_out
@@ -74,6 +75,7 @@ def compare(
         >>> [row["name"] for row in result.rows]
         ['local.lr=0.1', 'local.lr=0.01']
     """
+    leave_rerun()  # without a main guard every process for runs side by side runs this line
     given = {"data": data, "model": model, "loss": loss, "metric": metric}
     given = {name: part for name, part in given.items() if part is not None}
     _hold_written(comparison)

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from fed.config.comparison import Repetition
 from fed.config.experiment import Experiment
-from fed.errors import FedError, InvalidCheckpoint, InvalidInput, RunFailed, first_line
+from fed.errors import FedError, InvalidCheckpoint, InvalidInput, RunFailed, first_line, in_one_sentence
 from fed.processes.child_processes import end_with_parent, spawned, stop
 from fed.processes.machine import usable_cores
 from fed.reports.summary import Record
@@ -205,7 +205,7 @@ class _Worker:
             # Joined first: only then is there an exit code.
             self.process.join()
             if not self.is_ready:
-                raise RunFailed(_NO_START.format(code=self.process.exitcode)) from None
+                raise in_one_sentence(RunFailed(_NO_START.format(code=self.process.exitcode))) from None
             reason = _DIED.format(code=self.process.exitcode)
             return "died", {"metrics": [], "summary": {"status": "failed", "reason": reason}}
         self.is_ready = True
@@ -275,7 +275,7 @@ def side_by_side(
 
 
 def _begun(parts: bytes) -> _Worker:
-    process, connection = spawned(_work, parts)
+    process, connection = spawned(_work, parts, name="worker of a comparison")
     return _Worker(process, connection)
 
 

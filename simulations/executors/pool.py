@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, NamedTuple
 
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
-from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
+from fed.errors import FedError, InvalidInput, RunFailed, in_one_sentence, os_errors_as
 from fed.processes.child_processes import UNKNOWN_EXIT_CODE, spawned, stop
 from fed.simulations.executors.crash_report import words_of_exit
 from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
@@ -346,7 +346,7 @@ class Workers(Executor):
         # A process that ends by itself at its start would do so again; one that a signal has ended might not.
         if not worker.is_ready and (code is None or (code >= 0 and code != UNKNOWN_EXIT_CODE)):
             self.close()
-            raise RunFailed(_NO_START.format(words=words))
+            raise in_one_sentence(RunFailed(_NO_START.format(words=words)))
         lines = [f"worker {worker.number} died, {doing}: {words}"]
         is_new = at_work is None or not at_work.deaths
         if is_new and details:

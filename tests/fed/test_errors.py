@@ -1,9 +1,21 @@
 """Errors keep their place in the tree when they are told where they belong, a user's own kinds too."""
 
+import re
+import sys
+from typing import Any, cast
+
 import pytest
 import torch
 
-from fed.errors import InvalidData, OutputExists, error_with_line, located, users_errors_as
+from fed.errors import (
+    InvalidData,
+    OutputExists,
+    RunFailed,
+    error_with_line,
+    in_one_sentence,
+    located,
+    users_errors_as,
+)
 
 
 class NoArchive(InvalidData):
@@ -21,6 +33,21 @@ def test_every_line_begins_with_the_place() -> None:
 def test_a_kind_of_ours_stays_that_kind() -> None:
     with pytest.raises(OutputExists, match=r"^--output: there is something$"), located("--output"):
         raise OutputExists("there is something")
+
+
+def test_only_the_error_meant_is_printed_without_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.excepthook", sys.__excepthook__)
+    meant = in_one_sentence(RunFailed("it could not start"))
+    for error in (meant, RunFailed("another")):
+        try:
+            raise error
+        except RunFailed:
+            sys.excepthook(*cast(Any, sys.exc_info()))
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r".*test_errors\.py:\d+: it could not start", first)
+    assert second == "Traceback (most recent call last):"
 
 
 def test_users_errors_become_one_sentence_with_their_place() -> None:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -433,6 +434,13 @@ def test_process_that_dies_fails_its_run_alone(tmp_path: Path, monkeypatch: pyte
     assert "its process died with exit code -9" in rows["dies"]["reason"]
     assert [rows[name]["status"] for name in ("after", "last")] == ["finished", "finished"]
     assert multiprocessing.active_children() == []
+
+
+def test_comparison_without_main_guard_ends_silently_in_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    rerun = SimpleNamespace(name="worker of a comparison", _inheriting=True)
+    monkeypatch.setattr("multiprocessing.current_process", lambda: rerun)
+    with pytest.raises(SystemExit, match="1"):
+        fed.compare(comparison(), jobs=2)
 
 
 def test_slugs_are_distinct_and_stay_in_their_folder() -> None:
