@@ -6,6 +6,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from fed.config.experiment import Experiment
 from fed.quantities import bytes_text
 from fed.simulations.devices import Device
 from fed.simulations.simulate import simulate
+from fed.tracking.tracker import TrackedRun
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -173,6 +175,16 @@ def test_the_page_on_compression_says_what_runs_print() -> None:
     full, few = (simulate(experiment).summary["bytes_up"] for experiment in (dense, sparse))
     assert f"`{bytes_text(few)} up`" in page
     assert f"with `{bytes_text(full)} up`: {full / few:.0f} times as much" in page
+
+
+def test_the_logger_shown_takes_the_table_of_a_comparison(tmp_path: Path) -> None:
+    files = {name: text for text, name in FILE.findall((ROOT / "docs" / "trackers.md").read_text(encoding="utf-8"))}
+    found: dict[str, Any] = {"__name__": "rounds_logger"}
+    exec(files["rounds_logger.py"], found)
+    logger = found["Logger"](str(tmp_path / "rounds.txt"))
+    logger.begin(TrackedRun(name="two: the table", group="two", tags={"algorithm": "all"}))
+    logger.end("finished", {"A/final_test_loss": 0.5})
+    assert (tmp_path / "rounds.txt").read_text().startswith("two, two: the table, all, from 0\nfinished")
 
 
 @pytest.mark.parametrize("page", SHOWING, ids=lambda page: page.stem)

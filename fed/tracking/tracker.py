@@ -73,7 +73,8 @@ class Tracker(Protocol):
 
         Args:
             status: "finished", "interrupted" or "failed".
-            summary: figures of the run, as ``summary.json`` has them.
+            summary: figures of the run, as ``summary.json`` has them; of a comparison's table its numbers,
+                each named ``VARIANT/NAME``.
         """
 
 
