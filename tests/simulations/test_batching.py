@@ -395,7 +395,7 @@ def test_saved_experiment_repeats_the_run_to_the_bit(batching: str, tmp_path: Pa
     assert kept == first.experiment
     assert kept.simulation.batching == ("off" if batching == "off" else "on")
     room = math.floor(2**21 / 4 / first.summary["parameters"])
-    assert kept.simulation.group == (28 if batching == "off" else room)
+    assert kept.simulation.group == (room if batching == "auto" else 28)
     assert parts.outcome(simulate(kept)) == parts.outcome(first)
     assert kept == simulate(kept).experiment
     other = simulate(kept.override({"simulation": {"batching": "off" if kept.simulation.batching == "on" else "on"}}))
