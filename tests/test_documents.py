@@ -164,6 +164,19 @@ def test_the_readmes_figures_are_those_of_the_benchmarks() -> None:
     idle, training = (round(1000 * float(cells(kind)[5].split()[0])) for kind in kinds)
     assert f"takes {idle} ms, and {training} ms with nodes that train" in readme
 
+    models = benchmarks.partition("| model | loop, ms a round |")[2].partition("\n<!--")[0].splitlines()[2:]
+    of_loop = [float(row.split(" | ")[3].split()[0]) for row in models]
+    assert (
+        f"are {min(of_loop):.1f} (residual CNNs) to {max(of_loop):.1f} times as fast as a lean PyTorch loop's" in readme
+    )
+    assert "residual CNN" in min(models, key=lambda row: float(row.split(" | ")[3].split()[0]))
+    of_pfl, of_jax = (
+        [float(cell.split()[0]) for cell in cells(f"fed, in one process : {side}")[1:]]
+        for side in ("pfl-research, 1 process", "JAX, a compiled loop, 1 core")
+    )
+    assert f"{min(of_pfl):.1f} to {max(of_pfl):.1f} times as pfl-research's" in readme
+    assert f"compiled JAX is up to {1 / min(of_jax):.0f} times as fast as ours" in readme
+
 
 @pytest.mark.long
 def test_the_page_on_compression_says_what_runs_print() -> None:
