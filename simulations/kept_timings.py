@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import platform
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -33,7 +34,7 @@ def kept_or_measured(
 
     Args:
         what: description of what is measured, which can be written as JSON.
-        measure: function that measures the seconds, by size.
+        measure: function that measures the seconds by the size of a group; 1: alone.
         folder: folder of the files; None: ``fed`` in the user's folder of caches.
     """
     about = {**what, "fed": __version__, "torch": torch.__version__, "processor": _processor()}
@@ -53,11 +54,14 @@ def kept_or_measured(
 
 
 def _read(path: Path) -> dict[int, float] | None:
+    """Seconds of a client alone and in groups, or None where the file does not hold them."""
     try:
-        seconds = json.loads(path.read_bytes())["seconds"]
-        return {int(size): float(value) for size, value in seconds.items()}
+        written = json.loads(path.read_bytes())["seconds"]
+        seconds = {int(size): float(value) for size, value in written.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+    is_whole = {1} < {*seconds} and all(0 < value < math.inf for value in seconds.values())
+    return seconds if is_whole else None
 
 
 @cache

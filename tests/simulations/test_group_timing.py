@@ -154,42 +154,51 @@ def test_nothing_is_measured_where_nothing_is_in_doubt(machine: Timing) -> None:
 # What is kept.
 
 
+def kept(folder: Path, seconds: float, **what: Any) -> float:
+    """Seconds of a client alone as they are kept, where this machine measures these."""
+    found = kept_or_measured(what, lambda: {1: seconds, 2: 0.5}, folder)
+    assert found[2] == 0.5
+    return found[1]
+
+
 def test_the_first_measurement_stays(tmp_path: Path) -> None:
-    assert kept_or_measured({"a": 1}, lambda: {1: 0.25}, tmp_path) == {1: 0.25}
-    assert kept_or_measured({"a": 1}, lambda: {1: 0.75}, tmp_path) == {1: 0.25}
-    assert kept_or_measured({"a": 2}, lambda: {1: 9.0}, tmp_path) == {1: 9.0}, "another step"
+    assert [kept(tmp_path, seconds) for seconds in (0.25, 0.75)] == [0.25, 0.25]
+    assert kept(tmp_path, 9.0, what="another step") == 9.0
 
 
 def test_another_processor_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_or_measured({}, lambda: {1: 1.0}, tmp_path)
+    kept(tmp_path, 1.0)
     monkeypatch.setattr("fed.simulations.kept_timings._processor", lambda: "another")
-    assert kept_or_measured({}, lambda: {1: 2.0}, tmp_path) == {1: 2.0}
+    assert kept(tmp_path, 2.0) == 2.0
 
 
-@pytest.mark.parametrize("damage", [b"", b"[]", b'{"seconds": 3}', b'{"seconds": {"one": 1}}', b"\xff"])
-def test_a_damaged_file_is_replaced(damage: bytes, tmp_path: Path) -> None:
-    kept_or_measured({}, lambda: {1: 1.0}, tmp_path)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("", "[]", '{"seconds": 3}', '{"seconds": {"one": 1}}', '{"seconds": {}}', '{"seconds": {"1": 1}}'),
+        *('{"seconds": {"2": 1}}', '{"seconds": {"1": NaN, "2": 1}}', '{"seconds": {"1": 1, "2": 0}}', "\xff"),
+    ],
+)
+def test_a_damaged_file_is_replaced(damage: str, tmp_path: Path) -> None:
+    kept(tmp_path, 1.0)
     (path,) = (tmp_path / "timings").glob("*.json")
-    path.write_bytes(damage)
-    assert kept_or_measured({}, lambda: {1: 2.0}, tmp_path) == {1: 2.0}
-    assert json.loads(path.read_bytes())["seconds"] == {"1": 2.0}
+    path.write_bytes(damage.encode("latin-1"))
+    assert kept(tmp_path, 2.0) == 2.0
+    assert json.loads(path.read_bytes())["seconds"] == {"1": 2.0, "2": 0.5}
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert kept_or_measured({}, lambda: {1: 1.0}, tmp_path / "file") == {1: 1.0}
+    assert kept(tmp_path / "file", 1.0) == 1.0
 
 
 def test_of_many_that_ask_at_once_one_measures(tmp_path: Path) -> None:
-    measured = itertools.count(1)
-    answers: list[dict[int, float]] = []
-
-    def ask() -> None:
-        answers.append(kept_or_measured({}, lambda: {1: float(next(measured))}, tmp_path))
-
-    threads = [threading.Thread(target=ask) for _ in range(8)]
+    answers: list[float] = []
+    threads = [
+        threading.Thread(target=lambda now_s=seconds: answers.append(kept(tmp_path, now_s))) for seconds in range(1, 9)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == [{1: 1.0}] * 8
+    assert answers == [answers[0]] * 8
