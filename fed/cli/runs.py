@@ -112,6 +112,9 @@ def tell(directory: Path, summary: Mapping[str, Any], options: RunOptions) -> No
         directory: folder of the run.
         summary: summary of the run.
         options: options of the command that ran it.
+
+    Raises:
+        typer.Exit: if no client has answered in any round, with the code 1, so that a script takes it for no success.
     """
     if options.report:
         from fed.reports.html import write_run_report
@@ -122,6 +125,9 @@ def tell(directory: Path, summary: Mapping[str, Any], options: RunOptions) -> No
         note(f"kept in {directory}")
     else:
         typer.echo(f"{_outcome(summary)}\n{directory}")
+    idle = summary.get("empty_rounds", 0) + summary.get("unanswered_rounds", 0)
+    if summary.get("rounds") and idle == summary["rounds"]:
+        raise typer.Exit(1)
 
 
 @contextlib.contextmanager

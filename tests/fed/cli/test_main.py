@@ -244,6 +244,14 @@ def test_users_own_code_that_fails_shows_where(run: Run, folder: Path, source: s
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.parametrize(("deadline_s", "expected"), [("1e-6", 1), ("1e6", 0)])
+def test_a_run_without_any_answer_exits_1(run: Run, folder: Path, deadline_s: str, expected: int) -> None:
+    settings = ("devices.kind=lognormal", f"rounds.deadline_s={deadline_s}")
+    code, out, _ = run("simulate", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+    assert code == expected
+    assert "runs/tiny" in out, "what it has measured is kept, and shown"
+
+
 def test_run_that_users_own_code_breaks_off_is_kept(run: Run, folder: Path) -> None:
     (folder / "tired.py").write_text(
         "from torch import nn\n"
