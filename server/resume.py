@@ -129,7 +129,9 @@ def newest_checkpoint(
         check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
     check_parts(parts, folder)
     # Compared once more, now with the batching: without a checkpoint nothing else has compared it.
-    check_alike(experiment, begun.dump(), where=file)
+    # A run of an earlier version has not written down on which device it was.
+    free = {*MAY_DIFFER, "simulation.device"} if begun.simulation.device == "auto" else MAY_DIFFER
+    check_alike(experiment, begun.dump(), where=file, may_differ=free)
     return kept
 
 

@@ -143,11 +143,15 @@ def choose(
                 "simulation.batching must be auto or off where an app trains, got on: set it to auto"
             )
         return Batching(False, 1, "an app trains its clients")
+    device = device_of(execution.device)
+    if device.type == "mps":
+        if execution.batching == "on":
+            raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {_NO_FLOAT64}")
+        return Batching(False, 1, _NO_FLOAT64)
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
     group = execution.group
     limit = f"as simulation.group={execution.group} says"
-    device = device_of()
     is_settled = execution.batching == "on" and "group" in execution.model_fields_set
     work = _Counter.of_a_step(recipe, samples) if device.type == "cpu" and not is_settled else None
     sizes: list[int] = []
@@ -161,7 +165,7 @@ def choose(
             limit = f"to keep {work.what_moves} within {_CACHE_BYTES >> 20} MiB of cache"
     if execution.batching == "auto" and (reason := _no_gain(work, group, execution.group, trainees, in_doubt=sizes)):
         return Batching(False, 1, reason)
-    problem, client_bytes = (_IGNORES, 0.0) if may_ignore else _obstacle(recipe, context, samples)
+    problem, client_bytes = (_IGNORES, 0.0) if may_ignore else _obstacle(recipe, context, samples, device)
     if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
@@ -215,7 +219,8 @@ def _timed(
     """Seconds of a client's step by the size of its group, as this machine has measured them first."""
 
     def measure() -> dict[int, float]:
-        with seeded_torch(0, device_of()):  # PyTorch's own generators belong to the user, and stay as they are
+        # PyTorch's own generators belong to the user, and stay as they are.
+        with seeded_torch(0, torch.device("cpu")):
             return step_seconds(recipe, context, samples, sizes)
 
     return kept_or_measured({**work.described(recipe), "sizes": [*sizes], "samples": size_of(samples)}, measure)
@@ -240,12 +245,12 @@ def _compared(seconds: Mapping[int, float], size: int) -> str:
     return f"{in_a_group} and {1e3 * seconds[1]:.3g} ms alone"
 
 
-def _obstacle(recipe: Recipe, context: LocalContext, samples: Held) -> tuple[str | None, float]:
+def _obstacle(recipe: Recipe, context: LocalContext, samples: Held, device: "torch.device") -> tuple[str | None, float]:
     """Reason why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
     if any(phase.rule is not None and phase.rule.contrasts for phase in recipe.phases):
         return "its algorithm compares three models' representations", 0.0
-    with seeded_torch(0, device_of()):  # PyTorch's own generators belong to the user, and stay as they are
-        tried = [_tried(recipe, phase, context, samples) for phase in recipe.phases]
+    with seeded_torch(0, device):  # PyTorch's own generators belong to the user, and stay as they are
+        tried = [_tried(recipe, phase, context, samples, device) for phase in recipe.phases]
     problem = next((problem for problem, _ in tried if problem is not None), None)
     return problem, max(client_bytes for _, client_bytes in tried)
 
@@ -334,11 +339,12 @@ class _Counter(DispatchMode):
         return result
 
 
-def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Held) -> tuple[str | None, float]:
+def _tried(
+    recipe: Recipe, phase: Phase, context: LocalContext, samples: Held, device: "torch.device"
+) -> tuple[str | None, float]:
     """Reason why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
     module = recipe.module
     local = recipe.local
-    device = device_of()
     loss = on_device(recipe.loss, device)
     if local.precision == "float16":
         return "float16 scales each client's loss by its own gradients", 0
@@ -381,17 +387,16 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Held) -
     single = _probed_one_by_one(trainer, state, pairs, context)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
-    if _is_no_mean(module, loss, _first_batch(recipe, first, _PROBE_SAMPLES)):
+    if _is_no_mean(module, loss, _first_batch(recipe, first, _PROBE_SAMPLES), device):
         return "its loss is no mean over samples", 0
-    if problem := _not_scored(recipe, loss, first):
+    if problem := _not_scored(recipe, loss, first, device):
         return problem, 0
     return None, used_bytes / len(pairs) * local.batch_size / probe.batch_size
 
 
-def _not_scored(recipe: Recipe, loss: Loss, samples: Held) -> str | None:
+def _not_scored(recipe: Recipe, loss: Loss, samples: Held, device: "torch.device") -> str | None:
     """Reason why models cannot be evaluated together; None where they can."""
     module = recipe.module
-    device = device_of()
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device, recipe.collate)
         # Twice the same model: a loss that mixes models would differ from that of one alone.
@@ -415,10 +420,11 @@ def _first_batch(recipe: Recipe, samples: Held, count: int) -> Pair:
 _SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "epochs": None, "steps": 2}
 _SGD |= {"lr": 0.1}  # with a tiny step size only rounding would be compared, and a huge one would overflow
 
+_NO_FLOAT64 = "Apple's GPUs have no float64, in which a group's losses are summed"
 _IGNORES = "labels may be below 0, and its loss may leave those out of its mean"
 
 
-def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
+def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair, device: "torch.device") -> bool:
     """True if a batch's loss differs from the mean over its samples, for outputs of any size.
 
     Labels take every class in turn, because the labels of a client with one class would not show class weights.
@@ -427,7 +433,6 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
         return False
     if getattr(loss, "mean_over_samples", None) is False:
         return True  # the trial might miss it, such as a survival loss on samples without events
-    device = device_of()
     inputs, targets = (trees.mapped(lambda leaf: leaf.clone().to(device), part) for part in samples)
     with torch.no_grad(), contextlib.suppress(Exception):  # a loss that refuses these labels shows nothing
         output = called(copy.deepcopy(module).to(device).eval(), inputs)

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from fed.clients.data import ClientId, Pair, SamplesOnDemand
 from fed.clients.data.held import size_of
-from fed.clients.training.devices import devices_of
+from fed.clients.training.devices import devices_named, devices_of
 from fed.clients.training.executor import Executor
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import Work
@@ -102,7 +102,8 @@ def _useful(simulation: Simulation) -> int:
     # The runs themselves fill the cores.
     if multiprocessing.parent_process() is not None:  # one of several runs side by side
         return 1
-    processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
+    name = simulation.experiment.simulation.device
+    processors = usable_cores() if simulation.device.type == "cpu" else len(devices_named(name))
     groups = -(-simulation.trainees // simulation.groups.size)  # rounded up
     return min(processors, groups)
 
@@ -133,7 +134,8 @@ def _started(simulation: Simulation, section: Component, workers: int, *, awaits
         given["capacity_bytes"] = _capacity_bytes(simulation)
         _check_portable(simulation)
         recipe = _shared(simulation) if kind.shares_memory else recipe
-    executor: Executor = section.make(make=partial(Work, recipe), devices=devices_of(workers), **given)
+    name = simulation.experiment.simulation.device
+    executor: Executor = section.make(make=partial(Work, recipe), devices=devices_of(workers, name), **given)
     return executor
 
 

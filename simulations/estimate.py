@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held
 from fed.clients.data.describe import looked_at
-from fed.clients.training.devices import device_of, devices_of
 from fed.clients.training.executor import InProcess, Item
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
@@ -210,7 +209,7 @@ def _tried(simulation: Simulation) -> _Trial:
     local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
     held = {client: simulation.data.read(client) for client in set(largest)}
     phases = tuple(replace(phase, epochs=None) for phase in simulation.recipe.phases)
-    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), device_of())
+    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), simulation.device)
     task, tensors = simulation.first_task(largest)
     times_s = []
     for _ in range(2):  # the first also pays for what happens once
@@ -257,7 +256,7 @@ def _evaluated(simulation: Simulation) -> _Evaluations:
         items = -(-len(simulation.held_out) // CLIENTS_AT_ONCE)
         if simulation.recipe.test is None:
             return _Evaluations(evaluations * by_clients_s, items)
-    executor = _Counting(partial(Work, simulation.recipe), devices_of(1))
+    executor = _Counting(partial(Work, simulation.recipe), [simulation.device])
     federation = simulation.federation(executor)
     began = time.perf_counter()
     scores = begin_scoring_by_coordinator(simulation, federation, executor)()
@@ -280,7 +279,7 @@ def _times_longer(scores: Scores, simulation: Simulation) -> float:
 def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Held]) -> float:
     """Seconds of evaluation by clients: the mean over some (over one, if data are on demand), times their number."""
     some = tuple(itertools.islice(held_out, CLIENTS_AT_ONCE if isinstance(held_out, dict) else 1))
-    work = Work(simulation.recipe, device_of())
+    work = Work(simulation.recipe, simulation.device)
     began = time.perf_counter()
     work(EvaluateByClients(some), simulation.layout.pack(simulation.recipe.module))
     return (time.perf_counter() - began) * len(held_out) / len(some)

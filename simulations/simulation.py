@@ -18,6 +18,7 @@ from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.measures import Loss, Metric, Metrics, takes_scores
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
+from fed.clients.training.devices import device_of
 from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, Wants
@@ -44,7 +45,7 @@ from fed.simulations.ring import RingFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.vectors import trees
 from fed.vectors.randomness import Streams
-from fed.vectors.tensors import Tensor, nn
+from fed.vectors.tensors import Tensor, nn, torch
 from fed.wire.format import Format
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Simulation:
 
     Attributes:
         said: sentences that the run's log has said once, and says no more.
+        device: device of the first worker.
 
     Args:
         experiment: description of the run.
@@ -85,6 +87,7 @@ class Simulation:
         app: object = None,
     ) -> None:
         self.said: set[str] = set()
+        self.device = device_of(experiment.simulation.device)
         code = _app(experiment, app)
         data_of_clients = _data(experiment, data) if code is None else _clients_of(code)
         if experiment.table is not None and (unlike := note_on_inputs(data_of_clients, experiment.table)):
@@ -138,7 +141,7 @@ class Simulation:
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         given = {"data": data, "model": model, "loss": loss, "metrics": metric, "app.kind": app}
         replaced = [name for name, part in given.items() if part is not None]
-        self.experiment = _resolved(experiment, replaced, self.batching)
+        self.experiment = _resolved(experiment, replaced, self.batching, self.device)
         self.groups = self._groups(experiment.local, self.batching.group)
         self.topology = self._topology(experiment.topology) if self.has_peers else None
         self.peer_codec: PeerCodec | None = None
@@ -369,10 +372,14 @@ def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: 
     return Topology(section.make, section.target, peers, streams, **rules)
 
 
-def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:
+def _resolved(
+    experiment: Experiment, replaced: Sequence[str], batching: Batching, device: "torch.device"
+) -> Experiment:
     """The experiment as it is run: sections replaced by Python objects are null, and choices are written down."""
     given: dict[str, Any] = dict.fromkeys(replaced)
     # On another kind of device the choice might differ, and batching changes results by rounding.
+    if experiment.simulation.device == "auto":
+        given["simulation.device"] = device.type
     given["simulation.batching"] = "on" if batching.is_batched else "off"
     if batching.is_batched:
         given["simulation.group"] = batching.group

@@ -6,7 +6,8 @@ A node's configuration (``flower-supernode --node-config``) says which data are 
   where that names no client;
 - ``partition-id=0 num-partitions=3``: one client's part of the experiment's own data, as Flower's users number them;
 
-and with ``folder="…"`` where a client's state is kept between tasks, for algorithms such as SCAFFOLD.
+with ``folder="…"`` where a client's state is kept between tasks, for algorithms such as SCAFFOLD, and with
+``device="cuda:1"`` on which device the client trains.
 """
 
 import logging
@@ -87,9 +88,11 @@ class FlowerNode:
     def __init__(self, experiment: Experiment, config: Mapping[str, Any]) -> None:
         self._sent: Path | None = None  # file of the model's fixed part that has come with the message
         self._config = config
+        self._device = "auto"
         # The app's experiment names a file of the server's machine.
         self._experiment = experiment.model_copy(update={"fixed": None})
         self._data = self._own()
+        self._device = str(config.get("device", self._device))
         (self.client,) = self._data.clients
 
     @contextmanager
@@ -140,7 +143,7 @@ class FlowerNode:
             return pb.Response(scores=training.score(examination, path)[0]), None
 
     def _training(self, plan: pb.Plan, folder: Path) -> NodeTraining:
-        return NodeTraining(self._data, self._experiment, plan, folder, SYSTEM_CLOCK, self._sent)
+        return NodeTraining(self._data, self._experiment, plan, folder, SYSTEM_CLOCK, self._sent, device=self._device)
 
     def _folder_of(self, plan: pb.Plan) -> Path:
         """Folder of the client's states in a run."""
@@ -157,6 +160,7 @@ class FlowerNode:
             if description.data is None:
                 raise InvalidInput("a node on Flower's engine trains on data, got an app: run it as Flower's own app")
             self._experiment = self._experiment.model_copy(update={"fixed": description.fixed})
+            self._device = description.device
             client = self._config.get("client", description.client)
             if not isinstance(client, int | str):
                 raise InvalidInput(

@@ -78,6 +78,7 @@ class NodeTraining:
         fixed_part: file of the model's fixed part that the server has sent, which is moved to the folder; None: it has
             sent none.
         node_config: facts of the node that an app is told.
+        device: name of the device that computes.
 
     Raises:
         FixedPartMissing: if the server must send the model's fixed part.
@@ -94,6 +95,7 @@ class NodeTraining:
         clock: Clock,
         fixed_part: Path | None = None,
         node_config: Mapping[str, Any] = MappingProxyType({}),
+        device: str = "auto",
     ) -> None:
         self._clock = clock
         (self._client,) = data.clients
@@ -121,7 +123,7 @@ class NodeTraining:
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
         way_out = self._prepared.way_out(self._message, secret_streams)
         self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
-        self._work = Work(self._recipe, device_of())
+        self._work = Work(self._recipe, device_of(device))
         rule = self._recipe.aggregator
         movement = None if rule is None else rule.movement
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE, movement)

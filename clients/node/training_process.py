@@ -13,6 +13,7 @@ from fed.clients.data import ClientId
 from fed.clients.node.own_data import described, described_without_schema, samples_of
 from fed.clients.node.plans import as_table, table_text
 from fed.clients.node.training import Hidden, NodeTraining
+from fed.clients.training.devices import device_of
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed, error_with_line
@@ -182,6 +183,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             return
         try:
             if what == "describe":
+                device_of(description.device)  # one that is missing is refused before the node joins
                 answer: Any = described_without_schema(description, client)
             elif what == "describe_by":
                 answer = described(own(*arguments))
@@ -191,7 +193,14 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 experiment = experiment.model_copy(update={"fixed": description.fixed})
                 samples = own(table_text(experiment.table))
                 training = NodeTraining(
-                    samples, experiment, plan, folder, SYSTEM_CLOCK, fixed_part, description.node_config
+                    samples,
+                    experiment,
+                    plan,
+                    folder,
+                    SYSTEM_CLOCK,
+                    fixed_part,
+                    node_config=description.node_config,
+                    device=description.device,
                 )
                 answer = training.spec(), training.fixed, training.keeps_states, training.casting
             else:

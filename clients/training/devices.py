@@ -1,21 +1,71 @@
 """Devices of this machine that workers compute on."""
 
+from fed.errors import InvalidInput
 from fed.vectors.tensors import torch
 
-__all__ = ["device_of", "devices_of"]
+__all__ = ["device_of", "devices_named", "devices_of", "found_devices", "scoring_device"]
 
 
-def device_of(worker: int = 0) -> "torch.device":
-    """Device of one worker.
+def found_devices() -> list[str]:
+    """Names of this machine's devices."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    apples = ["mps"] if torch.backends.mps.is_available() else []
+    return ["cpu", *(f"cuda:{index}" for index in range(gpus)), *apples]
+
+
+def devices_named(name: str) -> "list[torch.device]":
+    """All devices that a name means, each once.
 
     Args:
-        worker: number of the worker, from 0: GPUs are dealt to workers in turn.
+        name: auto, cpu, cuda, a GPU such as cuda:1, or mps, as :data:`fed.config.device_names.DeviceName` says.
+
+    Raises:
+        InvalidInput: if this machine has none.
+
+    Example:
+        >>> devices_named("cpu")
+        [device(type='cpu')]
     """
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", worker % torch.cuda.device_count())
+    found = found_devices()
+    gpus = [one for one in found if one.startswith("cuda")]
+    meant = {"auto": gpus or ["cpu"], "cuda": gpus}.get(name, [name])
+    if not meant or meant[0] not in found:
+        raise InvalidInput(
+            f"device {name} is not on this machine, which has {' and '.join(found)}: choose one of them, or auto"
+        )
+    return [torch.device(one) for one in meant]
 
 
-def devices_of(workers: int) -> "list[torch.device]":
-    """Device of each worker, for so many of them."""
-    return [device_of(worker) for worker in range(workers)]
+def devices_of(workers: int, name: str = "auto") -> "list[torch.device]":
+    """Device of each worker: GPUs are dealt to workers in turn.
+
+    Args:
+        workers: number of workers.
+        name: name of the device.
+
+    Raises:
+        InvalidInput: if it is not on this machine.
+    """
+    devices = devices_named(name)
+    return [devices[worker % len(devices)] for worker in range(workers)]
+
+
+def device_of(name: str = "auto") -> "torch.device":
+    """Device of one worker alone: the first of those that the name means.
+
+    Args:
+        name: name of the device.
+
+    Raises:
+        InvalidInput: if it is not on this machine.
+    """
+    return devices_named(name)[0]
+
+
+def scoring_device(device: "torch.device") -> "torch.device":
+    """Device that sums losses and metrics in float64, which Apple's GPUs lack: for them the CPU, else the same.
+
+    Args:
+        device: device that computes outputs.
+    """
+    return torch.device("cpu") if device.type == "mps" else device

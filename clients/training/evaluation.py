@@ -27,6 +27,7 @@ from fed.clients.scoring.measures import (
     takes_scores,
 )
 from fed.clients.training.channel_groups import ChannelGroups
+from fed.clients.training.devices import scoring_device
 from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.reading import AsNeeded, Batch, called, moved, with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
@@ -61,18 +62,23 @@ def evaluate(
 
     Args:
         module: model, on ``device``.
-        loss: (output, target) → a scalar.
-        metrics: name → (output, target) → a number.
+        loss: (output, target) → a scalar, on the device's :func:`~fed.clients.training.devices.scoring_device`.
+        metrics: name → (output, target) → a number, on that device, too.
         samples: (inputs, targets), on any device, or samples on demand.
         device: device that computes.
         collate: the run's collate, or None.
     """
     module.eval()
-    tally = _Tally(loss, metrics, device, counts=may_ignore(samples, is_collated=collate is not None))
+    scores = scoring_device(device)
+    tally = _Tally(loss, metrics, scores, counts=may_ignore(samples, is_collated=collate is not None))
     # Not inference_mode: a module may train later with tensors that it caches here.
     with torch.no_grad():
         for batch in _batches(samples, device, collate):
-            tally.add(called(module, batch.inputs), batch)
+            output = called(module, batch.inputs)
+            if scores != device:
+                output = tree_map(lambda part: part.to(scores) if isinstance(part, Tensor) else part, output)
+                batch = batch._replace(targets=moved(batch.targets, scores))
+            tally.add(output, batch)
         return tally.score()
 
 

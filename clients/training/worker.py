@@ -10,6 +10,7 @@ from typing import Any
 
 from fed.clients.data import ClientId, Held
 from fed.clients.data.held import dense, size_of, taken
+from fed.clients.training.devices import scoring_device
 from fed.clients.training.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.local_trainer import ScoringTrainer
@@ -42,11 +43,12 @@ class Work:
     def __init__(self, recipe: Recipe, device: "torch.device") -> None:
         if multiprocessing.parent_process() is not None:  # fed.simulate has done so in the first process
             keep_freed_memory()
-        self._loss = on_device(recipe.loss, device)
-        self._metrics = {name: on_device(metric, device) for name, metric in recipe.metrics.items()}
+        scores = scoring_device(device)
+        self._loss = on_device(recipe.loss, scores)
+        self._metrics = {name: on_device(metric, scores) for name, metric in recipe.metrics.items()}
         self._recipe = recipe
         self._device = device
-        self.train = GroupTraining(recipe, self._loss, device)
+        self.train = GroupTraining(recipe, on_device(recipe.loss, device), device)
         self._trainer = self.train.trainer
         self._evaluator: BatchedEvaluator | None = None
         if recipe.is_batched:

@@ -15,6 +15,7 @@ from fed.errors import InvalidInput, is_interrupt
 
 __all__ = [
     "Credentials",
+    "Device",
     "Insecure",
     "Name",
     "hold_to_certificates",
@@ -30,6 +31,11 @@ Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folde
 Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
 Name = Annotated[
     str | None, typer.Option(metavar="NAME", help="Name of this node or peer, where it has no certificate.")
+]
+
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="DEVICE", help="Device that computes: auto, cpu, cuda, a GPU such as cuda:1, or mps."),
 ]
 
 

@@ -41,6 +41,7 @@ def examine() -> int:
     machine = Table(show_header=False, box=None)
     packages = Table("package", "version", "needed", "for")
     devices, notes = _devices()
+    notes += [note for name, _ in devices if (note := _broken(name))]
     for row in (
         ("fed", f"{fed.__version__} in {Path(fed.__file__).parent}"),
         ("Python", f"{platform.python_version()} in {sys.prefix}"),
@@ -125,6 +126,23 @@ def _devices() -> tuple[list[tuple[str, str]], list[str]]:
         command = "pip install --force-reinstall torch"
         return found, [f"torch {torch.__version__} cannot train on this machine's GPU: {command}"]
     return found, [f"torch {torch.__version__} finds no GPU through this machine's driver: see nvidia-smi"]
+
+
+def _broken(name: str) -> str:
+    """A sentence on a device that is there and cannot compute; empty where it can.
+
+    Args:
+        name: name of the device, as an experiment writes it.
+    """
+    import torch
+
+    try:
+        ones = torch.ones(8, 8, device=name)
+        is_right = bool((ones @ ones == 8).all())
+    # PyTorch without CUDA asserts.
+    except (RuntimeError, AssertionError) as error:
+        return f"{name} is there and cannot compute ({first_line(error)}): choose another device"
+    return "" if is_right else f"{name} is there and computes wrongly: choose another device"
 
 
 def _unfit_torchvision() -> list[str]:

@@ -12,6 +12,7 @@ import typer
 
 from fed.cli.deployments import (
     Credentials,
+    Device,
     Insecure,
     Name,
     hold_to_certificates,
@@ -52,6 +53,7 @@ def server(
             min=1, metavar="N", help="Number of nodes to wait for before the first round; the cohort unless given."
         ),
     ] = None,
+    device: Device = None,
     settings: Settings = None,
     output: Output = None,
     overwrite: Overwrite = False,
@@ -87,6 +89,7 @@ def server(
             min_nodes=min_nodes or least,
             overwrite=overwrite,
             resume=resume is not None,
+            device=device or "auto",
             # The port may be one that the system chose.
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
             observers=[RoundLines(shown, partial(_round_text, experiment.rounds.make().count))],
@@ -195,6 +198,7 @@ def client(
             help="With --secure, at the first start: begin the record of the rounds that this node has revealed.",
         ),
     ] = False,
+    device: Device = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
 ) -> int:
     """Train on this node what a server asks for; its data never leave it."""
@@ -221,7 +225,7 @@ def client(
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
     name = name_of("node", name=name, credentials=credentials, certified=loaded.name if loaded else None)
     # The name is part of the folder's, so that several nodes may share one DATA.yaml.
-    own = _described(data, app, node_config or ())
+    own = _described(data, app, node_config or ()).on(device)
     place = state or (Path() if data is None else data.parent) / f".fed-{name}"
     training = TrainingProcess(client_id_of(name), own, place / "kept")
     if dry_run:

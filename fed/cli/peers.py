@@ -9,6 +9,7 @@ import typer
 
 from fed.cli.deployments import (
     Credentials,
+    Device,
     Insecure,
     Name,
     hold_to_certificates,
@@ -63,6 +64,7 @@ def peer(
         float,
         typer.Option(min=0.0, metavar="SECONDS", help="Seconds to stay at the end for members that are still away."),
     ] = 60.0,
+    device: Device = None,
     settings: Settings = None,
     output: Output = None,
     overwrite: Overwrite = False,
@@ -84,7 +86,7 @@ def peer(
     if experiment is None and (resume is None or not end_is_kept(resume)):
         return 0
 
-    own = NodeData.load(data)
+    own = NodeData.load(data).on(device)
     if own.data is None:
         raise InvalidInput(f"a peer trains on data, got an app in {data}: an app's clients go with fed server")
     addresses = {"--join": join or []}

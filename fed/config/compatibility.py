@@ -207,10 +207,10 @@ def without_use_for_apps(local: type[BaseModel]) -> list[str]:
         local: class of the section ``local``.
     """
     untold = [f"local.{name}" for name in local.model_fields if name not in _TOLD_TO_APPS]
-    return [*_BROUGHT_BY_APPS, "table", "collate", *untold, "evaluation.fraction", *_OF_GROUPS]
+    return [*_BROUGHT_BY_APPS, "table", "collate", *untold, "evaluation.fraction", *_OF_TRAINING]
 
 
-_OF_GROUPS = ("simulation.batching", "simulation.group")  # an app trains one client at a time
+_OF_TRAINING = ("simulation.batching", "simulation.group", "simulation.device")  # an app trains as it sees fit
 
 
 def _check_that_an_app_brings_all(experiment: Sections) -> None:

@@ -23,6 +23,7 @@ from fed.config import registry
 from fed.config.apps import AppSection
 from fed.config.compatibility import Feature, check_combination, lacks
 from fed.config.components import Component, Family
+from fed.config.device_names import DeviceName
 from fed.config.document import Document
 from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
@@ -135,6 +136,9 @@ class Execution(Section):
     workers: NonNegativeInt | Literal["auto"] = "auto"
     """Number of processes that train, one thread each; 0: this process trains; auto: up to one for each core or GPU,
     where they make the run faster."""
+    device: DeviceName = "auto"
+    """Device that trains and evaluates: auto, cpu, cuda, a GPU such as cuda:1, or mps. auto: GPUs where there are any,
+    else the CPU; with GPUs as with cuda workers are dealt all of them in turn."""
     executor: Annotated[Component, registry.EXECUTORS] | None = None
     """Executor of the clients' work; null: in_process without workers, and workers with some. Where one is named,
     workers: auto means as many as cores or GPUs, whether they pay or not."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from fed.config.device_names import DeviceName
 from fed.config.document import Document
 from fed.config.registry import DATA, DataSection
 from fed.config.sections import FixedSection
@@ -32,6 +33,9 @@ class NodeData(Document):
     """Code of this node's own client in the place of data, python:package.module:Name, as in an experiment's app."""
     node_config: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Facts of this node that its app is told, such as partition-id; Flower's node_config."""
+    device: DeviceName = "auto"
+    """Device of this node that trains and evaluates: auto, cpu, cuda, a GPU such as cuda:1, or mps; auto: the first GPU
+    where there is one, else the CPU. The option --device comes before it."""
     client: NonNegativeInt | str | None = None
     """Name or number of the source's client that this node is; unless given, the whole source is this node's."""
     seed: NonNegativeInt = 0
@@ -51,6 +55,17 @@ class NodeData(Document):
                 f"`data: {{kind: {kind}, path: {path}}}` into a file such as data.yaml, and give that"
             )
         return super().load(path, objects)
+
+    def on(self, device: str | None) -> Self:
+        """The same node, which computes on another device.
+
+        Args:
+            device: name of the device; None: that of this description.
+
+        Raises:
+            InvalidExperiment: if there is no device of that name.
+        """
+        return self if device is None else type(self)(**{**self.given_keys(), "device": device})
 
     @model_validator(mode="after")
     def _hold_to_one_source(self) -> Self:

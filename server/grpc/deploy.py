@@ -40,6 +40,7 @@ def serve(
     resume: bool = False,
     patience: Patience | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    device: str = "auto",
     on_listen: Callable[[int], None] | None = None,
     observers: Iterable[Observer | Essential] = (),
 ) -> Run:
@@ -56,6 +57,7 @@ def serve(
         resume: True to continue the run that the folder holds, from its newest whole checkpoint.
         patience: time limits; None: the usual ones.
         clock: time, by which it waits.
+        device: name of the server's device, which scores models: auto, cpu, cuda, a GPU such as cuda:1, or mps.
         on_listen: function that is called with the port once the server listens.
         observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
             slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
@@ -69,7 +71,7 @@ def serve(
     """
     output = Path(output)
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
-    deployment = Deployment(experiment, credentials.identities if credentials else None)
+    deployment = Deployment(experiment, credentials.identities if credentials else None, device=device)
     told = Observers(tracked(observers, experiment, output), clock)
     with folder.held():
         fleet = NodeFleet(

@@ -20,7 +20,7 @@ from fed.clients.node.own_data import check_collate, signature_of_an_app, signat
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.scoring.measures import Metrics, loss_in_force
 from fed.clients.setup import Preparation
-from fed.clients.training.devices import devices_of
+from fed.clients.training.devices import device_of
 from fed.clients.training.evaluation import Score
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -81,12 +81,18 @@ class Deployment:
         experiment: experiment to run.
         identities: function that returns the clients' signed identities as they are now; None where there are no
             credentials.
+        device: name of the device that scores models.
 
     Raises:
         InvalidInput: if it cannot be deployed.
     """
 
-    def __init__(self, experiment: Experiment, identities: "Callable[[], SignedIdentities] | None" = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        identities: "Callable[[], SignedIdentities] | None" = None,
+        device: str = "auto",
+    ) -> None:
         check_deployment(experiment)
         if experiment.secure_aggregation is not None:
             if identities is None:
@@ -96,6 +102,7 @@ class Deployment:
                 )
             identities()  # read now, so that unreadable ones are refused before any node dials
         self._identities = identities
+        self._device = device_of(device)
         self._run = ""  # name of the run, where it is not the fleet's
         self.experiment = experiment
         self._is_of_app = experiment.app is not None
@@ -336,7 +343,7 @@ class Deployment:
         observers: Observers,
     ) -> TrainingLoop:
         recipe = prepared.recipe
-        executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work, devices_of(1))
+        executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work, [self._device])
 
         def by_nodes(number: int) -> Scoring:
             policy = federation.policy

@@ -13,6 +13,7 @@ from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.fingerprint import data_sha256
 from fed.clients.node.own_data import samples_of
 from fed.clients.setup import Preparation
+from fed.clients.training.devices import device_of
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment
@@ -26,6 +27,7 @@ from fed.server.telling import Observers
 from fed.server.tracking import RunLabel, tracked
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
+from fed.vectors.tensors import torch
 from fed.wire.messages import client_id_of
 
 __all__ = ["PeerSetup", "end_is_kept", "serve_end", "take_part"]
@@ -89,6 +91,7 @@ def take_part(
             output=output,
             is_resumed=kept is not None,
             observers=told,
+            device=device_of(own.device),
         )
         peer = kind(of_run)
         if kept is None:
@@ -148,6 +151,7 @@ def serve_end(
             output=output,
             is_resumed=True,
             observers=Observers(clock=setup.clock),
+            device=torch.device("cpu"),  # nothing is computed any more
         )
         peer = kind(parts)
         peer.resume_end()

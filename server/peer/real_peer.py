@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fed.clients.data import ClientId, Held
 from fed.clients.setup import Preparation
-from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -34,7 +33,7 @@ from fed.server.telling import Observers
 from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
-from fed.vectors.tensors import Tensor
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.messages import client_id_of, client_order
 from fed.wire.payloads import described
 from fed.wire.rate_limits import Refusals
@@ -96,6 +95,7 @@ class PeerParts:
         output: the run's folder.
         is_resumed: True if the run goes on from a checkpoint, or its end is served again.
         observers: listeners to the run's events.
+        device: device that computes.
     """
 
     experiment: Experiment
@@ -104,6 +104,7 @@ class PeerParts:
     output: Path
     is_resumed: bool
     observers: Observers
+    device: "torch.device"
 
 
 class RealPeer(ABC, Generic[_Service]):
@@ -133,7 +134,7 @@ class RealPeer(ABC, Generic[_Service]):
         # Without a deadline a neighbour that is cut off would hold its neighbours for ever.
         self.deadline_s = given_s or _DEADLINE_S
         self.size = parts.prepared.data.size_of(client_id_of(parts.setup.name))
-        self.executor = InProcess(partial(Work, parts.prepared.recipe), devices_of(1))
+        self.executor = InProcess(partial(Work, parts.prepared.recipe), [parts.device])
 
     @property
     def service(self) -> _Service:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 
 from fed.aggregators.base import Aggregator
-from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidCheckpoint, InvalidExperiment
@@ -38,7 +37,7 @@ class ReplicaPeer(RealPeer[ReplicaService]):
         message = prepared.message_format(parts.setup.min_peers)
         recipe = replace(prepared.recipe, way_out=prepared.way_out(message))
         # In place of the base's: only now is the format known, and with it the way out.
-        self.executor = InProcess(partial(Work, recipe), devices_of(1))
+        self.executor = InProcess(partial(Work, recipe), [parts.device])
         numbers = sum(message.summed_sizes)
         # Well within a deadline, so that a round outlives its proposer.
         takeover_s = min(1.0, self.deadline_s / 2)

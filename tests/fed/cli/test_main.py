@@ -381,6 +381,14 @@ def test_doctor_says_what_there_is(run: Run) -> None:
         assert what in out
 
 
+def test_doctor_tries_each_device(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_doctor, "_devices", lambda: ([("cpu", "here"), ("cuda:7", "a broken GPU")], []))
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert "• cuda:7 is there and cannot compute (" in out
+    assert "• cpu" not in out
+
+
 def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     known = cli_doctor._version
     monkeypatch.setattr(

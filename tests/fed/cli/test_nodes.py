@@ -227,6 +227,23 @@ def test_a_node_goes_by_the_name_in_its_certificate(folder: Path, capsys: pytest
     assert main([*command, "--name", "ann"]) == main(command) == 0
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["server", "experiment.yaml", "--insecure", "--listen", "127.0.0.1:0"],
+        ["client", "--data", "data.yaml", "--name", "ann", "--dry-run"],
+        ["peer", "peers.yaml", "--data", "data.yaml", "--name", "ann", "--insecure", "--listen", "127.0.0.1:0"],
+    ],
+)
+def test_a_device_that_is_missing_is_refused(
+    command: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "peers.yaml").write_text("{data: null, algorithm: {kind: dpsgd}, model: {kind: logistic}}")
+    assert main([*command, "--device", "cuda:9"]) == 2
+    assert "device cuda:9 is not on this machine, which has cpu" in capsys.readouterr().err
+    assert not (folder / "runs").exists()
+
+
 def test_an_algorithm_that_needs_no_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "experiment.yaml", "--insecure", "--set", "algorithm=dpsgd", "--output", "run"]) == 2
     assert "a deployment needs clients that report to a coordinator, got algorithm dpsgd" in capsys.readouterr().err

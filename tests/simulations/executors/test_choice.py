@@ -14,7 +14,6 @@ from torch import nn
 import fed
 from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedavg import FedAvg
-from fed.clients.training.devices import devices_of
 from fed.clients.training.executor import InProcess, Make, Work
 from fed.config.registry import EXECUTORS
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
@@ -181,13 +180,6 @@ def test_run_resumes_with_another_executor(tmp_path: Path) -> None:
     other = keys.override({"simulation.executor": f"python:{trial.__name__}:Pickled", "simulation.workers": 2})
     resumed = simulate(other, data=parts.unequal(), model=parts.small, output=tmp_path / "run", resume=True)
     assert parts.outcome(resumed) == parts.outcome(whole)
-
-
-def test_devices_are_dealt_to_workers_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert devices_of(2) == [torch.device("cpu")] * 2
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert devices_of(3) == [torch.device("cuda", number) for number in (0, 1, 0)]
 
 
 def test_an_untimed_run_is_timed_where_it_matters(
