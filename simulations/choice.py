@@ -23,9 +23,9 @@ from fed.errors import InvalidExperiment, InvalidInput, RunFailed, first_line
 from fed.processes.machine import usable_cores
 from fed.server.evaluation import MODELS_AT_ONCE
 from fed.simulations.estimate import Estimate
-from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
 from fed.vectors import trees
+from fed.vectors.shared_memory import SharedTensor
 from fed.vectors.tensors import Tensor, torch
 from fed.vectors.trees import Ragged, Tree
 
@@ -105,7 +105,8 @@ def _useful(simulation: Simulation) -> int:
     name = simulation.experiment.simulation.device
     processors = usable_cores() if simulation.device.type == "cpu" else len(devices_named(name))
     groups = -(-simulation.trainees // simulation.groups.size)  # rounded up
-    return min(processors, groups)
+    # Each worker starts a process for each of local.devices.
+    return min(max(processors // simulation.recipe.local.devices, 1), groups)
 
 
 def _started(simulation: Simulation, section: Component, workers: int, *, awaits: bool = False) -> Executor:

@@ -70,7 +70,7 @@ class Executor(ABC):
         is_parallel: True if items are at work while the caller does something else.
         pickles_work: True if ``make`` goes to other processes, and must be picklable for it.
         shares_memory: True if these processes are spawned by this one, and may map its memory: training data then lie
-            in it once for all, as :class:`fed.simulations.executors.shared_memory.SharedTensor`.
+            in it once for all, as :class:`fed.vectors.shared_memory.SharedTensor`.
     """
 
     is_parallel: ClassVar[bool] = False

@@ -41,6 +41,8 @@ _WHILE_LIBRARIES_LOAD = {
 No module of theirs is taken from the working folder, where the user's own may have the same names.
 """
 
+_ENVIRONMENT_LOCK = threading.Lock()
+
 
 def load_for_children(module_name: str) -> None:
     """Begin to load what children need, in a process beside this one, so that each starts at once.
@@ -138,13 +140,14 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    """Set environment variables for processes that are started meanwhile; one thread at a time."""
+    with _ENVIRONMENT_LOCK:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value

@@ -16,20 +16,20 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, NamedTuple
 
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
+from fed.clients.training.working_process import FAULT_BYTES, fault_in
 from fed.errors import FedError, InvalidInput, RunFailed, in_one_sentence, os_errors_as
 from fed.processes.child_processes import UNKNOWN_EXIT_CODE, spawned, stop
-from fed.simulations.executors.crash_report import words_of_exit
-from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
+from fed.processes.crash_report import words_of_exit
 from fed.simulations.executors.worker import (
     ANSWER,
-    FAULT_BYTES,
     ORDER,
     SLOTS,
     Maker,
     WorkerReply,
-    current_settings,
     serve,
 )
+from fed.vectors.shared_memory import Parcel, SharedMemory, Slot
+from fed.vectors.torch_settings import current_settings
 
 if TYPE_CHECKING:
     from fed.vectors.tensors import torch
@@ -85,7 +85,7 @@ class _Worker:
 
     def fault(self) -> str:
         """Text that faulthandler wrote at a crash."""
-        return self.memory.mapped[-FAULT_BYTES:].rstrip(b"\0").decode(errors="replace")
+        return fault_in(self.memory)
 
 
 class Workers(Executor):
@@ -98,7 +98,7 @@ class Workers(Executor):
 
     Args:
         make: function from a device to the work, called in each worker; picklable, with a
-            :class:`fed.simulations.executors.shared_memory.SharedTensor` in place of each large tensor, which is then
+            :class:`fed.vectors.shared_memory.SharedTensor` in place of each large tensor, which is then
             not copied. It is pickled whenever a worker begins, so it must not change meanwhile.
         devices: device of each worker; at least one.
         capacity_bytes: largest size of an item's tensors together, and of its result's, each tensor rounded up to 64

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot, packed
+from fed.vectors.shared_memory import Parcel, SharedMemory, Slot, packed
 from fed.vectors.tensors import Tensor
 
 __all__ = ["sending_s"]

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fed.errors import Diverged, FedError
-from fed.simulations.executors.shared_memory import SharedTensor
-from fed.simulations.executors.worker import current_settings
+from fed.vectors.shared_memory import SharedTensor
+from fed.vectors.torch_settings import current_settings
 
 Tensors = Sequence[Tensor]
 BOUND_S = 60.0

@@ -20,10 +20,10 @@ from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
 from fed.server.observer import Essential
 from fed.simulations import choice as hiring
 from fed.simulations.estimate import Estimate
-from fed.simulations.executors.shared_memory import packed
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from fed.simulations.speed_up import RunTimes
+from fed.vectors.shared_memory import packed
 from tests.simulations import users_parts as parts
 from tests.simulations.executors import trial
 from tests.thinned import thinned

@@ -20,8 +20,8 @@ from fed import errors
 from fed.clients.training.executor import Executor, InProcess, Item
 from fed.errors import Diverged, FedError, InvalidData, InvalidInput, RunFailed
 from fed.simulations.executors.pool import Workers
-from fed.simulations.executors.shared_memory import SharedTensor
-from fed.simulations.executors.worker import current_settings
+from fed.vectors.shared_memory import SharedTensor
+from fed.vectors.torch_settings import current_settings
 from tests.simulations.executors import pure_work as work
 
 pytestmark = [
@@ -551,9 +551,9 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from fed.clients.training.executor import Item
-from fed.simulations.executors.shared_memory import SharedTensor
+from fed.vectors.shared_memory import SharedTensor
 from fed.simulations.executors.pool import Workers
-from fed.simulations.executors.shared_memory import SharedTensor
+from fed.vectors.shared_memory import SharedTensor
 from tests.simulations.executors import pure_work as work
 import torch
 

@@ -1,5 +1,7 @@
-"""Crash report of a worker process: its cause of death, and the line of the user's code that ran."""
+"""Crash report of a child process: its cause of death, and the line of the user's code that ran."""
 
+import logging
+import pickle
 import re
 import signal
 import sysconfig
@@ -7,7 +9,12 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["words_of_error", "words_of_exit"]
+from fed import errors
+from fed.errors import FedError
+
+__all__ = ["portable", "words_of_error", "words_of_exit"]
+
+_log = logging.getLogger(__name__)
 
 _HOUSE = Path(__file__).resolve().parents[2]
 _NOT_THE_USERS = (
@@ -46,6 +53,25 @@ def words_of_error(error: BaseException) -> tuple[str, str]:
     details = "".join(traceback.format_exception(error))
     # The end of a traceback has the error, and the beginning may repeat a recursion thousands of times.
     return description[:10_000], details[-100_000:]
+
+
+def portable(error: FedError, most_bytes: int) -> FedError:
+    """Error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`.
+
+    Args:
+        error: error that a child has raised.
+        most_bytes: largest size of the pickled error.
+    """
+    try:
+        pickled = pickle.dumps(error)
+        # Some errors can be pickled, and then not be loaded, or only as another type.
+        if type(pickle.loads(pickled)) is type(error) and len(pickled) < most_bytes:  # noqa: S301  # its own
+            return error
+    except Exception:
+        _log.debug("cannot be pickled: %r", error, exc_info=True)
+    nearest: type[FedError] = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    # A message without bounds would not fit into a slot.
+    return nearest(str(error)[:10_000])
 
 
 def _innermost(frames: Sequence[tuple[str, int | str, str]]) -> str:

@@ -12,9 +12,9 @@ import torch
 
 from fed.clients.training.executor import Item
 from fed.errors import InvalidInput, RunFailed
-from fed.simulations.executors import shared_memory
 from fed.simulations.executors.pool import Workers
-from fed.simulations.executors.shared_memory import SharedMemory, SharedTensor
+from fed.vectors import shared_memory
+from fed.vectors.shared_memory import SharedMemory, SharedTensor
 from tests.simulations.executors import pure_work as work
 from tests.thinned import thinned
 
