@@ -4,16 +4,13 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
-import operator
 from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
-from itertools import islice
 
 import numpy as np
 
 from fed.clients.data import Held
-from fed.clients.data.held import is_read, may_ignore, size_of
-from fed.clients.scoring.losses import counted_cross_entropy, cross_entropy
+from fed.clients.data.held import is_read, size_of
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
 from fed.clients.training.draws import RandomDraw, draws_of
@@ -24,6 +21,7 @@ from fed.clients.training.module_state import ModuleState
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.reading import Batch, called, reading
 from fed.clients.training.recorded_gradients import RecordedGradients, is_recordable
+from fed.clients.training.steps import MeanLoss, loss_for, parts_of_measurement, steps_of
 from fed.vectors import trees
 from fed.vectors.fixed_part import TrainingModes, Untouched
 from fed.vectors.randomness import seeded_torch
@@ -32,8 +30,6 @@ from fed.vectors.trees import Tree
 
 __all__ = ["Trainer"]
 
-_LOSSES_AT_ONCE = 1024  # bounds the memory of losses that wait
-_SAMPLES_AT_ONCE = 128  # in one forward pass of a measurement
 _NOTHING = LocalContext()
 _CANNOT_VIEW = "view size is not compatible"  # PyTorch's words for a .view() that meets channels last
 
@@ -180,7 +176,7 @@ class Trainer(TorchTrainer):
         lr = self.local.lr if context.lr is None else context.lr
         optimizer = optimizer_for(self.local, lr)
         scaler = _LossScale()
-        losses = _MeanLoss()
+        losses = MeanLoss()
         self._choose_loss(samples)
         batches = self.plan(size_of(samples), context.steps[0] if context.steps else None)
         descends = self.is_plain and not self._is_scaled
@@ -215,13 +211,9 @@ class Trainer(TorchTrainer):
         self.load(vector_V, integers_I)
         self._begin()
         gradient_Q = torch.zeros_like(self._flat.x_Q)
-        losses = _MeanLoss()
+        losses = MeanLoss()
         self._choose_loss(samples)
-        size = size_of(samples)
-        chunks = max(size // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
-        its = reading(samples, self.collate, self.device, seed)
-        parts = its.places(np.arange(size)).tensor_split(chunks)
-        step = [its.batch(places_B, number) for number, places_B in enumerate(parts)]
+        step = parts_of_measurement(samples, reading(samples, self.collate, self.device, seed))
         with seeded_torch(seed, self.device), torch.set_grad_enabled(gradient):
             if gradient:
                 gradient_Q = self._gradient(step, losses, _LossScale())
@@ -232,34 +224,14 @@ class Trainer(TorchTrainer):
         return losses.mean(), self._flat.gathered(gradient_Q).cpu()
 
     def _choose_loss(self, samples: Held) -> None:
-        """Choose the form of cross-entropy that is 0 where no label of a batch counts, if there may be such a batch."""
-        self._loss = self.loss
-        looks = self.loss is cross_entropy and self.may_ignore
-        if looks and may_ignore(samples, is_collated=self.collate is not None):
-            self._loss = counted_cross_entropy
+        self._loss = loss_for(self.loss, samples, collate=self.collate, may_ignore=self.may_ignore)
 
     def _steps(self, samples: Held, batches: Batches, order: np.random.Generator, seed: int) -> Iterator[list[Batch]]:
         """The batches of each optimizer step."""
         its = reading(samples, self.collate, self.device, seed)
-        most = self.local.accumulate
-        if batches.keeps_order:
-            for step in range(batches.steps):
-                yield [its.all(most * step)]
-            return
-        within = batches.within
-        for epoch, order_E in enumerate(batches.orders(order)):
-            first = epoch * len(within)
-            numbers = (most * step + place for step, parts in enumerate(within, first) for place in range(len(parts)))
-            made = its.batches(order_E, batches.of_epoch, numbers)
-            taken = within[: batches.steps - first]
-            if most == 1:
-                for batch in islice(made, len(taken)):
-                    yield [batch]
-            else:
-                for parts in taken:
-                    yield list(islice(made, len(parts)))
+        return steps_of(its, batches, order, self.local.accumulate)
 
-    def _gradient(self, step: list[Batch], losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
+    def _gradient(self, step: list[Batch], losses: MeanLoss, scaler: "_LossScale") -> Tensor:
         """The gradient [Q] of the mean loss over a step's samples, batch by batch."""
         if len(step) == 1:
             return self._gradient_of_batch(step[0], losses, scaler)
@@ -270,12 +242,12 @@ class Trainer(TorchTrainer):
             gradient_Q.add_(part_Q, alpha=batch.samples / samples)
         return gradient_Q
 
-    def _gradient_of_batch(self, batch: Batch, losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
+    def _gradient_of_batch(self, batch: Batch, losses: MeanLoss, scaler: "_LossScale") -> Tensor:
         if self._is_scaled:
             return scaler.gradient(self._loss_of(batch, losses), self._flat)
         return self._flat.joined(self._gradients(batch, losses))
 
-    def _gradients(self, batch: Batch, losses: "_MeanLoss") -> Sequence[Tensor | None]:
+    def _gradients(self, batch: Batch, losses: MeanLoss) -> Sequence[Tensor | None]:
         """Gradients of all parameters in their shapes; None for one that the loss does not depend on."""
         if self._recorded is not None and (found := self._recorded.of(self._loss, batch)) is not None:
             *gradients, loss = found
@@ -283,13 +255,13 @@ class Trainer(TorchTrainer):
             return gradients
         return self._flat.gradients(self._loss_of(batch, losses))
 
-    def _loss_of(self, batch: Batch, losses: "_MeanLoss") -> Tensor:
+    def _loss_of(self, batch: Batch, losses: MeanLoss) -> Tensor:
         if self.half is None:
             return self._found_loss(batch, losses)
         with self.precision:
             return self._found_loss(batch, losses)
 
-    def _found_loss(self, batch: Batch, losses: "_MeanLoss") -> Tensor:
+    def _found_loss(self, batch: Batch, losses: MeanLoss) -> Tensor:
         loss = self._loss(called(self.module, batch.inputs), batch.targets)
         losses.add(loss.detach(), batch.samples)  # else the graph of every batch stays in memory
         return loss if self._contrast is None else loss + self._contrast.penalty(batch.inputs)
@@ -308,33 +280,6 @@ def _shape(samples: Held) -> Hashable:
     if is_read(samples):
         return len(samples)
     return trees.shapes(samples[0])
-
-
-class _MeanLoss:
-    """Mean of batches' losses over their samples, in float64; no step waits for it."""
-
-    def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-        self._sizes: list[int] = []
-        self._sum = 0.0
-        self._samples = 0
-
-    def add(self, loss: Tensor, samples: int) -> None:
-        self._losses.append(loss)
-        self._sizes.append(samples)
-        if len(self._losses) == _LOSSES_AT_ONCE:
-            self._take()
-
-    def mean(self) -> float:
-        self._take()
-        return self._sum / self._samples
-
-    def _take(self) -> None:
-        losses = torch.stack(self._losses).tolist() if self._losses else []  # one wait for a GPU instead of one a step
-        self._sum += sum(map(operator.mul, losses, self._sizes))
-        self._samples += sum(self._sizes)
-        self._losses = []
-        self._sizes = []
 
 
 class _LossScale:
