@@ -36,6 +36,9 @@ from fed.clients.scoring.losses import cross_entropy, outputs_for
 from fed.clients.scoring.measures import Loss, Metric, Metrics, loss_in_force, metrics_in_force
 from fed.clients.training.client_states import ClientStates
 from fed.clients.training.local_context import LocalContext
+from fed.clients.training.local_trainer import MakeTrainer
+from fed.clients.training.parallel.parallel_trainer import ParallelTrainers, kind_of
+from fed.clients.training.parallel.refusals import check_parallel
 from fed.clients.training.work_items import Recipe
 from fed.clients.way_out import UpdateStages, WayOut
 from fed.compression.codec import Codec
@@ -324,12 +327,28 @@ class Preparation:
         check_state(module, "float32")
         return module
 
-    def _trainers_of(self, app: App | None, local: Local) -> AppTrainers | None:
+    def _trainers_of(self, app: App | None, local: Local) -> MakeTrainer | None:
         if app is None:
-            return None
+            return self._parallel_trainers(local) if local.devices > 1 else None
+        if local.devices > 1:
+            raise InvalidExperiment(
+                f"local.devices must be 1 where an app trains, which has devices of its own, got {local.devices}: "
+                "remove it"
+            )
         assert isinstance(self.module, AppModel)
         told = {name: getattr(self.algorithm, name) for name in self.algorithm.told_to_apps}
         return AppTrainers(app, self.module.specs, local, told)
+
+    def _parallel_trainers(self, local: Local) -> ParallelTrainers:
+        """Trainers of several devices, where these can train the model as one does."""
+        check_parallel(kind_of(local), self.module, self.loss, self.phases)
+        return ParallelTrainers(
+            module=self.module,
+            local=local,
+            private=self.layout.private,
+            moved=self.layout.moved,
+            collate=self.collate,
+        )
 
     def _stages(self, experiment: Experiment) -> tuple[Stage, ...]:
         stages = tuple(made_by(section, "stages", Stage) for section in experiment.stages or ())

@@ -137,6 +137,13 @@ def choose(
     Raises:
         InvalidExperiment: if batching is asked for and cannot be.
     """
+    if recipe.local.devices > 1:
+        if execution.batching == "on":
+            raise InvalidExperiment(
+                f"simulation.batching must be auto or off with local.devices={recipe.local.devices}, got on: set it to "
+                "auto"
+            )
+        return Batching(False, 1, f"{recipe.local.devices} devices train one client together")
     if recipe.make_trainer is not None:
         if execution.batching == "on":
             raise InvalidExperiment(

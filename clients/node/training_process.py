@@ -14,6 +14,7 @@ from fed.clients.node.own_data import described, described_without_schema, sampl
 from fed.clients.node.plans import as_table, table_text
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.training.devices import device_of
+from fed.clients.training.working_process import allow_children
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed, error_with_line
@@ -170,6 +171,7 @@ class TrainingProcess:
 def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
     """Answer the questions of the node's other process, one after another, until it is gone."""
     os.umask(0o077)  # states are files of this user alone
+    allow_children()  # where several devices train, each has a process
     end_with_parent()  # no task goes on after the node, which may have been started again and have the same folder
     # One thread gives the bits of a simulation.
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))

@@ -1,9 +1,9 @@
 """Devices of this machine that workers compute on."""
 
-from fed.errors import InvalidInput
+from fed.errors import InvalidExperiment, InvalidInput
 from fed.vectors.tensors import torch
 
-__all__ = ["device_of", "devices_named", "devices_of", "found_devices", "scoring_device"]
+__all__ = ["device_of", "devices_named", "devices_of", "devices_of_ranks", "found_devices", "scoring_device"]
 
 
 def found_devices() -> list[str]:
@@ -60,6 +60,31 @@ def device_of(name: str = "auto") -> "torch.device":
         InvalidInput: if it is not on this machine.
     """
     return devices_named(name)[0]
+
+
+def devices_of_ranks(first: "torch.device", count: int) -> "list[torch.device]":
+    """Device of each process that trains a client together with others: on GPUs one each, from the first on.
+
+    Args:
+        first: device of the worker that the processes belong to.
+        count: number of processes, ``local.devices``.
+
+    Raises:
+        InvalidExperiment: if the machine has too few.
+
+    Example:
+        >>> devices_of_ranks(torch.device("cpu"), 2)
+        [device(type='cpu'), device(type='cpu')]
+    """
+    if first.type == "cpu":
+        return [first] * count
+    gpus = torch.cuda.device_count() if first.type == "cuda" else 1
+    if count > gpus:
+        raise InvalidExperiment(
+            f"local.devices must be at most {gpus}, the number of this machine's devices of the kind {first.type}, got "
+            f"{count}: lower it, or compute on the CPU"
+        )
+    return [torch.device(first.type, ((first.index or 0) + rank) % gpus) for rank in range(count)]
 
 
 def scoring_device(device: "torch.device") -> "torch.device":

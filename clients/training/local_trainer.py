@@ -23,9 +23,10 @@ from fed.vectors.tensors import Tensor, nn, torch
 if TYPE_CHECKING:
     from fed.clients.training.evaluation import Score
 
-__all__ = ["LocalResult", "LocalTrainer", "MakeTrainer", "ScoringTrainer", "TorchTrainer"]
+__all__ = ["HALF", "LocalResult", "LocalTrainer", "MakeTrainer", "ScoringTrainer", "TorchTrainer"]
 
-_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Types of half precision, by the names of ``local.precision``."""
 
 
 class LocalResult(NamedTuple):
@@ -179,7 +180,7 @@ class TorchTrainer:
         self.module.to(self.device)
         self.layout = Layout.of(self.module, self.private, self.moved)
         self.local = self.phase.local(self.local)
-        self.half = _HALF.get(self.local.precision)
+        self.half = HALF.get(self.local.precision)
         self.precision: AbstractContextManager[object] = (
             torch.autocast(self.device.type, dtype=self.half) if self.half else nullcontext()
         )

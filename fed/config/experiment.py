@@ -78,6 +78,10 @@ class Local(Section):
     """Optimizer steps, in place of epochs."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Arithmetic of forward and backward passes; float32 means the model's own type, so that float64 stays float64."""
+    devices: PositiveInt = 1
+    """Number of devices that train one client together: GPUs where there are some, otherwise processes on the CPU."""
+    parallel: Annotated[Component, registry.PARALLELS] | None = None
+    """Way in which these devices share the work; null with several devices: ddp."""
 
     def lr_in(self, number: int, count: int, cohort: int) -> float:
         """Learning rate η in a round.
@@ -120,6 +124,11 @@ class Local(Section):
         defaults = Local.model_fields
         if self.optimizer == "sgd" and any(getattr(self, key) != defaults[key].default for key in ("betas", "eps")):
             raise ValueError("betas and eps belong to adam and adamw, got optimizer=sgd: remove them, or use adam")
+        if self.parallel is not None and self.devices == 1:
+            raise ValueError(
+                f"parallel needs devices of 2 or more, got devices=1 and parallel={self.parallel.kind}: raise devices, "
+                "or remove parallel"
+            )
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov")
         return self

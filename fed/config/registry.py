@@ -31,6 +31,7 @@ __all__ = [
     "LOSSES",
     "METRICS",
     "MODELS",
+    "PARALLELS",
     "PARTITIONS",
     "ROUNDS",
     "RULES",
@@ -322,6 +323,9 @@ EXECUTORS = Family(
     given=("make", "devices", "capacity_bytes", "small_bytes", "awaits"),
 )
 
+
+PARALLELS = Family("parallel", Component, _in("config.parallel", ddp="DDP"), default="ddp")
+"""Ways in which several devices train one client."""
 
 TRACKERS = Family(
     "tracker",

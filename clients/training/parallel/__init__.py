@@ -1,0 +1,1 @@
+"""Local training of one client on several devices, each with a process of its own."""

@@ -1,0 +1,60 @@
+"""Refusals of what several devices cannot train as one does, each with its reason and the way out."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fed.aggregators.base import Phase
+from fed.clients.scoring.losses import model_loss
+from fed.clients.scoring.measures import Loss
+from fed.clients.training.batches import normalises_batches
+from fed.clients.training.parallel.splits import can_split
+from fed.config.parallel import Parallel
+from fed.errors import InvalidExperiment, InvalidModel
+
+if TYPE_CHECKING:
+    from fed.vectors.tensors import nn
+
+__all__ = ["check_parallel"]
+
+
+def check_parallel(kind: Parallel, module: "nn.Module", loss: Loss, phases: Iterable[Phase]) -> None:
+    """Check that several devices compute what one does.
+
+    Args:
+        kind: way in which they share the work.
+        module: the model.
+        loss: (output, target) → scalar.
+        phases: phases of local training.
+
+    Raises:
+        InvalidExperiment: if a term of the loss compares whole models, or the loss of a batch is not known from those
+            of its parts.
+        InvalidModel: if the model normalises over the batch, and the devices split it.
+    """
+    for phase in phases:
+        if phase.rule is not None and phase.rule.contrasts:
+            raise InvalidExperiment(
+                f"{type(phase.rule).__name__} compares the representations of three whole models in each step, which "
+                "no device of several has: set local.devices to 1, or choose another algorithm"
+            )
+    if not kind.splits_batches:
+        return
+    name = type(kind).__name__.lower()
+    if normalises_batches(module):
+        raise InvalidModel(
+            f"a model with batch normalisation cannot be trained with local.parallel: {name}, for each device or "
+            "micro-batch would take the statistics of its own share of a batch: use GroupNorm or LayerNorm, "
+            "local.parallel: tensor, or one device"
+        )
+    if loss is model_loss:
+        raise InvalidExperiment(
+            f"loss: model cannot be trained with local.parallel: {name}, which splits batches, for the model alone "
+            "knows the weight of each part in its loss: give targets and another loss, such as cross_entropy, or use "
+            "local.parallel: tensor"
+        )
+    if not can_split(loss):
+        raise InvalidExperiment(
+            f"local.parallel: {name} splits batches, so that the loss must be a mean over samples, got "
+            f"{getattr(loss, '__name__', type(loss).__name__)}, which does not say so: give it the attribute "
+            "mean_over_samples = True if it is one, or use local.parallel: tensor"
+        )

@@ -1,0 +1,35 @@
+"""Ways in which several devices train one client: kinds of ``local.parallel``."""
+
+from dataclasses import dataclass
+
+from fed.config.hyperparameters import Hyperparameters
+
+__all__ = ["DDP", "Parallel"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel(Hyperparameters):
+    """Way in which several devices share the training of one client."""
+
+    @property
+    def splits_batches(self) -> bool:
+        """True if a device, or a micro-batch, has a share of a batch, so that a loss must be a mean over samples."""
+        return True
+
+    @property
+    def shares_batches(self) -> bool:
+        """True if each device has a share of each batch of its own."""
+        return True
+
+    @property
+    def parts_of_batch(self) -> int:
+        """Number of micro-batches of a batch that goes to all devices."""
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDP(Parallel):
+    """Each device holds the whole model and takes a share of each batch; gradients are summed over the devices.
+
+    By PyTorch's DistributedDataParallel (Li et al. 2020, 2006.15704).
+    """

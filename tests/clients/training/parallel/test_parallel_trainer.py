@@ -1,0 +1,331 @@
+"""Several devices train one client as one does, and say why they cannot."""
+
+import copy
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fed
+from fed.aggregators.base import Phase
+from fed.aggregators.fedprox import FedProx
+from fed.aggregators.moon import MOON
+from fed.aggregators.scaffold import Scaffold
+from fed.clients.node.training_process import TrainingProcess
+from fed.clients.scoring.losses import cox, cross_entropy, model_loss
+from fed.clients.training.devices import devices_of_ranks
+from fed.clients.training.local_context import LocalContext
+from fed.clients.training.local_trainer import LocalResult, LocalTrainer
+from fed.clients.training.parallel.parallel_trainer import ParallelTrainer, ParallelTrainers
+from fed.clients.training.trainer import Trainer
+from fed.config.experiment import Local
+from fed.config.node_data import NodeData
+from fed.errors import InvalidExperiment, InvalidInput, InvalidModel, RunFailed
+from fed.protocol.protocol_pb2 import Answer, Assignment, Plan, Signature, TaskId
+from fed.server.grpc.deploy import serve
+from fed.vectors.layout import Layout
+from fed.vectors.randomness import seeded_torch
+from fed.wire.payloads import written
+from tests.clients.training.parallel.models import (
+    CLASSES,
+    MODELS,
+    Counting,
+    Deadly,
+    Drawing,
+    Raising,
+    Unreached,
+    samples_of,
+)
+from tests.clients.training.parallel.models import __name__ as home
+from tests.server.deployed import wait_for
+from tests.server.grpc.threaded import ThreadedNode, nodes_of
+
+CPU = torch.device("cpu")
+ROUNDING = 1e-12
+"""Bound on the difference to one process in float64: sums are of other parts in another order, and no more."""
+
+KINDS: dict[str, Any] = {"ddp": "ddp"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.9},
+    # A key's bias in attention has a gradient of rounding alone, which a smaller eps would blow up to a step.
+    "adam": {"optimizer": "adam", "lr": 0.01, "eps": 0.01},
+    "accumulation": {"momentum": 0.9, "accumulate": 2},
+}
+
+
+def made(name: str) -> nn.Module:
+    with seeded_torch(0, CPU):
+        return MODELS[name]()
+
+
+def alone(module: nn.Module, phase: Phase, private: tuple[str, ...] = (), **local: Any) -> Trainer:
+    return Trainer(copy.deepcopy(module), cross_entropy, Local(**local), phase, CPU, private)
+
+
+def together(module: nn.Module, phase: Phase, private: tuple[str, ...] = (), **local: Any) -> ParallelTrainer:
+    section = Local(**{"devices": 2, **local})
+    return ParallelTrainers(module, section, frozenset(private))(phase, cross_entropy, CPU)
+
+
+def trained(
+    trainer: LocalTrainer, module: nn.Module, samples: Any, state: Any = None, broadcast: Any = ()
+) -> LocalResult:
+    vector_V, integers_I = trainer.layout.pack(module)
+    anchor_P = vector_V[: trainer.layout.shared.parameters] * 0.9
+    context = LocalContext(client_state=state, broadcast=broadcast, anchor_P=anchor_P)
+    order = np.random.default_rng(3)
+    return trainer.train(vector_V, integers_I, samples, order=order, seed=1, context=context)
+
+
+def assert_alike(ours: LocalResult, theirs: LocalResult) -> None:
+    torch.testing.assert_close(ours.params_V, theirs.params_V, rtol=0, atol=ROUNDING)
+    assert torch.equal(ours.integers_I, theirs.integers_I)
+    assert ours.train_loss == pytest.approx(theirs.train_loss, abs=ROUNDING)
+
+
+def cases() -> Iterator[Any]:
+    """The quickest one of each kind; all others take long."""
+    for kind in KINDS:
+        for model in MODELS:
+            for option in OPTIONS:
+                is_quick = (model, option) == ("transformer", "accumulation")
+                yield pytest.param(kind, model, option, marks=() if is_quick else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("kind", "model", "option"), [*cases()])
+def test_several_devices_train_as_one_does(kind: str, model: str, option: str) -> None:
+    """With FedProx's term; the last batch of 17 samples has a single one, so that a device or a stage has none."""
+    local = {"batch_size": 4, "epochs": 2, **OPTIONS[option]}
+    module = made(model)
+    samples = samples_of(model, 17)
+    phase = Phase(rule=FedProx(mu=0.1))
+    one = alone(module, phase, **local)
+    several = together(module, phase, **local, parallel=KINDS[kind])
+    expected = trained(one, module, samples)
+    assert_alike(trained(several, module, samples), expected)
+    assert_alike(trained(several, module, samples), expected)  # the ranks are left as they were
+    vector_V, integers_I = one.layout.pack(module)
+    losses = [trainer.measure(vector_V, integers_I, samples, 5, gradient=True) for trainer in (one, several)]
+    assert losses[0][0] == pytest.approx(losses[1][0], abs=ROUNDING)
+    torch.testing.assert_close(losses[1][1], losses[0][1], rtol=0, atol=ROUNDING)
+    loaded = several.load(expected.params_V, expected.integers_I)
+    assert torch.equal(Layout.of(loaded).pack(loaded)[0], expected.params_V)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_of_every_kind_goes_to_its_devices(kind: str) -> None:
+    """Parameters that are fixed, tied, private or not reached, and Scaffold's vectors."""
+    with seeded_torch(0, CPU):
+        module = Unreached().double()
+    samples = samples_of("mlp", 9)
+    private = ("layer.bias",)
+    local = {"batch_size": 4, "momentum": 0.5, "weight_decay": 0.01}
+    phase = Phase(rule=Scaffold())
+    one = alone(module, phase, private, **local)
+    several = together(module, phase, private, **local, parallel=KINDS[kind])
+    shared = one.layout.shared.parameters
+    state = Scaffold().init_client(torch.zeros(shared))._replace(control_P=torch.linspace(0, 1, shared).double())
+    broadcast = (torch.linspace(1, 2, shared).double(),)
+    expected = trained(one, module, samples, state, broadcast)
+    assert_alike(trained(several, module, samples, state, broadcast), expected)
+
+
+def test_one_phase_may_train_private_parameters_alone() -> None:
+    module = made("mlp")
+    phase = Phase(trains="private", epochs=2)
+    private = ("5.weight", "5.bias")
+    expected = trained(alone(module, phase, private), module, samples_of("mlp", 9))
+    assert_alike(trained(together(module, phase, private), module, samples_of("mlp", 9)), expected)
+
+
+def test_counts_of_batches_move_and_shares_of_batches_are_refused() -> None:
+    phase = Phase()
+    module = Counting().double()
+    expected = trained(alone(module, phase), module, samples_of("mlp", 20))
+    assert_alike(trained(together(module, phase), module, samples_of("mlp", 20)), expected)
+    keeping = Counting(keeps=True).double()
+    with pytest.raises(InvalidModel, match=r"got seen, which differs between devices: use local.parallel: tensor"):
+        trained(together(keeping, phase), keeping, samples_of("mlp", 20))
+
+
+def test_each_device_draws_from_a_stream_of_its_own() -> None:
+    module = Drawing().double()
+    several = together(module, Phase(), batch_size=4)
+    same = torch.ones(4, 5, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    results = [trained(several, module, same).params_V for _ in range(2)]
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
+def test_half_precision_agrees_to_its_rounding(precision: str) -> None:
+    """float16 begins with a loss scale that overflows for these inputs, on one device alone."""
+    module = made("mlp").float()
+    inputs, targets = samples_of("mlp", 8)
+    inputs[0] *= 1000
+    samples = inputs.float(), targets
+    local: dict[str, Any] = {"batch_size": 8, "epochs": 2, "lr": 0.01, "precision": precision}
+    expected = trained(alone(module, Phase(), **local), module, samples)
+    ours = trained(together(module, Phase(), **local), module, samples)
+    torch.testing.assert_close(ours.params_V, expected.params_V, rtol=0.02, atol=0.02)
+    assert bool(torch.isfinite(ours.params_V).all())
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (Deadly, r"device 1 of 2 failed: killed by signal 9 \(SIGKILL\): the system may have run out of memory"),
+        (Raising, r"device 1 of 2 failed: ZeroDivisionError: thirteen \(.*models\.py:\d+ in forward\)"),
+    ],
+)
+def test_a_dying_device_fails_the_task_with_its_last_words(module: Callable[[], nn.Module], words: str) -> None:
+    model = module().double()
+    several = together(model, Phase(), batch_size=4)
+    good = samples_of("mlp", 8)
+    expected = trained(several, model, good)
+    bad = good[0].clone()
+    bad[7, 0] = 13  # seen by the second device
+    began_s = time.monotonic()
+    with pytest.raises(RunFailed, match=words):
+        several.train(*several.layout.pack(model), (bad, good[1]), order=_InOrder(), seed=1, context=LocalContext())
+    assert time.monotonic() - began_s < 5
+    assert_alike(trained(several, model, good), expected)  # others are started for the next task
+
+
+class _InOrder(np.random.Generator):
+    """A generator that leaves samples in their order."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.PCG64(0))
+
+    def permutation(self, count: Any, axis: int = 0) -> Any:
+        return np.arange(count)
+
+
+def test_ranks_end_with_their_trainer() -> None:
+    several = together(made("mlp"), Phase())
+    trained(several, made("mlp"), samples_of("mlp", 4))
+    gang = several._gang
+    assert gang is not None
+    pids = [member.process.pid for member in gang._members]
+    del several, gang
+    gc.collect()
+    for pid in pids:
+        assert pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("ddp", {"phase": Phase(rule=MOON())}, "MOON compares the representations of three whole models"),
+        ("ddp", {"module": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, "batch normalisation cannot be"),
+        ("ddp", {"loss": cox}, "must be a mean over samples, got cox, which does not say so"),
+        ("ddp", {"loss": model_loss}, "loss: model cannot be trained with local.parallel: ddp"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_the_reason(kind: str, change: dict[str, Any], words: str) -> None:
+    given = {"module": made("mlp"), "phase": Phase(), "loss": cross_entropy, **change}
+    section = Local(devices=2, parallel=KINDS[kind])
+    with pytest.raises(InvalidInput, match=words):
+        ParallelTrainers(given["module"], section)(given["phase"], given["loss"], CPU)
+
+
+def test_keys_of_several_devices_hold_each_other() -> None:
+    with pytest.raises(InvalidExperiment, match="parallel needs devices of 2 or more, got devices=1 and parallel=ddp"):
+        fed.Experiment(local={"parallel": "ddp"})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells what a machine without GPUs has")
+def test_there_must_be_as_many_gpus_as_devices() -> None:
+    with pytest.raises(InvalidExperiment, match=r"local.devices must be at most 0, the number of this machine's"):
+        devices_of_ranks(torch.device("cuda", 0), 2)
+
+
+def experiment(model: str, option: str, **local: Any) -> fed.Experiment:
+    return fed.Experiment(
+        data=None,
+        model=f"python:{home}:double_{model}",
+        local={"batch_size": 4, **OPTIONS[option], **local},
+        algorithm={"kind": "fedprox", "mu": 0.1},
+        rounds={"count": 2},
+        evaluation="clients",
+        simulation={"workers": 0},
+    )
+
+
+def simulated(data: fed.FederatedData, given: fed.Experiment, folder: Path) -> fed.Run:
+    return fed.simulate(given, data=data)
+
+
+def deployed(data: fed.FederatedData, given: fed.Experiment, folder: Path) -> fed.Run:
+    """A server and two nodes, each of which trains in a process of its own, as nodes do."""
+    kinds = [given.model.kind] if given.model else []
+    nodes: list[ThreadedNode] = []
+    begin = lambda port: nodes.extend(nodes_of(data, port, folder, kinds))  # noqa: E731
+    run = serve(given, listen="127.0.0.1:0", output=folder / "run", min_nodes=2, on_listen=begin)
+    for node in nodes:
+        node.end()
+    return run
+
+
+def whole_runs() -> list[Any]:
+    """A quick one of each engine; all others take long."""
+    found = []
+    for engine in (simulated, deployed):
+        for kind in KINDS:
+            for model in MODELS:
+                for option in OPTIONS:
+                    is_quick = (kind, model, option) == ("ddp", "mlp", "momentum")
+                    found.append(pytest.param(engine, kind, model, option, marks=() if is_quick else pytest.mark.long))
+    return found
+
+
+@pytest.mark.parametrize(("engine", "kind", "model", "option"), whole_runs())
+def test_runs_on_several_devices_end_as_on_one(engine: Any, kind: str, model: str, option: str, tmp_path: Path) -> None:
+    """With two clients, simulated and at nodes."""
+    data = fed.FederatedData({client: samples_of(model, 9 + client) for client in range(2)}, classes=CLASSES[model])
+    one = fed.simulate(experiment(model, option), data=data)
+    several = engine(data, experiment(model, option, devices=2, parallel=KINDS[kind]), tmp_path)
+    for ours, theirs in zip(several.model.parameters(), one.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=ROUNDING)
+    assert several.metrics[-1]["test_loss"] == pytest.approx(one.metrics[-1]["test_loss"], abs=ROUNDING)
+
+
+def test_devices_of_a_node_end_with_its_training_process(tmp_path: Path) -> None:
+    keys = {"model": "logistic", "local": {"devices": 2}}
+    description = NodeData.model_validate({"data": {"kind": "digits", "clients": 50}, "client": 0})
+    process = TrainingProcess(0, description, tmp_path / "kept")
+    process.prepare(
+        fed.Experiment(**keys), Plan(signature=Signature(input_shape=[64], input_dtype="float32", classes=10))
+    )
+    tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in process.spec.model]
+    payload = written(tmp_path / "task", tensors)
+    task = Assignment(task=TaskId(start=1, number=1), round=1, population=1, payload=payload)
+    assert isinstance(process.train(task, tmp_path / "task"), Answer)
+    started = _descendants(process._process.pid)
+    assert len(started) >= 3  # two ranks, and the process that forks them
+    process.close()
+    wait_for(lambda: not any(map(_is_alive, started)), "the ranks to end", within_s=10)
+
+
+def _descendants(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [*children, *(below for child in children for below in _descendants(child))]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
