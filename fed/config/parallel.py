@@ -1,10 +1,13 @@
 """Ways in which several devices train one client: kinds of ``local.parallel``."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from fed.config.hyperparameters import Hyperparameters
 
-__all__ = ["DDP", "Parallel"]
+__all__ = ["DDP", "FSDP", "Parallel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +36,17 @@ class DDP(Parallel):
 
     By PyTorch's DistributedDataParallel (Li et al. 2020, 2006.15704).
     """
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDP(Parallel):
+    """Each device holds a share of every parameter, and takes a share of each batch; a unit is gathered to compute.
+
+    By PyTorch's ``fully_shard`` (Zhao et al. 2023, 2304.11277).
+
+    Args:
+        units: names of the modules that are gathered one by one; null: the layers that the model's lists and sequences
+            of modules hold. The rest of the model is one unit more.
+    """
+
+    units: Annotated[tuple[str, ...], Field(strict=False)] | None = None

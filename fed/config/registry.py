@@ -324,7 +324,7 @@ EXECUTORS = Family(
 )
 
 
-PARALLELS = Family("parallel", Component, _in("config.parallel", ddp="DDP"), default="ddp")
+PARALLELS = Family("parallel", Component, _in("config.parallel", ddp="DDP", fsdp="FSDP"), default="ddp")
 """Ways in which several devices train one client."""
 
 TRACKERS = Family(

@@ -15,28 +15,27 @@ from fed.clients.training.parallel.collectives import check_alike
 from fed.clients.training.parallel.pieces import filled, whole_pieces
 from fed.clients.training.parallel.setup import BatchPart, RankSetup
 from fed.clients.training.parallel.way import Found, Rank, Way
-from fed.clients.training.reading import called
+from fed.clients.training.parallel.with_loss import WithLoss
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.vectors.trees import Tree
 
-__all__ = ["DataParallel", "WithLoss"]
+__all__ = ["DataParallel"]
 
 
-class WithLoss(nn.Module):
-    """A model whose output is its loss, one tensor, whatever the model's own output is.
+class _ReachingLoss(WithLoss):
+    """The loss of a model, which depends on all of its parameters.
 
     Args:
         module: the model.
     """
 
     def __init__(self, module: "nn.Module") -> None:
-        super().__init__()
-        self.module = module
+        super().__init__(module)
         self._trained = [part for part in module.parameters() if part.requires_grad]
 
     def forward(self, loss: Loss, inputs: Tree, targets: Tree) -> Tensor:
         """The loss of a batch."""
-        found = loss(called(self.module, inputs), targets)
+        found = super().forward(loss, inputs, targets)
         reached: Tensor = _Reaches.apply(found, *self._trained)  # type: ignore[no-untyped-call]
         return reached
 
@@ -70,7 +69,7 @@ class DataParallel(Way):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # what follows it has no such choice
             self._summed = DistributedDataParallel(
-                WithLoss(self.module),
+                _ReachingLoss(self.module),
                 broadcast_buffers=False,
                 init_sync=False,  # each rank fills its own before every task
                 gradient_as_bucket_view=True,

@@ -7,8 +7,9 @@ from fed.aggregators.base import Phase
 from fed.clients.scoring.losses import model_loss
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batches import normalises_batches
+from fed.clients.training.parallel.layers import unit_names
 from fed.clients.training.parallel.splits import can_split
-from fed.config.parallel import Parallel
+from fed.config.parallel import FSDP, Parallel
 from fed.errors import InvalidExperiment, InvalidModel
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def check_parallel(kind: Parallel, module: "nn.Module", loss: Loss, phases: Iter
                 f"{type(phase.rule).__name__} compares the representations of three whole models in each step, which "
                 "no device of several has: set local.devices to 1, or choose another algorithm"
             )
+    if isinstance(kind, FSDP):
+        unit_names(kind.units, module)
     if not kind.splits_batches:
         return
     name = type(kind).__name__.lower()

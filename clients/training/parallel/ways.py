@@ -2,14 +2,11 @@
 
 from contextlib import AbstractContextManager
 
-from fed.clients.training.parallel.ddp import DataParallel
 from fed.clients.training.parallel.setup import RankSetup
 from fed.clients.training.parallel.way import Rank, Way
-from fed.config.parallel import DDP, Parallel
+from fed.config.parallel import FSDP
 
 __all__ = ["make_way"]
-
-_WAYS: dict[type[Parallel], type[Way]] = {DDP: DataParallel}
 
 
 def make_way(setup: RankSetup, rank: Rank, precision: AbstractContextManager[object]) -> Way:
@@ -20,4 +17,11 @@ def make_way(setup: RankSetup, rank: Rank, precision: AbstractContextManager[obj
         rank: place of this process.
         precision: context for forward passes.
     """
-    return _WAYS[type(setup.kind)](setup, rank, precision)
+    # Imported where they are used: PyTorch's part of each takes up to half a second to load.
+    if isinstance(setup.kind, FSDP):
+        from fed.clients.training.parallel.fsdp import FullySharded
+
+        return FullySharded(setup, rank, precision)
+    from fed.clients.training.parallel.ddp import DataParallel
+
+    return DataParallel(setup, rank, precision)

@@ -17,6 +17,7 @@ __all__ = [
     "Deadly",
     "Drawing",
     "Raising",
+    "Scaled",
     "Unreached",
     "double_cnn",
     "double_mlp",
@@ -105,6 +106,17 @@ class Counting(_OneLayer):
         if self.keeps:
             self.get_buffer("seen").add_(inputs_BD.detach().sum())
         return super().forward(inputs_BD)
+
+
+class Scaled(_OneLayer):
+    """Has a parameter without a dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, inputs_BD: Tensor) -> Tensor:
+        return self.scale * super().forward(inputs_BD)
 
 
 class Unreached(_OneLayer):

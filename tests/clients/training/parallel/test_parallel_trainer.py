@@ -41,6 +41,7 @@ from tests.clients.training.parallel.models import (
     Deadly,
     Drawing,
     Raising,
+    Scaled,
     Unreached,
     samples_of,
 )
@@ -52,7 +53,7 @@ CPU = torch.device("cpu")
 ROUNDING = 1e-12
 """Bound on the difference to one process in float64: sums are of other parts in another order, and no more."""
 
-KINDS: dict[str, Any] = {"ddp": "ddp"}
+KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9},
     # A key's bias in attention has a gradient of rounding alone, which a smaller eps would blow up to a step.
@@ -226,15 +227,23 @@ def test_ranks_end_with_their_trainer() -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
+        ("fsdp", {"module": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, "with local.parallel: fsdp, for each"),
+        ({"kind": "fsdp", "units": ["9"]}, {}, r"units must be names of the model's modules, got '9'; known: 0, 1, 2"),
+        (
+            {"kind": "fsdp", "units": ["blocks.layers.0", "read"]},
+            {"module": made("transformer")},
+            "units must share no parameter with the rest of the model, got read: leave it out",
+        ),
+        ("fsdp", {"module": Scaled()}, "got the single number scale: give it the shape"),
         ("ddp", {"phase": Phase(rule=MOON())}, "MOON compares the representations of three whole models"),
         ("ddp", {"module": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, "batch normalisation cannot be"),
         ("ddp", {"loss": cox}, "must be a mean over samples, got cox, which does not say so"),
         ("ddp", {"loss": model_loss}, "loss: model cannot be trained with local.parallel: ddp"),
     ],
 )
-def test_what_has_no_meaning_is_refused_with_the_reason(kind: str, change: dict[str, Any], words: str) -> None:
+def test_what_has_no_meaning_is_refused_with_the_reason(kind: Any, change: dict[str, Any], words: str) -> None:
     given = {"module": made("mlp"), "phase": Phase(), "loss": cross_entropy, **change}
-    section = Local(devices=2, parallel=KINDS[kind])
+    section = Local(devices=2, parallel=kind)
     with pytest.raises(InvalidInput, match=words):
         ParallelTrainers(given["module"], section)(given["phase"], given["loss"], CPU)
 
