@@ -341,7 +341,7 @@ class Preparation:
 
     def _parallel_trainers(self, local: Local) -> ParallelTrainers:
         """Trainers of several devices, where these can train the model as one does."""
-        check_parallel(kind_of(local), self.module, self.loss, self.phases)
+        check_parallel(kind_of(local), local.devices, self.module, self.loss, self.phases)
         return ParallelTrainers(
             module=self.module,
             local=local,

@@ -1,13 +1,13 @@
 """Ways in which several devices train one client: kinds of ``local.parallel``."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from fed.config.hyperparameters import Hyperparameters
 
-__all__ = ["DDP", "FSDP", "Parallel"]
+__all__ = ["DDP", "FSDP", "Parallel", "Pipeline"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +50,30 @@ class FSDP(Parallel):
     """
 
     units: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Parallel):
+    """Each device holds a stage of the model; micro-batches of each batch pass through the stages.
+
+    Args:
+        stages: names of the modules at which the second stage and all later ones begin; null: at layers that the
+            model's lists and sequences of modules hold, so that stages have as many parameters.
+        micro_batches: number of micro-batches of a batch, ≥ 1; fewer where it has fewer samples.
+        schedule: 1f1b, in which a stage has no more micro-batches in work than there are stages, or gpipe, in which it
+            has all of them.
+    """
+
+    stages: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    micro_batches: PositiveInt = 4
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+
+    @property
+    def shares_batches(self) -> bool:
+        """False: all devices see all of a batch."""
+        return False
+
+    @property
+    def parts_of_batch(self) -> int:
+        """Number of micro-batches."""
+        return self.micro_batches

@@ -324,7 +324,9 @@ EXECUTORS = Family(
 )
 
 
-PARALLELS = Family("parallel", Component, _in("config.parallel", ddp="DDP", fsdp="FSDP"), default="ddp")
+PARALLELS = Family(
+    "parallel", Component, _in("config.parallel", ddp="DDP", fsdp="FSDP", pipeline="Pipeline"), default="ddp"
+)
 """Ways in which several devices train one client."""
 
 TRACKERS = Family(

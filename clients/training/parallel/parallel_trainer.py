@@ -97,7 +97,7 @@ class ParallelTrainer(LocalTrainer):
         self._loss = loss
         self._device = device
         self._kind = kind_of(made_by.local)
-        check_parallel(self._kind, made_by.module, loss, (phase,))
+        check_parallel(self._kind, made_by.local.devices, made_by.module, loss, (phase,))
         self._local = phase.local(made_by.local)
         self._devices = devices_of_ranks(device, made_by.local.devices)
         self._gang: Gang | None = None
@@ -209,7 +209,7 @@ class ParallelTrainer(LocalTrainer):
             context = context._replace(client_state=None, broadcast=(), anchor_P=None)
         anchors = () if context.anchor_P is None else (context.anchor_P,)
         tensors = [part.detach() for part in (*(context.client_state or ()), *context.broadcast, *anchors)]
-        gang = self._gang_with(packed(tensors)[1])
+        gang = self._gang_with(packed(tensors)[1], samples)
         gang.vector_V.copy_(vector_V)
         gang.integers_I.copy_(integers_I)
         places = iter(gang.context_places(tensors))
@@ -232,13 +232,15 @@ class ParallelTrainer(LocalTrainer):
         gang.tell([begin])
         return gang, loss
 
-    def _gang_with(self, context_bytes: int) -> Gang:
+    def _gang_with(self, context_bytes: int, samples: Held) -> Gang:
         """Ranks with room for a task's context; they are started where there are none, and again for a larger one."""
         if self._gang is not None and self._gang.is_alive and context_bytes <= self._room:
             return self._gang
         if self._gang is not None:
             self._gang.close()
             self._gang = None
+        its = reading(samples, self._made_by.collate, _CPU)
+        example = its.batch(its.places(np.arange(min(2, size_of(samples)))), 0)
         setup = SharedSetup(
             self._made_by.module,
             loss=self._loss,
@@ -247,6 +249,7 @@ class ParallelTrainer(LocalTrainer):
             layout=self.layout,
             kind=self._kind,
             settings=current_settings(),
+            example=example.inputs,
         )
         self._gang = Gang(setup, self.layout, self._devices, context_bytes)
         self._room = context_bytes

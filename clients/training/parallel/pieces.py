@@ -3,7 +3,7 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from fed.vectors.layout import Layout, Part
@@ -119,18 +119,25 @@ def whole_pieces(module: "nn.Module", *, is_written: bool) -> list[Piece]:
     ]
 
 
-def filled(module: "nn.Module", device: "torch.device", made: dict[int, "nn.Parameter"] | None = None) -> None:
+def filled(
+    module: "nn.Module",
+    device: "torch.device",
+    made: dict[int, "nn.Parameter"] | None = None,
+    held: Collection[str] | None = None,
+) -> None:
     """Give a module's parameters that have no memory, those on the device "meta", some; tied ones stay tied.
 
     Args:
         module: the module.
         device: device of the memory.
         made: parameters that were made for others before, by the id of the one without memory.
+        held: names of the parameters that get memory; None: all.
     """
+    chosen = {id(part) for name, part in module.named_parameters() if held is None or name in held}
     made = {} if made is None else made
     for layer in module.modules():
         for name, parameter in [*layer.named_parameters(recurse=False, remove_duplicate=False)]:
-            if not parameter.is_meta:
+            if not parameter.is_meta or id(parameter) not in chosen:
                 continue
             if id(parameter) not in made:
                 empty = torch.empty_like(parameter, device=device)

@@ -9,7 +9,8 @@ from fed.clients.scoring.measures import Loss
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.parallel.layers import unit_names
 from fed.clients.training.parallel.splits import can_split
-from fed.config.parallel import FSDP, Parallel
+from fed.clients.training.parallel.stages import check_stages
+from fed.config.parallel import FSDP, Parallel, Pipeline
 from fed.errors import InvalidExperiment, InvalidModel
 
 if TYPE_CHECKING:
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["check_parallel"]
 
 
-def check_parallel(kind: Parallel, module: "nn.Module", loss: Loss, phases: Iterable[Phase]) -> None:
+def check_parallel(kind: Parallel, devices: int, module: "nn.Module", loss: Loss, phases: Iterable[Phase]) -> None:
     """Check that several devices compute what one does.
 
     Args:
         kind: way in which they share the work.
+        devices: number of devices.
         module: the model.
         loss: (output, target) → scalar.
         phases: phases of local training.
@@ -40,6 +42,8 @@ def check_parallel(kind: Parallel, module: "nn.Module", loss: Loss, phases: Iter
             )
     if isinstance(kind, FSDP):
         unit_names(kind.units, module)
+    if isinstance(kind, Pipeline):
+        check_stages(kind.stages, module, devices)
     if not kind.splits_batches:
         return
     name = type(kind).__name__.lower()

@@ -32,6 +32,7 @@ class RankSetup:
         kind: way in which the ranks share the work.
         fixed: places of the parameters that are not part of the state, by name, in the memory of the setup.
         settings: settings of PyTorch in the parent.
+        example: inputs of a batch of one or two samples.
     """
 
     module: "nn.Module"
@@ -42,6 +43,7 @@ class RankSetup:
     kind: Parallel
     fixed: dict[str, Place]
     settings: list[Any]
+    example: Tree
 
 
 class SharedSetup:

@@ -17,6 +17,7 @@ __all__ = [
     "Deadly",
     "Drawing",
     "Raising",
+    "Residual",
     "Scaled",
     "Unreached",
     "double_cnn",
@@ -106,6 +107,20 @@ class Counting(_OneLayer):
         if self.keeps:
             self.get_buffer("seen").add_(inputs_BD.detach().sum())
         return super().forward(inputs_BD)
+
+
+class Residual(_OneLayer):
+    """Adds an input of its second layer to that layer's output; its first layer is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 5)
+        self.second = nn.Linear(3, 3)
+
+    def forward(self, inputs_BD: Tensor) -> Tensor:
+        scores_BC = super().forward(inputs_BD)
+        more_BC: Tensor = self.second(scores_BC)
+        return scores_BC + more_BC
 
 
 class Scaled(_OneLayer):

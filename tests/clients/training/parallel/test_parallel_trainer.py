@@ -41,6 +41,7 @@ from tests.clients.training.parallel.models import (
     Deadly,
     Drawing,
     Raising,
+    Residual,
     Scaled,
     Unreached,
     samples_of,
@@ -53,7 +54,7 @@ CPU = torch.device("cpu")
 ROUNDING = 1e-12
 """Bound on the difference to one process in float64: sums are of other parts in another order, and no more."""
 
-KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp"}
+KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "pipeline": {"kind": "pipeline", "micro_batches": 3}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9},
     # A key's bias in attention has a gradient of rounding alone, which a smaller eps would blow up to a step.
@@ -131,7 +132,8 @@ def test_state_of_every_kind_goes_to_its_devices(kind: str) -> None:
     local = {"batch_size": 4, "momentum": 0.5, "weight_decay": 0.01}
     phase = Phase(rule=Scaffold())
     one = alone(module, phase, private, **local)
-    several = together(module, phase, private, **local, parallel=KINDS[kind])
+    parallel = {"kind": "pipeline", "stages": ["second"]} if kind == "pipeline" else kind
+    several = together(module, phase, private, **local, parallel=parallel)
     shared = one.layout.shared.parameters
     state = Scaffold().init_client(torch.zeros(shared))._replace(control_P=torch.linspace(0, 1, shared).double())
     broadcast = (torch.linspace(1, 2, shared).double(),)
@@ -145,6 +147,40 @@ def test_one_phase_may_train_private_parameters_alone() -> None:
     private = ("5.weight", "5.bias")
     expected = trained(alone(module, phase, private), module, samples_of("mlp", 9))
     assert_alike(trained(together(module, phase, private), module, samples_of("mlp", 9)), expected)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_both_schedules_agree_with_named_stages(schedule: str) -> None:
+    """More micro-batches than some batches have samples; attention's mask is of the model, not of a stage."""
+    module = made("transformer")
+    samples = samples_of("transformer", 9)
+    parallel = {"kind": "pipeline", "micro_batches": 5, "schedule": schedule, "stages": ["blocks.layers.2"]}
+    local: dict[str, Any] = {"batch_size": 7, "momentum": 0.9}
+    expected = trained(alone(module, Phase(), **local), module, samples)
+    assert_alike(trained(together(module, Phase(), **local, parallel=parallel), module, samples), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_devices_train_as_one_does(kind: str) -> None:
+    module = made("transformer")
+    samples = samples_of("transformer", 11)
+    local: dict[str, Any] = {"batch_size": 4, "momentum": 0.9}
+    expected = trained(alone(module, Phase(), **local), module, samples)
+    several = together(module, Phase(), **local, devices=3, parallel=KINDS[kind])
+    assert_alike(trained(several, module, samples), expected)
+
+
+def test_a_pipeline_refuses_moving_buffers_and_state_beside_a_cut() -> None:
+    cases = (
+        (Counting(), ["layer"], "buffer must not change in training with local.parallel: pipeline.*got batches"),
+        (Residual(), ["second"], "a stage must need nothing of earlier ones but .*, got more at second"),
+        (Residual(), ["first"], r"stages must begin at modules that the model calls .*, got first .* calls of none"),
+    )
+    for module, stages, words in cases:
+        several = together(module.double(), Phase(), parallel={"kind": "pipeline", "stages": stages})
+        with pytest.raises(InvalidModel, match=words):
+            trained(several, module, samples_of("mlp", 6))
 
 
 def test_counts_of_batches_move_and_shares_of_batches_are_refused() -> None:
@@ -234,6 +270,9 @@ def test_ranks_end_with_their_trainer() -> None:
             {"module": made("transformer")},
             "units must share no parameter with the rest of the model, got read: leave it out",
         ),
+        ({"kind": "pipeline", "stages": []}, {}, r"each stage behind the first begins, 1 for local.devices=2, got 0"),
+        ({"kind": "pipeline", "stages": ["9"]}, {}, r"stages must be names of the model's modules, got '9'; known: 0"),
+        ("pipeline", {"module": Drawing()}, "must have 2 layers in lists or sequences of modules to be cut .*, got 0"),
         ("fsdp", {"module": Scaled()}, "got the single number scale: give it the shape"),
         ("ddp", {"phase": Phase(rule=MOON())}, "MOON compares the representations of three whole models"),
         ("ddp", {"module": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, "batch normalisation cannot be"),

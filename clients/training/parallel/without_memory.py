@@ -1,0 +1,51 @@
+"""Parts of a model that have no memory: operations on them give shapes alone, at no cost.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fed.clients.training.dispatch_mode import DispatchMode
+from fed.vectors.tensors import Tensor, torch
+
+__all__ = ["Spreading"]
+
+
+class Spreading(DispatchMode):
+    """Block in which the result of an operation has no memory if one of its arguments has none.
+
+    Args:
+        note: function of all tensors that operations take; None: nobody looks.
+
+    Example:
+        >>> with Spreading():
+        ...     sum_B = torch.ones(3) + torch.ones(3, device="meta")
+        ...     product_B = torch.ones(3) * 2
+        >>> sum_B.is_meta, product_B.is_meta
+        (True, False)
+    """
+
+    def __init__(self, note: Callable[[list[Tensor]], None] | None = None) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """An operation's result."""
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if self._note is not None:
+            self._note(tensors)
+        if any(tensor.is_meta for tensor in tensors):
+            args, kwargs = tree_map(_as_shape, (args, kwargs))
+            if kwargs.get("device") is not None:
+                kwargs["device"] = torch.device("meta")
+        return function(*args, **kwargs)
+
+
+def _as_shape(value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.is_meta:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
