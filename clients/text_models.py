@@ -12,6 +12,8 @@ __all__ = ["CharGRU", "CharTransformer"]
 class CharGRU(nn.Module):
     """Gated recurrent units over characters."""
 
+    is_recordable = True
+
     def __init__(self, classes: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(classes, embedding)

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import is_draw, is_in_place, tensors_of
 from fed.clients.training.group_draws import GroupDraws
+from fed.clients.training.interpreted import Function, interpreted
 from fed.vectors.tensors import torch
 
 __all__ = ["Recording", "record", "told_of_recording"]
@@ -41,6 +42,19 @@ _BINDINGS: dict[Any, Callable[..., Any]] = {
     )
     for name, overload in (operation.split(".") for operation in _WITH_BINDINGS.split())
 }
+
+# A tensor that changes its shape in place is another view of its memory from then on.
+_VIEWS = {
+    _ATEN.as_strided_.default: _ATEN.as_strided.default,
+    _ATEN.squeeze_.default: _ATEN.squeeze.default,
+    _ATEN.squeeze_.dim: _ATEN.squeeze.dim,
+    _ATEN.squeeze_.dims: _ATEN.squeeze.dims,
+    _ATEN.t_.default: _ATEN.t.default,
+    _ATEN.transpose_.default: _ATEN.transpose.int,
+    _ATEN.unsqueeze_.default: _ATEN.unsqueeze.default,
+}
+
+_OPERATIONS = {binding: operation for operation, binding in _BINDINGS.items()}
 
 
 def record(
@@ -138,6 +152,20 @@ class Recording:
         """
         return fx.GraphModule(self._attributes, self.graph)
 
+    def interpreted(self, moved: int = 0) -> Function:
+        """The operations as :func:`fed.clients.training.interpreted.interpreted` runs them, with PyTorch's own draws.
+
+        Args:
+            moved: number of inputs that it moves.
+        """
+        graph = fx.Graph()
+        places: dict[fx.Node, fx.Node] = {}
+        graph.output(graph.graph_copy(self.graph, places))
+        for node in graph.nodes:
+            node.target = _OPERATIONS.get(node.target, node.target)
+        constants = [self._attributes[cast(str, node.target)] for node in graph.nodes if node.op == "get_attr"]
+        return interpreted(graph, constants, moved)
+
     def _inputs(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
@@ -187,16 +215,18 @@ class _Recorder(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is _ATEN._local_scalar_dense.default:
+        if torch.Tag.data_dependent_output in func.tags:
             raise RuntimeError("reading a tensor's numbers cannot be recorded: it is data-dependent control flow")
-        if torch.Tag.inplace_view in func.tags:
+        if torch.Tag.inplace_view in func.tags and func not in _VIEWS:
             raise RuntimeError(f"changing a tensor's shape in place cannot be recorded, got {func}")
         if func is _ATEN.lift_fresh.default:  # a copy, so that the constant stays as it is
             func = _ATEN.lift_fresh_copy.default
         if self._draws is not None and is_draw(func):
             return self._drawn(self._draws, func, args, kwargs)
         named = {name: self._in_graph(value) for name, value in kwargs.items()}
-        node = self._graph.call_function(func, self._in_graph(args), named)
+        node = self._graph.call_function(_VIEWS.get(func, func), self._in_graph(args), named)
+        if _has_shape_of_numbers(node):
+            raise RuntimeError(f"a shape that depends on a tensor's numbers cannot be recorded, got that of {func}")
         self._written |= _memory(*_written_by(node))
         result = func(*args, **kwargs)
         self._note(node, result)
@@ -273,6 +303,15 @@ def _drop_unused(graph: fx.Graph) -> None:
     # A draw moves its stream on, whether its numbers are used or not.
     kept = ("placeholder", "output", "call_method")
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in kept or _writes(node))
+
+
+def _has_shape_of_numbers(node: fx.Node) -> bool:
+    """True if the shape of an operation's results depends on its inputs' numbers."""
+    target = cast(Any, node.target)
+    if target is _ATEN.index.Tensor:  # a mask that is always the same picks as many
+        indices = [index for index in cast(Any, node.args[1]) if isinstance(index, fx.Node) and index.op != "get_attr"]
+        return any(_dtype(index) in (torch.bool, torch.uint8) for index in indices)
+    return target is _ATEN._pack_padded_sequence.default or torch.Tag.dynamic_output_shape in target.tags
 
 
 def _writes(node: fx.Node) -> bool:

@@ -185,7 +185,7 @@ class Trainer(TorchTrainer):
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order, seed):
                 if descends and len(step) == 1:
-                    self._flat.descend(self._gradients(step[0], losses), lr)
+                    self._descend(step[0], losses, lr)
                     continue
                 gradient_Q = self._gradient(step, losses, scaler)
                 if corrects:
@@ -246,6 +246,13 @@ class Trainer(TorchTrainer):
         if self._is_scaled:
             return scaler.gradient(self._loss_of(batch, losses), self._flat)
         return self._flat.joined(self._gradients(batch, losses))
+
+    def _descend(self, batch: Batch, losses: MeanLoss, lr: float) -> None:
+        """Take a step of plain gradient descent."""
+        if self._recorded is not None and (loss := self._recorded.descend(self._loss, batch, lr)) is not None:
+            losses.add(loss, batch.samples)
+            return
+        self._flat.descend(self._flat.gradients(self._loss_of(batch, losses)), lr)
 
     def _gradients(self, batch: Batch, losses: MeanLoss) -> Sequence[Tensor | None]:
         """Gradients of all parameters in their shapes; None for one that the loss does not depend on."""

@@ -324,6 +324,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[Pair]]] = {
         ),
         VECTORS,
     ),
+    "shape in place": (lambda: Made(lambda m, x: m.read((x * 1).unsqueeze_(1)).squeeze(1)), VECTORS),
     "unsaved buffer": (lambda: Made(lambda m, x: m.read(x) + m.shift, unsaved={"shift": R(3)}), VECTORS),
     "unused parameters": (lambda: Made(lambda m, x: m.read(x), unused=R(2, 3), number=R(())), VECTORS),
     "parameters of no dimension": (
@@ -628,7 +629,6 @@ UNFIT: dict[str, Callable[[], nn.Module]] = {
     "weights renormed": lambda: changing(without_tracking(lambda m: m.read.weight.renorm_(2, 0, 0.5))),
     "data of weights": lambda: changing(lambda m, _: m.read.weight.data.mul_(0.9)),
     "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3))),
-    "shape in place": lambda: Made(lambda m, x: m.read((x * 1).unsqueeze_(1)).squeeze(1)),
     "outputs without scores": lambda: Made(lambda m, x: {"read": m.read(x)}),  # type: ignore[arg-type,return-value]
     "samples second": lambda: Made(lambda m, x: m.read(x).T),
 }

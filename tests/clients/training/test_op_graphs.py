@@ -1,6 +1,7 @@
 """Programs against the functions they were recorded from, on numbers that they were not recorded on."""
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -38,11 +39,13 @@ def assert_same(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 def assert_replays(function: Function, examples: Sequence[Tensor], others: Sequence[Tensor]) -> fx.GraphModule:
     """A program gives what the function gives, and leaves in its inputs what the function leaves there."""
     untouched = copies(examples)
-    program = record(function, examples).program()
+    recording = record(function, examples)
+    program = recording.program()
     assert_same(examples, untouched)
-    for tensors in (examples, others, others):
+    interpreted = recording.interpreted()
+    for replay, tensors in itertools.product((program.forward, interpreted), (examples, others, others)):
         ours, theirs = copies(tensors), copies(tensors)
-        assert_same(program.forward(*ours), function(*theirs))
+        assert_same(replay(*ours), function(*theirs))
         assert_same(ours, theirs)
     return program
 
@@ -84,6 +87,7 @@ def conjugates(x: Tensor) -> list[Tensor]:
     return [*parts, (numbers * conjugated).real, (numbers + conjugated).real, (conjugated * 2).imag]
 
 
+MASK = torch.tensor([True, False, True])
 CONSTANT = torch.arange(3.0, dtype=torch.float64)
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
@@ -147,6 +151,14 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
         lambda z: torch._foreach_add_(z, [y, x]),
         [x * 2, y * 1],
     ),
+    "views in place": lambda x, y: [
+        after(lambda z: z.transpose_(0, 2), x * 2),
+        after(lambda z: z.unsqueeze_(1).squeeze_(1), x + y) * y,
+        after(lambda z: z.unsqueeze_(0).squeeze_(), x + y) * y,
+        after(lambda z: z.as_strided_((2, 2), (1, 3)), x * y) * 2,
+        after(lambda z: z[0].t_().mul_(2), x * 2),
+    ],
+    "places of a constant mask": lambda x, y: [x[:, MASK] * 2],
     "indices": lambda x, y: [x[:, torch.tensor([2, 0])], x[x.shape[0] - 1], torch.where(x > 0, x, y)],
     "conjugates": lambda x, y: conjugates(x),
     "complex numbers": lambda x, y: [
@@ -419,10 +431,28 @@ def test_what_reads_numbers_is_refused(function: Function) -> None:
         record(function, numbers((3, 3)))
 
 
-@pytest.mark.parametrize("change", [lambda x: x.unsqueeze_(0), lambda x: x.t_(), lambda x: x.transpose_(0, 1)])
-def test_what_changes_a_shape_in_place_is_refused(change: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "change", [lambda x: x.set_(x.detach()), lambda x: x.swapdims_(0, 1).squeeze_((0, 1)).resize_(2)]
+)
+def test_what_moves_a_tensor_in_place_is_refused(change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(RuntimeError, match="shape in place"):
         record(lambda x: [change(x * 2)], numbers((3, 3)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [x[x > 0]],
+        lambda x: [x[:, x[0] > 0].mean()],
+        lambda x: [x.masked_select(x > 0).sum()],
+        lambda x: [x.nonzero().sum()],
+        lambda x: [x.round().unique().sum()],
+    ],
+)
+def test_a_shape_that_depends_on_numbers_is_refused(function: Function) -> None:
+    """Else the number of places of the example would be a constant."""
+    with pytest.raises(RuntimeError, match="depends on a tensor's numbers"):
+        record(function, numbers((3, 3)))
 
 
 def test_unrecorded_memory_views_are_refused() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.base import Phase
-from fed.clients.models import char_transformer
+from fed.clients.models import char_gru, char_transformer
 from fed.clients.scoring.losses import bce, counted_cross_entropy, cross_entropy, mse
 from fed.clients.training import recorded_gradients
 from fed.clients.training.flat import FlatParameters
@@ -46,6 +46,9 @@ OF_IMAGES: Mapping[str, Callable[[], nn.Module]] = {
     "convolutions": lambda: nn.Sequential(
         *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1)),
         *(nn.GroupNorm(2, 8), nn.Dropout2d(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)),
+    ),
+    "means of images": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
     ),
     "each channel by itself": lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.GroupNorm(4, 4), nn.Flatten(), nn.Linear(144, 3)
@@ -131,11 +134,32 @@ def test_a_fixed_part_stays_as_it_is() -> None:
     assert_same_bits(module, torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,)), lr=0.1)
 
 
-def test_transformers_train_with_the_same_bits() -> None:
+class _Recurrent(nn.Module):
+    is_recordable = True
+
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Embedding(7, 4), kind(4, 6, num_layers=2, dropout=0.2), nn.Linear(6, 7)])
+
+    def forward(self, letters: Tensor) -> Tensor:
+        states, _ = self.layers[1](self.layers[0](letters).transpose(0, 1))
+        scores: Tensor = self.layers[2](states).permute(1, 2, 0)
+        return scores
+
+
+OF_LETTERS: Mapping[str, Callable[[], nn.Module]] = {
+    "transformer": lambda: char_transformer((5,), 7, width=8, heads=2, layers=1),
+    "letters' GRU": lambda: char_gru(7, embedding=4, hidden=6),
+    "RNN": lambda: _Recurrent(nn.RNN),
+    "GRU": lambda: _Recurrent(nn.GRU),
+}
+
+
+@pytest.mark.parametrize("kind", OF_LETTERS)
+def test_models_of_letters_train_with_the_same_bits(kind: str) -> None:
     torch.manual_seed(1)
     letters = torch.randint(7, (SAMPLES, 6))
-    module = char_transformer((5,), 7, width=8, heads=2, layers=1)
-    assert_same_bits(module, letters[:, :-1].contiguous(), letters[:, 1:].contiguous(), lr=0.1)
+    assert_same_bits(OF_LETTERS[kind](), letters[:, :-1].contiguous(), letters[:, 1:].contiguous(), lr=0.1)
 
 
 class _Declared(nn.Module):
@@ -157,6 +181,22 @@ class _LooksAtNumbers(_Declared):
         return super().forward(inputs) * (2 if inputs.sum() > 0 else 1)
 
 
+class _HasAShapeOfNumbers(_Declared):
+    is_recordable = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + inputs[inputs > 0].mean()
+
+
+class _PacksSequences(_Declared):
+    is_recordable = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        lengths = 1 + (inputs[:, 0] > 0).long()
+        packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        return super().forward(inputs) + packed.data.mean()
+
+
 class _LeavesOneOut(_Declared):
     is_recordable = True
 
@@ -169,7 +209,13 @@ class _Derived(_Declared):
     pass
 
 
-@pytest.mark.parametrize(("module", "replays"), [(_Declared, True), (_LooksAtNumbers, False), (_LeavesOneOut, False)])
+@pytest.mark.parametrize(
+    ("module", "replays"),
+    [
+        (_Declared, True),
+        *((other, False) for other in (_LooksAtNumbers, _HasAShapeOfNumbers, _PacksSequences, _LeavesOneOut)),
+    ],
+)
 def test_classes_say_that_they_are_recordable(module: Callable[[], nn.Module], replays: bool) -> None:
     """One that says so wrongly is trained as it is, if it looks at numbers or does not use a layer."""
     torch.manual_seed(1)
@@ -208,7 +254,8 @@ NOT_RECORDED: Mapping[str, Callable[[], nn.Module]] = {
     "hook of a parameter": _with_a_hooked_parameter,
     "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)),
     "counting": lambda: nn.BatchNorm1d(3, momentum=None),
-    "recurrent": lambda: nn.GRU(2, 3),
+    "drawing slopes": nn.RReLU,
+    "LSTM": lambda: nn.LSTM(2, 3),
     "scaled rows": lambda: nn.Embedding(2, 3, max_norm=1.0),
     "sparse": lambda: nn.Embedding(2, 3, sparse=True),
     "activation": lambda: nn.TransformerEncoderLayer(2, 1, activation=torch.sin),
