@@ -3,6 +3,7 @@
 import hashlib
 import math
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from numpy.random.bit_generator import ISeedSequence
 from fed.vectors.tensors import torch
 
 __all__ = ["Streams", "seeded_torch"]
+
+_LOW_32_BITS = 2**32 - 1
+_MOST_FLOYD = 32  # places; NumPy chooses more of them in less time, and many by another method
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,42 @@ class Streams:
         a, b, c, d = struct.unpack("<4Q", self._digest(purpose, key, 32))
         return (a >> 11) * 2.0**-53, (b >> 11) * 2.0**-53, (c >> 11) * 2.0**-53, (d >> 11) * 2.0**-53
 
+    def places(self, population: int, count: int, purpose: str, *key: object) -> list[int]:
+        """Some of N places without replacement, in any order: those that :meth:`generator` would choose.
+
+        A few are computed here by NumPy's own method, Floyd's on bounded integers by Lemire's (Bentley & Floyd 1987;
+        Lemire 2019, 1805.10941). NumPy's call takes most of its time for what is around it.
+
+        Args:
+            population: N, number of places from 0 on.
+            count: number of places to choose, at most N.
+            purpose: purpose of the stream.
+            key: key of the stream.
+
+        Example:
+            >>> sorted(Streams(0).places(100, 3, "cohort", 7))
+            [34, 52, 78]
+        """
+        if count == population:
+            return list(range(population))
+        if count <= _MOST_FLOYD and (chosen := self._floyd(population, count, purpose, *key)) is not None:
+            return chosen
+        places: list[int] = self.generator(purpose, *key).choice(population, size=count, replace=False).tolist()
+        return places
+
+    def _floyd(self, population: int, count: int, purpose: str, *key: object) -> list[int] | None:
+        """The places, or None where a word might be refused, in whose place NumPy takes the next one."""
+        words = _words.first(-(-count // 2), self._digest(purpose, key, 16))
+        halves = [half for word in words for half in (word & _LOW_32_BITS, word >> 32)]
+        chosen: set[int] = set()
+        for last, half in zip(range(population - count, population), halves, strict=False):
+            product = half * (last + 1)
+            if product & _LOW_32_BITS <= last:
+                return None
+            place = product >> 32
+            chosen.add(last if place in chosen else place)
+        return list(chosen)
+
     def normals(self, purpose: str, *key: object) -> tuple[float, float]:
         """Two independent numbers of the standard normal distribution (Box & Muller 1958)."""
         # A radius of 0 is possible and 1 is not: log1p(-radius) is finite.
@@ -83,6 +123,24 @@ class _Key(ISeedSequence):
     def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
         """All 128 bits, which is what Philox asks for."""
         return np.frombuffer(self._digest, dtype=np.uint64)
+
+
+class _Words(threading.local):
+    """Philox of a thread, which is given one key after another: a new one takes several times as long."""
+
+    def __init__(self) -> None:
+        self._philox = np.random.Philox(0)
+        self._beginning: Any = self._philox.state
+
+    def first(self, count: int, digest: bytes) -> list[int]:
+        """First words, of 64 bits, of the generator with a key."""
+        self._beginning["state"]["key"] = np.frombuffer(digest, dtype=np.uint64)
+        self._philox.state = self._beginning
+        words: list[int] = self._philox.random_raw(count).tolist()
+        return words
+
+
+_words = _Words()
 
 
 @contextmanager

@@ -105,8 +105,7 @@ class UniformSampling(Sampling):
         if size == 1:  # as asynchronous rounds draw them, in a fraction of the time
             # Below the population, rounding included, since the number is at most 1 - 2⁻⁵³.
             return [int(draw.streams.uniforms(*draw.stream)[0] * population)]
-        drawn: list[int] = draw.generator.choice(population, size=size, replace=False).tolist()
-        return drawn
+        return draw.streams.places(population, size, *draw.stream)
 
 
 @dataclass(frozen=True, kw_only=True)

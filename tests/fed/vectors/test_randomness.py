@@ -172,3 +172,10 @@ def test_named_numbers_have_their_distributions_and_are_independent() -> None:
     assert uniforms_N4.min() >= 0
     assert uniforms_N4.max() < 1
     assert len({streams.uniforms(purpose, *key) for purpose, key in LOOKALIKES}) == len(LOOKALIKES)
+
+
+@given(st.sampled_from([1, 2, 7, 40, 20_000, 3 * 10**9, 2**32, 2**33]), st.integers(0, 40), st.integers(0, 2**40))
+def test_places_are_those_that_numpy_chooses(population: int, count: int, key: int) -> None:
+    count = min(count, population)
+    expected = Streams(0).generator("cohort", key).choice(population, size=count, replace=False)
+    assert sorted(Streams(0).places(population, count, "cohort", key)) == sorted(expected)
