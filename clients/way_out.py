@@ -213,7 +213,7 @@ class WayOut:
         return self.message.sends_models and self.message.fixed is None and not self.stages
 
     def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-        update_V = _mean(trained.params_KV.to(torch.float64, copy=True), weights).sub_(trained.begin)
+        update_V = _mean(trained.params_KV.double(), weights) - trained.begin
         return update_V, _largest(trained)
 
     def _as_models(self, rows: Rows) -> Outgoing:

@@ -8,7 +8,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from fed.clients.data import Held, Pair
 from fed.clients.data.held import may_ignore, size_of
 from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client, of_each_sample
 from fed.clients.scoring.measures import scores_of, takes_scores
-from fed.clients.training.batches import Block, GroupSteps
+from fed.clients.training.batches import Batches, Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.draws import RandomDraw, UnlikeDraws
 from fed.clients.training.embeddings import PaddedEmbeddings
@@ -42,6 +42,7 @@ from fed.vectors.trees import Tree
 __all__ = ["BatchedTrainer"]
 
 _NOTHING = LocalContext()
+_KEPT_GROUPS = 64  # number of groups whose plans may be used again
 _SEVERAL_LENGTHS = (
     "it draws random numbers, and its collate gives clients' batches of several lengths: pad to one length"
 )
@@ -87,6 +88,7 @@ class BatchedTrainer(TorchTrainer):
         self._moves_in_place = self.is_plain and local.accumulate == 1
         self._steps = GroupSteps(local, self.device, self.layout.trained[0].dtype)
         self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=not self._moves_in_place))
+        self._plans = lru_cache(_KEPT_GROUPS)(self._planned)
         self._alone = cache(self._trainer_alone)
         self._streams = ClientStreams()
         self._held_to = 0
@@ -102,6 +104,7 @@ class BatchedTrainer(TorchTrainer):
         orders: Sequence[Callable[[], np.random.Generator]],
         context: LocalContext = _NOTHING,
         seeds: Sequence[Callable[[], int]] = (),
+        dtype: "torch.dtype | None" = None,
     ) -> tuple[tuple[Tensor, Tensor], list[float]]:
         """Train a group.
 
@@ -113,6 +116,7 @@ class BatchedTrainer(TorchTrainer):
             context: contents of the tasks beside the model.
             seeds: each client's seed of the module's own draws, such as those of dropout, and of those that make
                 batches, made when something is drawn; empty: 0 for all.
+            dtype: type of the trained vectors; None: the model's.
 
         Returns:
             The trained states, vectors [K, V] and integers [K, I], on the CPU; and each client's mean loss over the
@@ -123,13 +127,7 @@ class BatchedTrainer(TorchTrainer):
             UnequalBatches: if a collate gives clients' batches several shapes.
         """
         seeds = seeds or [lambda: 0] * len(samples)
-        said = context.steps or (None,) * len(samples)
-        plans = [
-            self._steps.plan(size_of(held), self.phase.steps(steps)) for held, steps in zip(samples, said, strict=True)
-        ]
-        # So that clients with steps left are always the first rows.
-        rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
-        back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
+        plans, rows, back = self._plans(tuple([size_of(held) for held in samples]), context.steps)
         if back is not None:
             start_V = start_V if start_V.ndim == 1 else start_V[rows]
             integers_I = integers_I if integers_I.ndim == 1 else integers_I[rows]
@@ -144,13 +142,33 @@ class BatchedTrainer(TorchTrainer):
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
             sums_K = self._run(stack, group, blocks, context).cpu()
-        params_KV, integers_KI = (part.cpu() for part in stack.states())
+        params_KV, integers_KI = (part.cpu() for part in stack.states(dtype or self.layout.dtype))
         if back is not None:
             sums_K = sums_K[back]
             params_KV = params_KV[back]
             integers_KI = integers_KI[back]
         losses = [loss_sum / plan.seen for loss_sum, plan in zip(sums_K.tolist(), plans, strict=True)]
         return (params_KV, integers_KI), losses
+
+    def _planned(
+        self, sizes: Sequence[int], said: Sequence[int | None]
+    ) -> tuple[list[Batches], list[int], Tensor | None]:
+        """Plans of a group's clients, which later groups of the same numbers use again.
+
+        Args:
+            sizes: number of samples of each client.
+            said: number of steps of each client, as :class:`.LocalContext` has it.
+
+        Returns:
+            The plan of each client; the clients in descending order of steps; and the place of each client in that
+            order, None where it is the clients' own.
+        """
+        each = zip(sizes, said or [None] * len(sizes), strict=True)
+        plans = [self._steps.plan(size, self.phase.steps(steps)) for size, steps in each]
+        # So that clients with steps left are always the first rows.
+        rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
+        back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
+        return plans, rows, back
 
     def _set_lr(self, lr: float) -> None:
         """Set the step size of all later steps."""

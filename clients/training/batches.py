@@ -126,6 +126,8 @@ class Block(NamedTuple):
         batches = len(self.index_E) // len(self.active)
         its = slice(step * batches, (step + 1) * batches)
         parts = zip(self.index_E[its], self.weights_KB[its], self.samples_UK[its], strict=True)
+        if rows == self.sizes_LK.shape[1]:
+            return [(index_E, weights_KB.contiguous(), samples_K) for index_E, weights_KB, samples_K in parts]
         # What is recorded once takes weights in one piece, and those of several batches of a step lie apart.
         return [
             (index_E[: rows * weights_KB.shape[1]], weights_KB[:rows].contiguous(), samples_K[:rows])
@@ -166,7 +168,7 @@ class GroupSteps:
         self._device = device
         self._dtype = dtype
         self.plan = cache(lambda samples, steps: Batches(local, samples, steps=steps))
-        self._kept = lru_cache(_KEPT_GROUPS)(lambda clients: list(self._blocks(clients)))
+        self._kept = lru_cache(_KEPT_GROUPS)(lambda plans, rows: list(self._blocks(_clients(plans, rows))))
         self._kept_sizes = lru_cache(_KEPT_GROUPS)(self._sizes)
 
     def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
@@ -177,12 +179,10 @@ class GroupSteps:
             orders: each client's stream that shuffles its samples, made when something is drawn.
             rows: the clients in descending order of steps, as they stand in the blocks.
         """
-        begins = [0, *itertools.accumulate([plan.samples for plan in plans])]
-        of_rows = [(plans[row], orders[row], begins[row]) for row in rows]
-        clients = tuple([_Client(plan, None if plan.keeps_order else order, begin) for plan, order, begin in of_rows])
-        if plans[rows[0]].steps * begins[-1] <= _KEPT_SAMPLES and all(client.order is None for client in clients):
-            return self._kept(clients)
-        return self._blocks(clients)
+        samples = sum([plan.samples for plan in plans])
+        if plans[rows[0]].steps * samples <= _KEPT_SAMPLES and all(plan.keeps_order for plan in plans):
+            return self._kept(tuple(plans), tuple(rows))
+        return self._blocks(_clients(plans, rows, orders))
 
     def _blocks(self, clients: Sequence[_Client]) -> Iterator[Block]:
         """Blocks of at most 512 steps."""
@@ -230,6 +230,12 @@ class GroupSteps:
             sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64),
             active=(sizes_LK > 0).sum(1).tolist(),
         )
+
+
+def _clients(plans: Sequence[Batches], rows: Sequence[int], orders: Sequence[_Order] = ()) -> list[_Client]:
+    """Clients of a group as they stand in its blocks; without ``orders`` all keep their samples' order."""
+    begins = [0, *itertools.accumulate([plan.samples for plan in plans])]
+    return [_Client(plans[row], None if plans[row].keeps_order else orders[row], begins[row]) for row in rows]
 
 
 class _Sizes(NamedTuple):

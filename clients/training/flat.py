@@ -228,7 +228,7 @@ class StackedStates:
         >>> stack.load(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([], dtype=torch.int64))
         >>> [tensor.shape for tensor in stack.tensors(2)]
         [torch.Size([2, 1, 2]), torch.Size([2, 1])]
-        >>> stack.states()[0][2]
+        >>> stack.states(torch.float32)[0][2]
         tensor([1., 2., 3.])
     """
 
@@ -260,13 +260,16 @@ class StackedStates:
         for flat, source in zip(self._flat, sources, strict=True):
             flat.copy_(source)
 
-    def states(self) -> tuple[Tensor, Tensor]:
-        """The rows as (vectors [K, V], integers [K, I])."""
+    def states(self, dtype: "torch.dtype") -> tuple[Tensor, Tensor]:
+        """The rows as (vectors [K, V], integers [K, I]); the vectors in a type of floating-point numbers."""
         for rows, kept in self._finished:
             for flat, part in zip(self._flat, kept, strict=True):
                 flat[rows] = part
         floats = len(self._sizes[0])
-        vectors_KV = torch.cat([flat.to(self._layout.dtype) for flat in self._flat[:floats]], 1)
+        vectors_KV = torch.empty(self.rows, self._layout.size, dtype=dtype, device=self.x_KQ.device)
+        pieces = vectors_KV.split_with_sizes(self._sizes[0], 1)
+        for piece, flat in zip(pieces, self._flat, strict=False):
+            piece.copy_(flat)
         return vectors_KV, torch.cat([self._no_integers, *(flat.long() for flat in self._flat[floats:])], 1)
 
     def tensors(self, rows: int) -> list[Tensor]:

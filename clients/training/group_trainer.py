@@ -233,6 +233,8 @@ class _PhaseTraining:
             self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
+        # A mean is computed in float64: models that nobody keeps need no copy in their own type.
+        self._may_widen = not phase.is_personal and not recipe.private and device.type == "cpu"
         self.told: list[LocalResult] = []  # of the last group that trained one by one
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
@@ -243,8 +245,9 @@ class _PhaseTraining:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
         seeds = [partial(self._seed, sent.task, row) for row in range(len(sent.pairs))]
+        dtype = torch.float64 if self._may_widen and sent.task.wants == "mean" else None
         try:
-            return self._batched.train(*states, sent.pairs, orders, sent.context, seeds)
+            return self._batched.train(*states, sent.pairs, orders, sent.context, seeds, dtype=dtype)
         except (UnequalBatches, UnlikeDraws):  # the choice of batching has not seen such samples
             return self._one_by_one(sent, states)
 

@@ -166,7 +166,7 @@ class TrainedClients(NamedTuple):
         start: the model that came with the task, [V], or each client's own, [K, V].
         integers_I: integer buffers that came with the model.
         begin: model from which local steps began, [V], or each client's own, [K, V].
-        params_KV: trained models, in the model's type.
+        params_KV: trained models, in the model's type; or in float64, where nothing but their mean is wanted.
         integers_KI: trained integer buffers.
         own: the models, or the private parts, that the clients keep for themselves, vectors [K, ·] and integers
             [K, ·]; None where they keep none.

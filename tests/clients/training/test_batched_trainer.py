@@ -489,6 +489,19 @@ def test_the_same_group_gives_the_same_bits(keys: dict[str, Any]) -> None:
         assert again.train_losses == first.train_losses
 
 
+def test_wider_results_are_the_same_numbers() -> None:
+    pairs = [(inputs.float(), targets) for inputs, targets in samples((3, 9))]
+    task = Task(MODELS["float buffer"][0](), pairs, local())
+    orders = [partial(np.random.default_rng, number) for number in range(2)]
+    by = task.group_trainer()
+    (params_KV, _), losses = by.train(*task.starts(), task.pairs, orders)
+    (wide_KV, _), again = by.train(*task.starts(), task.pairs, orders, dtype=torch.float64)
+    assert params_KV.dtype is torch.float32
+    assert wide_KV.dtype is torch.float64
+    assert torch.equal(wide_KV, params_KV.double())
+    assert again == losses
+
+
 @pytest.mark.parametrize("name", ["mlp", "single tensor", "float buffer", "integer and boolean buffers"])
 @pytest.mark.parametrize("counts", [(8, 8), (8,), (3, 9)], ids=str)
 @pytest.mark.parametrize("own_starts", [True, False])
