@@ -1,6 +1,7 @@
 """Recorded gradients: a batch's loss and gradient by operations that were recorded once, for PyTorch's own layers.
 
-A model with code of its own is recorded if its class says that it may be, by ``is_recordable = True``.
+A class of a user's own is recorded if its forward pass is plain code (:mod:`fed.clients.training.plain_code`), or if it
+says that it may be, by ``is_recordable = True``.
 
 A replay has the bits of the passes that it stands for. It takes a third of the time of a small model's, since neither
 layers are called nor is a graph of the loss built, and Python does not call the operations.
@@ -22,6 +23,7 @@ from fed.clients.scoring.measures import Loss
 from fed.clients.training.flat import FlatParameters, gradients_of
 from fed.clients.training.interpreted import Function
 from fed.clients.training.op_graphs import record
+from fed.clients.training.plain_code import has_plain_code
 from fed.clients.training.reading import Batch, with_parameters
 from fed.vectors.tensors import Tensor, nn, torch
 
@@ -50,9 +52,9 @@ _LOSSES = frozenset({cross_entropy, counted_cross_entropy, mse, bce})
 
 
 def is_recordable(module: "nn.Module") -> bool:
-    """True if a model is made of PyTorch's own layers, and of classes that declare ``is_recordable = True``.
+    """True if a model is made of PyTorch's own layers, of plain code, and of classes with ``is_recordable = True``.
 
-    What else runs in a forward pass, such as a user's code, may differ from one pass to the next.
+    What else runs in a forward pass may differ from one pass to the next.
 
     Example:
         >>> is_recordable(nn.Sequential(nn.Linear(2, 3), nn.ReLU())), is_recordable(nn.RReLU())
@@ -60,7 +62,10 @@ def is_recordable(module: "nn.Module") -> bool:
     """
     hooks_of_all = (calls._global_forward_hooks, calls._global_forward_pre_hooks, calls._global_backward_hooks)
     is_hooked = any(hooks_of_all) or any(calls._global_backward_pre_hooks)
-    return not is_hooked and all(_is_plain(part) for part in module.modules())
+    if is_hooked or not all(_is_plain(part) for part in module.modules()):
+        return False
+    own = [part for part in module.modules() if type(part) not in _LAYERS and not _is_declared(part)]
+    return not own or has_plain_code(module, own)
 
 
 def _is_plain(part: "nn.Module") -> bool:
@@ -70,13 +75,17 @@ def _is_plain(part: "nn.Module") -> bool:
     if "forward" in vars(part) or any(hooks) or any(of_parameters):
         return False
     if type(part) not in _LAYERS:
-        # Of the class itself: one that is derived from it has another forward pass.
-        return vars(type(part)).get("is_recordable", False) is True
+        return True
     counts_batches = getattr(part, "momentum", 0.0) is None  # as some BatchNorm
     scales_rows = getattr(part, "max_norm", None) is not None
     is_sparse = getattr(part, "sparse", False)
     has_own_code = getattr(part, "activation", relu) not in (relu, gelu)
     return not (counts_batches or scales_rows or is_sparse or has_own_code)
+
+
+def _is_declared(part: "nn.Module") -> bool:
+    # Of the class itself: one that is derived from it has another forward pass.
+    return vars(type(part)).get("is_recordable", False) is True
 
 
 class _Program(NamedTuple):
