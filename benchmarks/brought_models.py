@@ -1,7 +1,7 @@
 """Models that people bring: small ones of each kind, with data of their shapes, each with an optimizer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class Case:
         samples: number of samples of each client.
         batch_size: samples of a step.
         epochs: passes over a client's samples in a round.
+        channels_last: True if the lean loop lays convolutions out with channels last, as few write by hand.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Case:
     samples: int = 50
     batch_size: int = 10
     epochs: int = 1
+    channels_last: bool = True
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -187,4 +189,10 @@ CASES = {
     ),
     "transformer": Case(title="transformer, 2 layers of width 32", model=lambda: _Transformer(0.0), sample=_texts),
     "transformer-dropout": Case(title="transformer with dropout", model=lambda: _Transformer(0.1), sample=_texts),
+}
+CASES |= {
+    f"{name}-usual-order": replace(
+        CASES[name], title=f"{CASES[name].title}, loop in the usual order", channels_last=False
+    )
+    for name in ("group-norm", "batch-norm")
 }

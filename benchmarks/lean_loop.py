@@ -26,12 +26,15 @@ class LeanLoop:
         clients: (inputs, targets) of each client.
         local: local training, in epochs.
         cohort: number of clients in a round.
+        channels_last: True if it lays images and convolutions out with channels last, where there are convolutions.
     """
 
-    def __init__(self, module: nn.Module, clients: Sequence[Pair], local: Local, cohort: int) -> None:
+    def __init__(
+        self, module: nn.Module, clients: Sequence[Pair], local: Local, cohort: int, *, channels_last: bool = True
+    ) -> None:
         self._module = module.train()
         self._clients = clients
-        if any(isinstance(part, nn.Conv2d) for part in module.modules()):
+        if channels_last and any(isinstance(part, nn.Conv2d) for part in module.modules()):
             module.to(memory_format=torch.channels_last)
             self._clients = [(inputs.to(memory_format=torch.channels_last), targets) for inputs, targets in clients]
         self._local = local

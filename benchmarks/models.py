@@ -81,7 +81,8 @@ def measure(case: Case, batching: str, turns: int, seconds: float) -> dict[str, 
         seconds: approximate duration of a turn.
     """
     clients = case.clients()
-    loop = LeanLoop(case.made(), list(clients.values()), Local(**case.keys), COHORT)
+    pairs = list(clients.values())
+    loop = LeanLoop(case.made(), pairs, Local(**case.keys), COHORT, channels_last=case.channels_last)
     rounds = max(1, round(seconds / _round_s(loop)))
     taken = Turns(loop, rounds)
     experiment = fed.Experiment(

@@ -29,14 +29,17 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_lean_loop_trains_what_the_simulator_does(models: Any) -> None:
     """With all samples in a batch and all clients in the cohort nothing is drawn; rounding alone differs."""
-    for keys in OPTIMIZERS:
-        case = replace(models.CASES["mlp"], local=keys, samples=12, batch_size=12, epochs=3)
+    of_optimizers = [replace(models.CASES["mlp"], local=keys, epochs=3) for keys in OPTIMIZERS]
+    of_images = [models.CASES["group-norm"], models.CASES["group-norm-usual-order"]]
+    for case in (*of_optimizers, *of_images):
+        case = replace(case, samples=12, batch_size=12)
         clients = dict(list(case.clients().items())[:3])
         experiment = fed.Experiment(
             local=case.keys, rounds={"count": 2, "cohort": 3}, simulation={"workers": 0, "batching": "off"}
         )
         trained = fed.simulate(experiment, data=fed.FederatedData(clients), model=case.made()).model
-        loop = models.LeanLoop(case.made(), list(clients.values()), experiment.local, 3)
+        pairs = list(clients.values())
+        loop = models.LeanLoop(case.made(), pairs, experiment.local, 3, channels_last=case.channels_last)
         for _ in range(2):
             loop.round()
         for ours, its in zip(trained.parameters(), loop.model().parameters(), strict=True):
