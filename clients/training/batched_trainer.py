@@ -21,6 +21,7 @@ from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client
 from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Batches, Block, GroupSteps
 from fed.clients.training.channel_groups import ChannelGroups
+from fed.clients.training.devices import read_back
 from fed.clients.training.draws import RandomDraw, UnlikeDraws
 from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
@@ -141,8 +142,9 @@ class BatchedTrainer(TorchTrainer):
         blocks = self._steps.blocks(plans, orders, rows)
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
-            sums_K = self._run(stack, group, blocks, context).cpu()
-        params_KV, integers_KI = (part.cpu() for part in stack.states(dtype or self.layout.dtype))
+            sums_K = self._run(stack, group, blocks, context)
+        states = stack.states(dtype or self.layout.dtype)
+        sums_K, integers_KI, params_KV = read_back([sums_K, *reversed(states)])
         if back is not None:
             sums_K = sums_K[back]
             params_KV = params_KV[back]

@@ -204,7 +204,7 @@ class GroupSteps:
                     index_LKW[: len(places_LW), row] = places_LW
             index_LKW += begins_K1
             index_UKB = _in_batches(index_LKW, batch)
-            yield Block(torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(), *sizes)
+            yield Block(torch.from_numpy(index_UKB).to(self._device, non_blocking=True).flatten(1).unbind(), *sizes)
 
     def _sizes(self, plans: tuple[Batches, ...], first: int, batch: int, width: int) -> "_Sizes":
         """Part of a block that follows from the plans of its clients.
@@ -225,9 +225,9 @@ class GroupSteps:
         weights_LKW = (np.arange(width) < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
         weights_UKB = _in_batches(weights_LKW, batch)
         return _Sizes(
-            weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
+            weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype, non_blocking=True).unbind(),
             samples_UK=(weights_UKB > 0).sum(2).tolist(),
-            sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64),
+            sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64, non_blocking=True),
             active=(sizes_LK > 0).sum(1).tolist(),
         )
 

@@ -1,9 +1,19 @@
 """Devices of this machine that workers compute on."""
 
-from fed.errors import InvalidExperiment, InvalidInput
-from fed.vectors.tensors import torch
+from collections.abc import Sequence
 
-__all__ = ["device_of", "devices_named", "devices_of", "devices_of_ranks", "found_devices", "scoring_device"]
+from fed.errors import InvalidExperiment, InvalidInput
+from fed.vectors.tensors import Tensor, torch
+
+__all__ = [
+    "device_of",
+    "devices_named",
+    "devices_of",
+    "devices_of_ranks",
+    "found_devices",
+    "read_back",
+    "scoring_device",
+]
 
 
 def found_devices() -> list[str]:
@@ -94,3 +104,21 @@ def scoring_device(device: "torch.device") -> "torch.device":
         device: device that computes outputs.
     """
     return torch.device("cpu") if device.type == "mps" else device
+
+
+def read_back(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same tensors on the CPU, for which the program waits once.
+
+    Args:
+        tensors: tensors of one device, the largest last.
+    """
+    device = tensors[0].device
+    if device.type == "cpu":
+        return [*tensors]
+    is_pinned = device.type == "cuda"
+    copies = [torch.empty_like(part, device="cpu", pin_memory=is_pinned) for part in tensors]
+    last = len(copies) - 1
+    for number, (copy, part) in enumerate(zip(copies, tensors, strict=True)):
+        # A stream copies one after the other: when the last is there, so are all.
+        copy.copy_(part, non_blocking=number < last)
+    return copies

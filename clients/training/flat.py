@@ -167,7 +167,7 @@ class FlatParameters:
 
     def spread(self, vector_P: Tensor) -> Tensor:
         """Vector of the shared parameters with alignment gaps; other tensors stay as they are."""
-        vector_P = vector_P.to(self.x_Q.device, self.x_Q.dtype)
+        vector_P = vector_P.to(self.x_Q.device, self.x_Q.dtype, non_blocking=True)
         if vector_P.shape != (self._shared_size,):
             return vector_P
         parts = [part for part in self._parts if part.offset < self.shared]
@@ -256,7 +256,7 @@ class StackedStates:
         self._finished = []
         sources: list[Tensor] = []
         for vectors, sizes in zip((start_V, integers_I), self._sizes, strict=True):
-            sources += vectors.to(self.x_KQ.device).split_with_sizes(sizes, -1)
+            sources += vectors.to(self.x_KQ.device, non_blocking=True).split_with_sizes(sizes, -1)
         for flat, source in zip(self._flat, sources, strict=True):
             flat.copy_(source)
 
@@ -291,7 +291,7 @@ class StackedStates:
 
     def spread(self, vectors: Tensor) -> Tensor:
         """Vectors of the shared parameters, one or one a client, with a row's gaps; other tensors stay as they are."""
-        vectors = vectors.to(self.x_KQ.device, self.x_KQ.dtype)
+        vectors = vectors.to(self.x_KQ.device, self.x_KQ.dtype, non_blocking=True)
         shared = self._layout.shared
         if vectors.shape[-1:] != (shared.parameters,):
             return vectors

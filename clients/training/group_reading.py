@@ -42,7 +42,7 @@ class GroupInMemory:
 
     def _to_device(self, leaf: Tensor) -> Tensor:
         # Contiguous, for kernels may round otherwise for other strides, which concatenation may keep.
-        return leaf.to(self._device).contiguous()
+        return leaf.to(self._device, non_blocking=True).contiguous()
 
     def batch(self, index_E: Tensor, weights_KB: Tensor, number: int) -> Pair:
         """Batch of the first clients, trees of [K, B, ...].
@@ -119,7 +119,7 @@ class ReadGroup:
         )
 
     def _to_device(self, leaf: Tensor) -> Tensor:
-        return leaf.to(self._device)
+        return leaf.to(self._device, non_blocking=True)
 
     @staticmethod
     def _filled(batch: Pair, places: int) -> Pair:

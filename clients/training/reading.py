@@ -43,7 +43,7 @@ class InMemory:
 
     def places(self, order_E: NDArray[np.int64]) -> Tensor:
         """Places of samples, as :meth:`batch` takes parts of them."""
-        return torch.from_numpy(order_E).to(self._device)
+        return torch.from_numpy(order_E).to(self._device, non_blocking=True)
 
     def all(self, number: int) -> Batch:
         """All samples in their order, as the batch of a number."""

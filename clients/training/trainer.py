@@ -13,6 +13,7 @@ from fed.clients.data import Held
 from fed.clients.data.held import is_read, size_of
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
+from fed.clients.training.devices import read_back
 from fed.clients.training.draws import RandomDraw, draws_of
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
@@ -194,7 +195,8 @@ class Trainer(TorchTrainer):
                 optimizer.step(moved_Q, gradient_Q[self._moves])
         self._untouched.check()
         params_V, integers_I = self._state.read()
-        return LocalResult(params_V.cpu(), integers_I.cpu(), losses.mean())
+        integers_I, params_V = read_back([integers_I, params_V])
+        return LocalResult(params_V, integers_I, losses.mean())
 
     def measure(
         self, vector_V: Tensor, integers_I: Tensor, samples: Held, seed: int, *, gradient: bool

@@ -1,0 +1,253 @@
+"""Checks on the pretended device, each a test: run in a process of their own by test_placement.py."""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fed
+from fed.aggregators.base import Phase
+from fed.clients.data import FederatedData
+from fed.clients.models import char_gru, mlp
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.scoring.metrics import accuracy
+from fed.clients.training import batched_trainer, devices, group_reading, worker
+from fed.clients.training.batched_trainer import BatchedTrainer
+from fed.clients.training.batches import Block
+from fed.clients.training.evaluation import BatchedEvaluator, evaluate
+from fed.clients.training.local_context import LocalContext
+from fed.clients.training.optimizers import SGD
+from fed.clients.training.trainer import Trainer
+from fed.config.experiment import Local
+from fed.errors import InvalidModel
+from fed.vectors.layout import Layout
+from tests.pretended_device import Misplaced, PretendedDevice, pretended, register
+
+register()  # before the first gradient of this process
+CPU = torch.device("cpu")
+SIZES = (11, 8, 5)  # with a batch size of 4: unequal numbers of steps, and last batches that are short
+Model = Callable[[], nn.Module]
+Pair = tuple[Tensor, Tensor]
+
+
+def dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3)).double()
+
+
+def convolutional() -> nn.Module:
+    first = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.ReLU(), nn.AvgPool2d(2))
+    return nn.Sequential(*first, nn.Flatten(), nn.Linear(18, 3)).double()
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
+
+
+def recurrent() -> nn.Module:
+    return char_gru(7, embedding=3, hidden=4).double()
+
+
+def perceptron() -> nn.Module:
+    return mlp((5,), 3, hidden=(4,)).double()
+
+
+INPUTS: dict[Model, Callable[[int], Tensor]] = {
+    perceptron: lambda count: torch.randn(count, 5, dtype=torch.float64),
+    dropout: lambda count: torch.randn(count, 5, dtype=torch.float64),
+    with_batch_norm: lambda count: torch.randn(count, 5, dtype=torch.float64),
+    convolutional: lambda count: torch.randn(count, 1, 8, 8, dtype=torch.float64),
+    recurrent: lambda count: torch.randint(7, (count, 6)),
+}
+LOCALS = [{}, {"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}, {"momentum": 0.9, "accumulate": 2}]
+# PyTorch's kernel for a recurrent layer alone is another on each device.
+ALONE = [model for model in INPUTS if model is not recurrent]
+each_model = pytest.mark.parametrize("model", ALONE, ids=lambda model: model.__name__)
+each_local = pytest.mark.parametrize("keys", LOCALS, ids=str)
+
+
+def made(model: Model) -> tuple[nn.Module, Pair]:
+    torch.manual_seed(0)
+    inputs = INPUTS[model](SIZES[0])
+    shape = inputs.shape if model is recurrent else inputs.shape[:1]
+    return model(), (inputs, torch.randint(3, shape))
+
+
+def local(**keys: Any) -> Local:
+    return Local(batch_size=4, epochs=2, **keys)
+
+
+def of_one(module: nn.Module, samples: Pair, device: torch.device, keys: dict[str, Any]) -> tuple[Tensor, float]:
+    trainer = Trainer(copy.deepcopy(module), cross_entropy, local(**keys), Phase(), device)
+    start = Layout.of(module).pack(module)
+    done = trainer.train(*start, samples, order=np.random.default_rng(0), seed=0)
+    return done.params_V, done.train_loss
+
+
+class Group:
+    """Clients that train together, again and again."""
+
+    def __init__(self, module: nn.Module, samples: Pair, device: torch.device, keys: dict[str, Any]) -> None:
+        self._trainer = BatchedTrainer(copy.deepcopy(module), cross_entropy, local(**keys), Phase(), device)
+        self._start = Layout.of(module).pack(module)
+        self._pairs = [(samples[0][:size], samples[1][:size]) for size in SIZES]
+
+    def train(self) -> tuple[Tensor, Sequence[float]]:
+        orders = [partial(np.random.default_rng, number) for number in range(len(SIZES))]
+        seeds = [partial(int, number) for number in range(len(SIZES))]
+        (params_KV, integers_KI), losses = self._trainer.train(*self._start, self._pairs, orders, LocalContext(), seeds)
+        assert params_KV.device == integers_KI.device == CPU
+        return params_KV, losses
+
+
+@each_model
+@each_local
+def test_one_client_has_the_numbers_of_the_cpu(model: Model, keys: dict[str, Any]) -> None:
+    module, samples = made(model)
+    expected_V, expected_loss = of_one(module, samples, CPU, keys)
+    with pretended() as device:
+        params_V, loss = of_one(module, samples, device.device, keys)
+    assert device.done.count("aten::addmm") + device.done.count("aten::mm") > 0
+    assert params_V.device == CPU
+    torch.testing.assert_close(params_V, expected_V, rtol=0, atol=1e-12)
+    assert loss == pytest.approx(expected_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("model", [perceptron, convolutional, recurrent], ids=lambda model: model.__name__)
+@each_local
+def test_a_group_waits_once_and_agrees_with_the_cpu(model: Model, keys: dict[str, Any]) -> None:
+    module, samples = made(model)
+    expected_KV, expected_losses = Group(module, samples, CPU, keys).train()
+    with pretended() as device:
+        group = Group(module, samples, device.device, keys)
+        group.train()  # records the step, and looks at what it computes
+        device.waits.clear()
+        params_KV, losses = group.train()
+        assert device.waits == [len(device.done)]
+    torch.testing.assert_close(params_KV, expected_KV, rtol=0, atol=1e-12)
+    assert losses == pytest.approx(expected_losses, abs=1e-12)
+
+
+@each_model
+def test_scores_are_those_of_the_cpu(model: Model) -> None:
+    module, samples = made(model)
+    metrics = {"accuracy": accuracy}
+    expected = evaluate(copy.deepcopy(module), cross_entropy, metrics, samples, CPU)
+    with pretended() as device:
+        moved = copy.deepcopy(module).to(device.device)
+        assert evaluate(moved, cross_entropy, metrics, samples, device.device) == pytest.approx(expected, abs=1e-12)
+        device.waits.clear()
+        rows = [part.repeat(3, 1) for part in Layout.of(module).pack(module)]
+        for score in BatchedEvaluator(module, cross_entropy, metrics, device.device).scores(rows[0], rows[1], samples):
+            assert score.loss == pytest.approx(expected.loss, abs=1e-12)
+            assert score.metrics == pytest.approx(expected.metrics, abs=1e-12)
+
+
+RUNS: list[dict[str, Any]] = [
+    {"algorithm": "fedavg"},
+    {"algorithm": "scaffold"},
+    {"algorithm": {"kind": "fedprox", "mu": 0.1}, "local": {"lr": 0.1, "batch_size": 4, "momentum": 0.9}},
+    {"algorithm": "ditto", "evaluation": {"kind": "clients", "fraction": 0.3}},
+    {"algorithm": "fedavg", "uplink": ["int8"], "error_feedback": "ef"},
+    {"algorithm": "dpsgd", "topology": "ring"},
+]
+
+
+@pytest.mark.parametrize("keys", RUNS, ids=lambda keys: str(keys["algorithm"]))
+@pytest.mark.parametrize("batching", ["on", "off"])
+def test_a_run_has_the_numbers_of_the_cpu(keys: dict[str, Any], batching: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    clients = {client: (torch.randn(9 + client, 5).double(), torch.arange(9 + client) % 3) for client in range(4)}
+    data = FederatedData(clients, test=(torch.randn(30, 5).double(), torch.arange(30) % 3))
+    experiment = fed.Experiment(
+        **{"local": {"lr": 0.1, "batch_size": 4}} | keys,
+        rounds={"count": 2},
+        simulation={"workers": 0, "batching": batching, "device": "cuda:0"},
+    )
+    expected = fed.simulate(experiment.override({"simulation.device": "cpu"}), data=data, model=perceptron)
+    with pretended() as device:
+        monkeypatch.setattr(devices, "devices_named", lambda name: [device.device])
+        run = fed.simulate(experiment, data=data, model=perceptron)
+    assert device.done
+    for name, value in expected.summary.items():
+        if name.startswith("final_"):
+            assert run.summary[name] == pytest.approx(value, abs=1e-9)
+
+
+def train_and_score(device: PretendedDevice) -> None:
+    """A group's training, and the score of a model by a loss with weights."""
+    module, samples = made(perceptron)
+    group = Group(module, samples, device.device, {"momentum": 0.9})
+    group.train()
+    device.waits.clear()
+    group.train()
+    if device.waits != [len(device.done)]:
+        raise Misplaced("the device is waited for between steps")
+    loss = worker.on_device(nn.CrossEntropyLoss(torch.ones(3).double()), device.device)
+    evaluate(module.to(device.device), loss, {}, samples, device.device)
+
+
+def forgotten_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_reading.GroupInMemory, "_to_device", lambda self, leaf: leaf.contiguous())
+
+
+def forgotten_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "on_device", lambda measure, device: measure)
+
+
+def forgotten_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched_trainer, "read_back", list)
+
+
+def read_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = SGD.step
+
+    def reading(self: SGD, x_P: Tensor, gradient_P: Tensor) -> None:
+        assert float(gradient_P.sum()) < 1e9
+        step(self, x_P, gradient_P)
+
+    monkeypatch.setattr(SGD, "step", reading)
+
+
+def copy_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = Block.batches
+
+    def waiting(self: Block, step: int, rows: int) -> Any:
+        torch.zeros(3).to(register())
+        return batches(self, step, rows)
+
+    monkeypatch.setattr(Block, "batches", waiting)
+
+
+def draw_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = SGD.step
+
+    def drawing(self: SGD, x_P: Tensor, gradient_P: Tensor) -> None:
+        noise_P = torch.randn(x_P.shape, generator=torch.Generator(), device=x_P.device)
+        step(self, x_P, gradient_P + 0 * noise_P)
+
+    monkeypatch.setattr(SGD, "step", drawing)
+
+
+FAULTS = [
+    forgotten_inputs,
+    forgotten_weights,
+    forgotten_answer,
+    read_between_steps,
+    copy_that_waits,
+    draw_of_the_processor,
+]
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended() as device:
+        train_and_score(device)
+    plant(monkeypatch)
+    # An error of a loss is told as the loss's.
+    with pretended() as device, pytest.raises((AssertionError, InvalidModel)):
+        train_and_score(device)

@@ -1,0 +1,173 @@
+"""Pretended device: the processor under another name, so that placement is tested where there is no GPU.
+
+Its tensors hold others of the processor, compute as these do, and have the same bits. What would fail on a GPU, or wait
+for one, shows: an operation on tensors of two devices, a generator of the wrong device, a value that is read.
+
+PyTorch's engine of gradients counts devices when it first runs: a process registers this one before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from fed.clients.training.dispatch_mode import DispatchMode
+
+__all__ = ["Misplaced", "PretendedDevice", "pretended", "register"]
+
+_NAME = "pretended"
+_READS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::unique_dim", "aten::_unique2"}
+"""Operations whose results need values of the device, which must have done all that was asked of it before."""
+_COPIES = {"aten::_to_copy", "aten::copy_", "aten::_foreach_copy_"}
+
+
+class Misplaced(AssertionError):
+    """An operation that no GPU could do."""
+
+
+@cache
+def register() -> torch.device:
+    """Tell PyTorch of the device, which it knows until the process ends."""
+    _setup_privateuseone_for_python_backend(_NAME)
+    return torch.device(_NAME, 0)
+
+
+class PretendedDevice(DispatchMode):
+    """Mode in which the pretended device is there.
+
+    Attributes:
+        device: the device.
+        done: names of the operations that it has done, in their order.
+        waits: number of operations that it had done whenever the program waited for it.
+    """
+
+    current: "PretendedDevice | None" = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = register()
+        self.done: list[str] = []
+        self.waits: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _computed(func, args, kwargs or {})
+
+
+@contextmanager
+def pretended() -> Iterator[PretendedDevice]:
+    """The pretended device, for as long as the context lasts; there is one at a time."""
+    with PretendedDevice() as mode:
+        PretendedDevice.current = mode
+        try:
+            yield mode
+        finally:
+            PretendedDevice.current = None
+
+
+class _OnDevice(Tensor):
+    """Tensor of the pretended device, which holds one of the processor."""
+
+    raw: Tensor
+
+    @staticmethod
+    def __new__(cls, raw: Tensor) -> "_OnDevice":
+        made: _OnDevice = Tensor._make_wrapper_subclass(
+            cls, raw.size(), raw.stride(), raw.storage_offset(), dtype=raw.dtype, device=register()
+        )
+        made.raw = raw
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"pretended {self.raw!r}"
+
+    @property
+    def data(self) -> Tensor:
+        return _OnDevice(self.raw)
+
+    @data.setter
+    def data(self, other: Tensor) -> None:
+        assert isinstance(other, _OnDevice)
+        self.raw = other.raw  # PyTorch's own would leave the tensor that this one holds
+
+    def tolist(self) -> Any:
+        _wait()
+        return self.raw.tolist()
+
+    def set_(self, *arguments: Any) -> Tensor:
+        return _OnDevice(torch.empty(0, dtype=self.dtype).set_(*arguments))  # a shape stays as it is here
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.raw.untyped_storage()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _computed(func, args, kwargs or {})
+
+
+def _computed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Result of an operation, on the device that it belongs to."""
+    name = func._schema.name
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    held = [tensor for tensor in tensors if isinstance(tensor, _OnDevice)]
+    asked = kwargs.get("device")
+    goes_to = torch.device(asked).type if asked is not None else (_NAME if held else "cpu")
+    generator = kwargs.get("generator")
+    if generator is not None and goes_to == _NAME:
+        raise Misplaced(f"{name}: a generator of {generator.device} draws on the device")
+    if name in _COPIES:
+        _note_copy(func, args, kwargs, tensors, goes_to)
+    else:
+        # A GPU takes single numbers of the processor.
+        if held and any(tensor.ndim for tensor in tensors if not isinstance(tensor, _OnDevice)):
+            raise Misplaced(f"{name}: tensors of the device and of the processor")
+        if held and PretendedDevice.current is not None:
+            PretendedDevice.current.done.append(name)
+        if held and name in _READS:
+            _wait()
+    if asked is not None:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    result = func(*tree_map(_raw, args), **tree_map(_raw, kwargs))
+    if name == "aten::copy_":
+        return args[0]
+    if goes_to == "cpu" or name == "aten::_local_scalar_dense":
+        return result
+    wrappers = {id(tensor.raw): tensor for tensor in held}
+    return tree_map(lambda leaf: _wrapped(leaf, wrappers), result)
+
+
+def _note_copy(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], goes_to: str) -> None:
+    """Note a copy from one device to the other, for which the program waits unless it says that it does not."""
+    names = [argument.name for argument in func._schema.arguments]
+    does_not_wait = {**dict(zip(names, args, strict=False)), **kwargs}.get("non_blocking", False)
+    ends = {_NAME if isinstance(tensor, _OnDevice) else "cpu" for tensor in tensors if tensor.ndim}
+    if func._schema.name == "aten::_to_copy":
+        ends.add(goes_to)
+    if len(ends) > 1 and not does_not_wait:
+        _wait()
+
+
+def _wait() -> None:
+    if PretendedDevice.current is not None:
+        PretendedDevice.current.waits.append(len(PretendedDevice.current.done))
+
+
+def _raw(leaf: Any) -> Any:
+    return leaf.raw if isinstance(leaf, _OnDevice) else leaf
+
+
+def _wrapped(leaf: Any, wrappers: dict[int, "_OnDevice"]) -> Any:
+    """A result on the device; an argument that was changed in place is returned as it is."""
+    if not isinstance(leaf, Tensor) or isinstance(leaf, _OnDevice):
+        return leaf
+    known = wrappers.get(id(leaf))
+    return _OnDevice(leaf) if known is None else known
