@@ -1,13 +1,16 @@
 """Ways in which several devices train one client: kinds of ``local.parallel``."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveInt
 
 from fed.config.hyperparameters import Hyperparameters
 
-__all__ = ["DDP", "FSDP", "Parallel", "Pipeline"]
+__all__ = ["DDP", "FSDP", "Parallel", "Pipeline", "Style", "TensorParallel"]
+
+Style: TypeAlias = Literal["column", "row", "gather", "heads", "sequence", "partial"]
+"""Share of a device in a module's work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,3 +80,30 @@ class Pipeline(Parallel):
     def parts_of_batch(self) -> int:
         """Number of micro-batches."""
         return self.micro_batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallel(Parallel):
+    """Each device holds a share of the layers' parameters, and computes that share of their outputs for whole batches.
+
+    Megatron's way (Shoeybi et al. 2019, 1909.08053).
+
+    Args:
+        plan: shell pattern of modules' names → style. column: share of a linear layer's outputs, which stay apart; row:
+            share of the inputs that a column layer left apart, or of an embedding's rows; gather: column, with the
+            outputs joined; heads: share of attention's heads; sequence: all parameters, and a share of the places of
+            inputs [samples, places, ...]; partial: all parameters, between column and row. null: as a model of
+            transformers says, or as PyTorch's own layers allow.
+    """
+
+    plan: dict[str, Style] | None = None
+
+    @property
+    def splits_batches(self) -> bool:
+        """False: all devices see whole batches."""
+        return False
+
+    @property
+    def shares_batches(self) -> bool:
+        """False: all devices see whole batches."""
+        return False

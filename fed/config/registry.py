@@ -325,7 +325,10 @@ EXECUTORS = Family(
 
 
 PARALLELS = Family(
-    "parallel", Component, _in("config.parallel", ddp="DDP", fsdp="FSDP", pipeline="Pipeline"), default="ddp"
+    "parallel",
+    Component,
+    _in("config.parallel", ddp="DDP", fsdp="FSDP", tensor="TensorParallel", pipeline="Pipeline"),
+    default="ddp",
 )
 """Ways in which several devices train one client."""
 

@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ class PipelineStage(Way):
             for name, buffer in [*layer.named_buffers(recurse=False)]:
                 setattr(layer, name, buffer.to(rank.device))
         example = moved(setup.example, rank.device)
-        stages = cut(self.module, example, setup.kind.stages, rank.count)
+        stages = cut(self.module, example, rank.device, names=setup.kind.stages, count=rank.count)
         own = stages.held[rank.number]
         filled(self.module, rank.device, held=own)
         first = {name: min(number for number, held in enumerate(stages.held) if name in held) for name in own}
@@ -88,14 +88,12 @@ class PipelineStage(Way):
             if piece.name in own
         ]
         bounds = [None, *stages.begins, None]
-        self._run = StageRun(self.module, bounds[rank.number], bounds[rank.number + 1])
+        self._run = StageRun(self.module, bounds[rank.number], bounds[rank.number + 1], rank.device)
         self._is_last = rank.number == rank.count - 1
         self._summed = _groups_of(stages.held, rank, dict(self.module.named_parameters()))
         # One for each direction, or NCCL's two queues could wait for each other.
         self._ahead = distributed.new_group()
         self._back = distributed.new_group()
-        self._coming: dict[Hashable, list[_Spec]] = {}
-        self._told: set[Hashable] = set()  # shapes of inputs for which the next stage knows what goes to it
         self._sending: list[tuple[Any, Tensor]] = []
 
     def backward(self, part: BatchPart, loss: Loss, scale: float, *, is_last: bool) -> Found:  # noqa: D102
@@ -136,12 +134,11 @@ class PipelineStage(Way):
 
     def _forward(self, inputs: Tree) -> tuple[list[Tensor], Any]:
         """Tensors that came in; and those that go to the next stage, or of the last one the model's output."""
-        key = tuple((leaf.shape, leaf.dtype) for leaf in trees.leaves(inputs))
-        given = self._received(key) if self.rank.number else []
+        given = self._received() if self.rank.number else []
         with self.precision:
             output = self._run(inputs, given)
         if not self._is_last:
-            self._send_on(key, output)
+            self._send_on(output)
         return given, output
 
     def _backward(self, flight: _Flight) -> None:
@@ -157,23 +154,19 @@ class PipelineStage(Way):
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 self._send(gradient, -1, self._back)
 
-    def _received(self, key: Hashable) -> list[Tensor]:
-        """Arguments of the stage's first module, for inputs of some shapes."""
-        if key not in self._coming:
-            header = self._receive((_HEADER,), torch.int64, -1, self._ahead)
-            self._coming[key] = _read_header(header.tolist())
+    def _received(self) -> list[Tensor]:
+        """Arguments of the stage's first module."""
+        # Described each time: a model may leave a mask out where a batch needs none.
+        header = self._receive((_HEADER,), torch.int64, -1, self._ahead)
         given = []
-        for spec in self._coming[key]:
+        for spec in _read_header(header.tolist()):
             tensor = self._receive(spec.shape, spec.dtype, -1, self._ahead)
             given.append(tensor.requires_grad_(spec.has_gradient))
         return given
 
-    def _send_on(self, key: Hashable, left: Sequence[Tensor]) -> None:
-        if key not in self._told:
-            specs = [_Spec(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in left]
-            self._told.add(key)
-            header = torch.tensor(_header(specs), dtype=torch.int64, device=self.rank.device)
-            self._send(header, 1, self._ahead)
+    def _send_on(self, left: Sequence[Tensor]) -> None:
+        specs = [_Spec(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in left]
+        self._send(torch.tensor(_header(specs), dtype=torch.int64, device=self.rank.device), 1, self._ahead)
         for tensor in left:
             self._send(tensor.detach(), 1, self._ahead)
 

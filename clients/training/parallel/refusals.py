@@ -8,9 +8,10 @@ from fed.clients.scoring.losses import model_loss
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.parallel.layers import unit_names
+from fed.clients.training.parallel.plans import plan_for
 from fed.clients.training.parallel.splits import can_split
 from fed.clients.training.parallel.stages import check_stages
-from fed.config.parallel import FSDP, Parallel, Pipeline
+from fed.config.parallel import FSDP, Parallel, Pipeline, TensorParallel
 from fed.errors import InvalidExperiment, InvalidModel
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def check_parallel(kind: Parallel, devices: int, module: "nn.Module", loss: Loss
             )
     if isinstance(kind, FSDP):
         unit_names(kind.units, module)
+    if isinstance(kind, TensorParallel):
+        plan_for(module, kind.plan)
     if isinstance(kind, Pipeline):
         check_stages(kind.stages, module, devices)
     if not kind.splits_batches:

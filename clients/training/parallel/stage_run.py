@@ -32,10 +32,12 @@ class StageRun:
         module: the model; parameters of other stages have no memory.
         begin: name of the module at which the stage begins; None: with the model.
         end: name of the module at which the next stage begins; None: the stage ends with the model.
+        device: device of the rank.
     """
 
-    def __init__(self, module: "nn.Module", begin: str | None, end: str | None) -> None:
+    def __init__(self, module: "nn.Module", begin: str | None, end: str | None, device: "torch.device") -> None:
         self._module = module
+        self._device = device
         self._begin = begin
         self._end = end
         self._given: list[Tensor] | None = None
@@ -62,7 +64,7 @@ class StageRun:
         """
         self._given = list(given)
         if self._begin is not None:
-            self._spreading = Spreading()
+            self._spreading = Spreading(self._device)
             self._block = ExitStack()
             self._block.enter_context(self._spreading)
             torch.set_grad_enabled(False)
@@ -92,6 +94,8 @@ class StageRun:
         torch.set_grad_enabled(True)
         leaves, form = tree_flatten((args, kwargs))
         assert self._given is not None
+        if sum(isinstance(leaf, Tensor) for leaf in leaves) != len(self._given):
+            raise InvalidModel(self._other_way())
         given = iter(self._given)
         return tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
 

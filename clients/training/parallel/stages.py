@@ -64,7 +64,9 @@ def check_stages(names: Sequence[str] | None, module: "nn.Module", count: int) -
             )
 
 
-def cut(module: "nn.Module", example: Tree, names: Sequence[str] | None, count: int) -> Stages:
+def cut(
+    module: "nn.Module", example: Tree, device: "torch.device", *, names: Sequence[str] | None, count: int
+) -> Stages:
     """Cut a model into stages.
 
     It computes the shapes for an example, to see which parameters each layer uses. Unless their beginnings are named,
@@ -73,6 +75,7 @@ def cut(module: "nn.Module", example: Tree, names: Sequence[str] | None, count: 
     Args:
         module: the model, its parameters without memory.
         example: inputs of a batch.
+        device: device of these inputs.
         names: names of the modules at which the stages behind the first begin; None: layers are chosen.
         count: number of stages.
 
@@ -80,7 +83,7 @@ def cut(module: "nn.Module", example: Tree, names: Sequence[str] | None, count: 
         InvalidModel: if the model looks at numbers, or does not call the modules that are named.
     """
     marks = layers_of(module) if names is None else list(names)
-    called_at, used = _uses(module, example, marks)
+    called_at, used = _uses(module, example, device, marks)
     if names is not None and called_at != marks:
         raise InvalidModel(
             f"stages must begin at modules that the model calls in this order, got {', '.join(marks)} in "
@@ -118,7 +121,9 @@ def _even_cuts(used: Sequence[frozenset[str]], sizes: dict[str, int], count: int
     return cuts
 
 
-def _uses(module: "nn.Module", example: Tree, marks: Sequence[str]) -> tuple[list[str], list[frozenset[str]]]:
+def _uses(
+    module: "nn.Module", example: Tree, device: "torch.device", marks: Sequence[str]
+) -> tuple[list[str], list[frozenset[str]]]:
     """Modules in the order of their first calls; and the parameters that are used before each, and after the last."""
     names = {id(part): name for name, part in module.named_parameters()}
     modules = dict(module.named_modules())
@@ -140,7 +145,7 @@ def _uses(module: "nn.Module", example: Tree, marks: Sequence[str]) -> tuple[lis
     buffers = [part.clone() for part in module.buffers()]
     in_training(module)
     try:
-        with torch.no_grad(), Spreading(note):
+        with torch.no_grad(), Spreading(device, note):
             called(module, example)
     except FedError:
         raise

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 
 from fed.clients.training.parallel.setup import RankSetup
 from fed.clients.training.parallel.way import Rank, Way
-from fed.config.parallel import FSDP, Pipeline
+from fed.config.parallel import FSDP, Pipeline, TensorParallel
 
 __all__ = ["make_way"]
 
@@ -26,6 +26,10 @@ def make_way(setup: RankSetup, rank: Rank, precision: AbstractContextManager[obj
         from fed.clients.training.parallel.pipeline import PipelineStage
 
         return PipelineStage(setup, rank, precision)
+    if isinstance(setup.kind, TensorParallel):
+        from fed.clients.training.parallel.tensor import ShardedLayers
+
+        return ShardedLayers(setup, rank, precision)
     from fed.clients.training.parallel.ddp import DataParallel
 
     return DataParallel(setup, rank, precision)

@@ -17,19 +17,24 @@ __all__ = ["Spreading"]
 class Spreading(DispatchMode):
     """Block in which the result of an operation has no memory if one of its arguments has none.
 
+    What a model makes on the device of such a result, as for a mask, has memory on the rank's own device.
+
     Args:
+        device: device of the rank.
         note: function of all tensors that operations take; None: nobody looks.
 
     Example:
-        >>> with Spreading():
-        ...     sum_B = torch.ones(3) + torch.ones(3, device="meta")
-        ...     product_B = torch.ones(3) * 2
+        >>> shape_B = torch.empty(3, device="meta")
+        >>> with Spreading(torch.device("cpu")):
+        ...     sum_B = torch.ones(3) + shape_B
+        ...     product_B = torch.ones(3, device=sum_B.device) * 2
         >>> sum_B.is_meta, product_B.is_meta
         (True, False)
     """
 
-    def __init__(self, note: Callable[[list[Tensor]], None] | None = None) -> None:
+    def __init__(self, device: "torch.device", note: Callable[[list[Tensor]], None] | None = None) -> None:
         super().__init__()
+        self._device = device
         self._note = note
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -42,6 +47,8 @@ class Spreading(DispatchMode):
             args, kwargs = tree_map(_as_shape, (args, kwargs))
             if kwargs.get("device") is not None:
                 kwargs["device"] = torch.device("meta")
+        elif kwargs.get("device") == torch.device("meta"):
+            kwargs = {**kwargs, "device": self._device}
         return function(*args, **kwargs)
 
 

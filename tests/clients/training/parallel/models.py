@@ -13,6 +13,7 @@ from fed.clients.models import char_transformer, cnn, mlp
 __all__ = [
     "CLASSES",
     "MODELS",
+    "Blocks",
     "Counting",
     "Deadly",
     "Drawing",
@@ -121,6 +122,43 @@ class Residual(_OneLayer):
         scores_BC = super().forward(inputs_BD)
         more_BC: Tensor = self.second(scores_BC)
         return scores_BC + more_BC
+
+
+class Blocks(nn.Module):
+    """Attention with a mask and padding, and a layer between column and row, over characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 12)
+        self.norm = nn.LayerNorm(12)
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.up = nn.Linear(12, 5)
+        self.scale = _Scale()
+        self.down = nn.Linear(5, 12)
+        self.batches = nn.BatchNorm1d(12)
+        self.read = nn.Linear(12, 11)
+
+    def forward(self, characters_BT: Tensor) -> Tensor:
+        states_BTD = self.norm(self.embed(characters_BT))
+        causal_TT = torch.triu(torch.ones(7, 7, dtype=torch.bool), 1)
+        padding_BT = (characters_BT == 0) & (torch.arange(7) > 0)
+        mixed_BTD, _ = self.attention(
+            states_BTD, states_BTD, states_BTD, attn_mask=causal_TT, key_padding_mask=padding_BT, need_weights=False
+        )
+        states_BTD = states_BTD + self.down(torch.relu(self.scale(self.up(mixed_BTD))))
+        scores_BCT: Tensor = self.read(self.batches(states_BTD.transpose(1, 2)).transpose(1, 2)).transpose(1, 2)
+        return scores_BCT
+
+
+class _Scale(nn.Module):
+    """A factor for all columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1,), 1.5))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.weight
 
 
 class Scaled(_OneLayer):

@@ -37,6 +37,7 @@ from fed.wire.payloads import written
 from tests.clients.training.parallel.models import (
     CLASSES,
     MODELS,
+    Blocks,
     Counting,
     Deadly,
     Drawing,
@@ -54,7 +55,12 @@ CPU = torch.device("cpu")
 ROUNDING = 1e-12
 """Bound on the difference to one process in float64: sums are of other parts in another order, and no more."""
 
-KINDS: dict[str, Any] = {"ddp": "ddp", "fsdp": "fsdp", "pipeline": {"kind": "pipeline", "micro_batches": 3}}
+KINDS: dict[str, Any] = {
+    "ddp": "ddp",
+    "fsdp": "fsdp",
+    "tensor": "tensor",
+    "pipeline": {"kind": "pipeline", "micro_batches": 3},
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9},
     # A key's bias in attention has a gradient of rounding alone, which a smaller eps would blow up to a step.
@@ -158,6 +164,21 @@ def test_both_schedules_agree_with_named_stages(schedule: str) -> None:
     local: dict[str, Any] = {"batch_size": 7, "momentum": 0.9}
     expected = trained(alone(module, Phase(), **local), module, samples)
     assert_alike(trained(together(module, Phase(), **local, parallel=parallel), module, samples), expected)
+
+
+PLAN = {"norm": "sequence", "up": "column", "scale": "partial", "down": "row", "attention": "heads", "embed": "row"}
+
+
+def test_each_style_of_a_plan_agrees() -> None:
+    """With three heads, 7 places, 11 rows and 5 columns for two devices, padding, a causal mask, and batch norm."""
+    with seeded_torch(0, CPU):
+        module = Blocks().double()
+    samples = samples_of("transformer", 7)
+    phase = Phase(rule=FedProx(mu=0.1))
+    expected = trained(alone(module, phase, batch_size=4), module, samples)
+    parallel = {"kind": "tensor", "plan": PLAN}
+    several = together(module, phase, batch_size=4, parallel=parallel)
+    assert_alike(trained(several, module, samples), expected)
 
 
 @pytest.mark.long
@@ -273,6 +294,22 @@ def test_ranks_end_with_their_trainer() -> None:
         ({"kind": "pipeline", "stages": []}, {}, r"each stage behind the first begins, 1 for local.devices=2, got 0"),
         ({"kind": "pipeline", "stages": ["9"]}, {}, r"stages must be names of the model's modules, got '9'; known: 0"),
         ("pipeline", {"module": Drawing()}, "must have 2 layers in lists or sequences of modules to be cut .*, got 0"),
+        (
+            {"kind": "tensor", "plan": {"9.*": "row"}},
+            {},
+            r"patterns that fit .*, got '9\.\*', which fits none",
+        ),
+        (
+            {"kind": "tensor", "plan": {"2": "row"}},
+            {},
+            "a linear layer or an embedding for row, got 2, a ReLU",
+        ),
+        (
+            {"kind": "tensor", "plan": {"embed": "row"}},
+            {"module": made("transformer")},
+            "must share no parameter with one that is not, got embed: leave it out",
+        ),
+        ("tensor", {"module": nn.Conv2d(1, 1, 1)}, "must have linear layers, embeddings or attention of PyTorch"),
         ("fsdp", {"module": Scaled()}, "got the single number scale: give it the shape"),
         ("ddp", {"phase": Phase(rule=MOON())}, "MOON compares the representations of three whole models"),
         ("ddp", {"module": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, "batch normalisation cannot be"),
