@@ -45,36 +45,23 @@ _NAMESPACES = (torch, nn, functional, math)
 _FOREIGN = frozenset(
     name for holder in (*_HOLDERS, nn, math, int, float, str, tuple, list, dict, range) for name in dir(holder)
 )
-_CLASS = frozenset(
-    {
-        *("__module__", "__qualname__", "__doc__", "__init__", "__annotations__", "__annotate__", "__annotate_func__"),
-        *(
-            "__annotations_cache__",
-            "__firstlineno__",
-            "__static_attributes__",
-            "forward",
-            "extra_repr",
-            "is_recordable",
-        ),
-    }
+_OF_A_CLASS = (
+    "__module__ __qualname__ __doc__ __init__ __annotations__ __annotate__ __annotate_func__ __annotations_cache__ "
+    "__firstlineno__ __static_attributes__ forward extra_repr is_recordable"
 )
-_INSTRUCTIONS = (
-    *("LOAD_FAST", "STORE_FAST", "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD", "CALL"),
-    *("PRECALL", "KW_NAMES", "BINARY_", "COMPARE_OP", "CONTAINS_OP", "IS_OP", "UNARY_", "TO_BOOL", "BUILD_TUPLE"),
-    *(
-        "BUILD_LIST",
-        "BUILD_SLICE",
-        "BUILD_STRING",
-        "UNPACK_SEQUENCE",
-        "LIST_APPEND",
-        "LIST_EXTEND",
-        "LIST_TO_TUPLE",
-        "GET_ITER",
-    ),
-    *("FOR_ITER", "END_FOR", "POP_", "JUMP_", "COPY", "SWAP", "PUSH_NULL", "RETURN_VALUE", "RETURN_CONST", "RESUME"),
-    *("NOP", "NOT_TAKEN", "CACHE", "EXTENDED_ARG", "FORMAT_", "LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"),
-    *("RAISE_VARARGS", "CALL_INTRINSIC_1"),
+_CLASS = frozenset(_OF_A_CLASS.split())
+"""Attributes that a class may have of its own, beside methods that its forward pass calls."""
+
+_BEGINNINGS = (
+    "LOAD_FAST STORE_FAST LOAD_CONST LOAD_SMALL_INT LOAD_GLOBAL LOAD_ATTR LOAD_METHOD CALL PRECALL KW_NAMES BINARY_ "
+    "COMPARE_OP CONTAINS_OP IS_OP UNARY_ TO_BOOL BUILD_TUPLE BUILD_LIST BUILD_SLICE BUILD_STRING UNPACK_SEQUENCE "
+    "LIST_APPEND LIST_EXTEND LIST_TO_TUPLE GET_ITER FOR_ITER END_FOR POP_ JUMP_ COPY SWAP PUSH_NULL RETURN_VALUE "
+    "RETURN_CONST RESUME NOP NOT_TAKEN CACHE EXTENDED_ARG FORMAT_ LOAD_ASSERTION_ERROR LOAD_COMMON_CONSTANT "
+    "RAISE_VARARGS CALL_INTRINSIC_1"
 )
+_INSTRUCTIONS = tuple(_BEGINNINGS.split())
+"""Beginnings of the names of instructions, of all versions of Python, that store nothing outside of a function."""
+
 _NOT_INSTRUCTIONS = frozenset({"COPY_FREE_VARS", "POP_EXCEPT"})
 
 

@@ -173,7 +173,9 @@ class RecordedGradients:
             for function in (passes, partial(_replay, program.gradients)):
                 with self._without_a_trace():
                     results.append(function(*[tensor.clone() for tensor in tensors]))
-        except RuntimeError:  # such as a look at numbers; an error of the passes themselves comes again with them
+        # A look at numbers, or another version of PyTorch, whose interpreter is called otherwise. An error of the
+        # passes themselves comes again with them.
+        except (RuntimeError, AttributeError):
             return None
         return program if all(map(torch.equal, *results)) else None
 

@@ -286,6 +286,13 @@ def test_a_program_with_other_bits_is_not_replayed(monkeypatch: pytest.MonkeyPat
     assert all(map(torch.equal, again[:-1], plain[:-1]))
 
 
+def test_without_pytorchs_interpreter_nothing_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_create_function_from_graph")  # as a later version may have it
+    torch.manual_seed(1)
+    module, inputs, targets = nn.Linear(12, 3), torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,))
+    assert_same_bits(module, inputs, targets, lr=0.1, replays=False)
+
+
 def test_views_of_other_tensors_are_not_replayed() -> None:
     """A flattening is recorded as a view, which a batch with other strides would not have."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
