@@ -9,12 +9,12 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from fed.clients.data import ClientId, Pair, SamplesOnDemand
 from fed.clients.data.held import size_of
 from fed.clients.training.devices import devices_named, devices_of
-from fed.clients.training.executor import Executor
+from fed.clients.training.executor import Demand, Executor
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import Work
 from fed.config.components import Component
@@ -25,6 +25,7 @@ from fed.server.evaluation import MODELS_AT_ONCE
 from fed.simulations.estimate import Estimate
 from fed.simulations.simulation import Simulation
 from fed.vectors import trees
+from fed.vectors.arrays import ArrayTensor
 from fed.vectors.shared_memory import SharedTensor
 from fed.vectors.tensors import Tensor, torch
 from fed.vectors.trees import Ragged, Tree
@@ -104,9 +105,23 @@ def _useful(simulation: Simulation) -> int:
         return 1
     name = simulation.experiment.simulation.device
     processors = usable_cores() if simulation.device.type == "cpu" else len(devices_named(name))
-    groups = -(-simulation.trainees // simulation.groups.size)  # rounded up
     # Each worker starts a process for each of local.devices.
-    return min(max(processors // simulation.recipe.local.devices, 1), groups)
+    return min(max(processors // simulation.recipe.local.devices, 1), _groups(simulation))
+
+
+def _groups(simulation: Simulation) -> int:
+    """Number of groups of a round."""
+    return -(-simulation.trainees // simulation.groups.size)  # rounded up
+
+
+def _demand(simulation: Simulation) -> Demand:
+    asked = simulation.experiment.simulation.workers
+    return Demand(
+        workers=None if asked == "auto" else asked,
+        groups=_groups(simulation),
+        device=simulation.device.type,
+        processes=simulation.recipe.local.devices,
+    )
 
 
 def _started(simulation: Simulation, section: Component, workers: int, *, awaits: bool = False) -> Executor:
@@ -129,12 +144,13 @@ def _started(simulation: Simulation, section: Component, workers: int, *, awaits
             f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {workers}: more "
             "processes would only wait for each other"
         )
-    given: dict[str, Any] = {"small_bytes": _SMALL_BYTES, "awaits": awaits}
+    given: dict[str, Any] = {"small_bytes": _SMALL_BYTES, "awaits": awaits, "demand": _demand(simulation)}
     recipe = simulation.recipe
     if kind.pickles_work:
         given["capacity_bytes"] = _capacity_bytes(simulation)
         _check_portable(simulation)
-        recipe = _shared(simulation) if kind.shares_memory else recipe
+        if kind.shares_memory or kind.copies_arrays:
+            recipe = _shared(simulation, SharedTensor if kind.shares_memory else ArrayTensor)
     name = simulation.experiment.simulation.device
     executor: Executor = section.make(make=partial(Work, recipe), devices=devices_of(workers, name), **given)
     return executor
@@ -203,17 +219,21 @@ def _check_portable(simulation: Simulation) -> None:
             ) from None
 
 
-def _shared(simulation: Simulation) -> Recipe:
-    """Recipe with data in shared memory; data on demand are made or read by the process that needs them."""
+_Copying: TypeAlias = type[SharedTensor] | type[ArrayTensor]
+"""Class whose objects hold a copy of tensors, joined, in a way that other processes need not copy."""
+
+
+def _shared(simulation: Simulation, copying: _Copying = SharedTensor) -> Recipe:
+    """Recipe with data that processes share; data on demand are made or read by the process that needs them."""
     recipe = simulation.recipe
     train = simulation.data.train
     held_out = simulation.held_out
     test = None if recipe.test is None else simulation.data.test
     return replace(
         recipe,
-        read=_Arena.of(train).read if _are_in_memory(train) else recipe.read,
-        test=test if test is None or isinstance(test, SamplesOnDemand) else _Arena.of({"test": test}),
-        held_out=_Arena.of(held_out).read if _are_in_memory(held_out) else recipe.held_out,
+        read=_Arena.of(train, copying).read if _are_in_memory(train) else recipe.read,
+        test=test if test is None or isinstance(test, SamplesOnDemand) else _Arena.of({"test": test}, copying),
+        held_out=_Arena.of(held_out, copying).read if _are_in_memory(held_out) else recipe.held_out,
     )
 
 
@@ -225,12 +245,12 @@ def _are_in_memory(held: object) -> TypeGuard[dict[ClientId, Pair]]:
 class _Arena:
     """Samples of all clients, one client's after the other's, in memory that several processes see."""
 
-    inputs: Tree  # of SharedTensor and _SharedRagged, as are the targets
+    inputs: Tree  # of SharedTensor or ArrayTensor, and _SharedRagged, as are the targets
     targets: Tree
     places: Mapping[ClientId, tuple[int, int]]
 
     @classmethod
-    def of(cls, train: Mapping[ClientId, Pair]) -> "_Arena":
+    def of(cls, train: Mapping[ClientId, Pair], copying: _Copying) -> "_Arena":
         inputs, targets = zip(*train.values(), strict=True)
         places = {}
         end = 0
@@ -239,7 +259,7 @@ class _Arena:
             end += size_of(pair)
             places[client] = (begin, end)
         # One memory for all clients: each memory takes a file descriptor.
-        return cls(_shared_tree(inputs), _shared_tree(targets), places)
+        return cls(_shared_tree(inputs, copying), _shared_tree(targets, copying), places)
 
     def __iter__(self) -> Iterator[Tree]:
         """Iterate over the inputs and the targets of all samples."""
@@ -255,25 +275,27 @@ class _Arena:
 class _SharedRagged:
     """Samples of several lengths in memory that several processes see."""
 
-    values_T: SharedTensor
-    begins_E: SharedTensor
+    values_T: SharedTensor | ArrayTensor
+    begins_E: SharedTensor | ArrayTensor
 
 
-def _shared_tree(parts: Sequence[Tree]) -> Tree:
-    """Trees of one form, one after another, with their leaves in shared memory."""
+def _shared_tree(parts: Sequence[Tree], copying: _Copying) -> Tree:
+    """Trees of one form, one after another, with their leaves in memory that processes share."""
+    if parts[0] is None:
+        return None
     columns = zip(*map(trees.leaves, parts), strict=True)
-    return trees.with_leaves(parts[0], [_shared_leaf(column) for column in columns]) if parts[0] is not None else None
+    return trees.with_leaves(parts[0], [_shared_leaf(column, copying) for column in columns])
 
 
-def _shared_leaf(parts: Sequence[Any]) -> SharedTensor | _SharedRagged:
+def _shared_leaf(parts: Sequence[Any], copying: _Copying) -> SharedTensor | ArrayTensor | _SharedRagged:
     if isinstance(parts[0], Tensor):
-        return SharedTensor(*parts)
+        return copying(*parts)
     begins_E = torch.cat([part.lengths() for part in parts]).cumsum(0)
     begins_E = torch.cat([begins_E.new_zeros(1), begins_E])
-    return _SharedRagged(SharedTensor(*(part.values_T for part in parts)), SharedTensor(begins_E))
+    return _SharedRagged(copying(*(part.values_T for part in parts)), copying(begins_E))
 
 
 def _in_this_process(leaf: Any) -> trees.Leaf:
-    if isinstance(leaf, SharedTensor):
+    if isinstance(leaf, SharedTensor | ArrayTensor):
         return leaf.tensor
     return Ragged(leaf.values_T.tensor, leaf.begins_E.tensor)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["Executor", "InProcess", "Item", "Make", "Result", "Work"]
+__all__ = ["Demand", "Executor", "InProcess", "Item", "Make", "Result", "Work"]
 
 Work: TypeAlias = Callable[[Any, Sequence[Tensor]], tuple[Any, Sequence[Tensor]]]
 """(content, tensors) → (content, tensors): a pure function, which changes neither its arguments nor earlier results.
@@ -54,6 +54,24 @@ class Result(NamedTuple):
     tensors: Sequence[Tensor]
 
 
+@dataclass(frozen=True)
+class Demand:
+    """Workers that a simulation has use for, told to executors that place their workers themselves.
+
+    Args:
+        workers: number of workers that the experiment asks for; None: as many as there is room for, at most
+            ``groups``.
+        groups: number of groups of a round, each one item.
+        device: type of the device that each worker computes on, such as cpu or cuda.
+        processes: number of processes of each worker, which need a core or a GPU each.
+    """
+
+    workers: int | None
+    groups: int
+    device: str
+    processes: int = 1
+
+
 class Executor(ABC):
     """Does items. One thread may use it, as a context whose end closes it.
 
@@ -64,18 +82,22 @@ class Executor(ABC):
     - ``devices``, the device of each worker, so that their number is the number of workers;
     - ``capacity_bytes``, the largest size of an item's tensors, and of those of its result, in bytes;
     - ``small_bytes``, the size below which an item takes less time than its way to another process, in bytes;
-    - ``awaits``, True if the constructor is to wait until a worker has begun, so that failing to start fails there.
+    - ``awaits``, True if the constructor is to wait until a worker has begun, so that failing to start fails there;
+    - ``demand``, a :class:`Demand`, for executors that place their workers themselves, on other machines too.
 
     Attributes:
         is_parallel: True if items are at work while the caller does something else.
         pickles_work: True if ``make`` goes to other processes, and must be picklable for it.
         shares_memory: True if these processes are spawned by this one, and may map its memory: training data then lie
             in it once for all, as :class:`fed.vectors.shared_memory.SharedTensor`.
+        copies_arrays: True if arrays of NumPy in ``make`` reach each machine once: training data are then in such
+            arrays, as :class:`fed.vectors.arrays.ArrayTensor`.
     """
 
     is_parallel: ClassVar[bool] = False
     pickles_work: ClassVar[bool] = False
     shares_memory: ClassVar[bool] = False
+    copies_arrays: ClassVar[bool] = False
 
     @abstractmethod
     def submit(self, item: Item) -> int:

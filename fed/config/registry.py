@@ -319,8 +319,12 @@ DEVICES = Family(
 EXECUTORS = Family(
     "executor",
     Component,
-    {"in_process": "fed.clients.training.executor:InProcess", "workers": "fed.simulations.executors.pool:Workers"},
-    given=("make", "devices", "capacity_bytes", "small_bytes", "awaits"),
+    {
+        **_in("clients.training.executor", in_process="InProcess"),
+        **_in("simulations.executors.pool", "Workers"),
+        **_in("simulations.executors.on_ray", "Ray"),
+    },
+    given=("make", "devices", "capacity_bytes", "small_bytes", "awaits", "demand"),
 )
 
 

@@ -1,1 +1,1 @@
-"""Executors: worker processes that do simulated clients' work, with the same bits however many there are."""
+"""Executors: workers on this machine or others that do clients' work, with the same bits however many there are."""

@@ -135,6 +135,10 @@ def diverges() -> NoReturn:
     raise Diverged.of(5, "c", "the training loss became nan")
 
 
+def diverging(*tensors: Tensor) -> NoReturn:
+    diverges()
+
+
 def leaves() -> NoReturn:
     raise SystemExit(7)
 

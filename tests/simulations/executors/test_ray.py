@@ -1,0 +1,171 @@
+"""Ray: the same bits as in one process, whichever node dies, and nothing left of it."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import fed
+from fed.clients.training.executor import Demand, Item
+from fed.errors import Diverged, FedError, InvalidExperiment, InvalidInput, RunFailed
+from fed.simulations.executors.on_ray import Ray
+from fed.simulations.simulate import simulate
+from tests.simulations import users_parts as parts
+from tests.simulations.executors import pure_work as work
+from tests.thinned import thinned
+
+ONE = Demand(workers=1, groups=1, device="cpu")
+
+
+def keys(algorithm: str, **rounds: Any) -> fed.Experiment:
+    """Five groups of two or one."""
+    cohort = "all" if algorithm in ("dpsgd", "local") else 6
+    return fed.Experiment(
+        algorithm=algorithm,
+        rounds={"count": 3, "cohort": cohort, **rounds},
+        local={"batch_size": 4},
+        simulation={"batching": "on", "group": 2, "workers": 0},
+    )
+
+
+def on_ray(experiment: fed.Experiment, workers: int | str = 2, **options: Any) -> fed.Experiment:
+    return experiment.override({"simulation.executor": {"kind": "ray", **options}, "simulation.workers": workers})
+
+
+def test_ray_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InvalidInput, match=r'^executor ray needs the package ray, .*: pip install "fed\[ray\]", or '):
+        simulate(on_ray(keys("fedavg")), data=parts.unequal(), model=parts.small)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"workers_per_gpu": 0}, r"workers_per_gpu"),
+        ({"memory_gb": 0}, r"memory_gb"),
+        ({"addres": "auto"}, r"addres.*address"),
+    ],
+)
+def test_keys_of_ray_are_held_to_their_range(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidExperiment, match=rf"simulation\.executor.*{reason}"):
+        on_ray(keys("fedavg"), **options)
+
+
+def test_ray_without_workers_is_refused() -> None:
+    with pytest.raises(InvalidExperiment, match="workers must be at least 1 with executor ray"):
+        on_ray(keys("fedavg"), workers=0)
+
+
+def test_ray_is_for_processors_and_gpus_of_cuda() -> None:
+    with pytest.raises(InvalidExperiment, match=r"got device mps: set simulation\.device to cpu$"):
+        Ray(work.caller, Demand(workers=1, groups=1, device="mps"))
+
+
+# What follows needs the package.
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster on this machine to which the program is connected: two cores, as far as Ray knows."""
+    pytest.importorskip("ray")
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield ray
+    ray.shutdown()
+
+
+long = [pytest.mark.long, pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore::FutureWarning:ray")]
+
+
+class TestOnOneMachine:
+    pytestmark = long
+
+    @pytest.fixture
+    def one(self, cluster: Any) -> Iterator[Ray]:
+        with Ray(work.caller, ONE) as executor:
+            yield executor
+
+    @pytest.mark.parametrize("algorithm", thinned(["fedavg", "ditto", "dpsgd", "local"], quick=2))
+    def test_ray_changes_no_bit(self, algorithm: str, cluster: Any) -> None:
+        """In float64, which shows if sums are grouped otherwise."""
+        data = parts.unequal(torch.float64)
+        alone = simulate(keys(algorithm), data=data, model=parts.double)
+        apart = simulate(on_ray(keys(algorithm), "auto"), data=data, model=parts.double)
+        assert parts.outcome(alone) == parts.outcome(apart)
+        assert cluster.is_initialized()
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            {"model": parts.with_dropout},
+            {"model": parts.small, "loss": parts.brier, "metric": parts.second_guess},
+            {"model": parts.small, "data": parts.unequal(test=0)},
+            {"model": parts.small, "data": parts.on_demand()},
+        ],
+        ids=["dropout", "loss and metric", "no test set", "on demand"],
+    )
+    def test_ray_changes_no_bit_for_parts_of_a_users_own(self, given: dict[str, Any], cluster: Any) -> None:
+        given = {"data": parts.unequal(), **given}
+        alone, apart = (simulate(run, **given) for run in (keys("fedavg"), on_ray(keys("fedavg"))))
+        assert parts.outcome(alone) == parts.outcome(apart)
+
+    def test_large_tensors_go_through_the_store_unchanged(self, one: Ray) -> None:
+        model = torch.randn(200_000).bfloat16()
+        tickets = [one.submit(Item(work.same, (model, torch.zeros(0, 3), model[::2]), "large")) for _ in range(3)]
+        assert len(one._stored) == 2
+        for _, _, tensors in one.results(tickets):
+            assert all(map(torch.equal, tensors, (model, torch.zeros(0, 3), model[::2])))
+            tensors[0] += 1  # the caller's own
+        assert not one._stored
+
+    def test_an_actor_computes_with_one_thread(self, one: Ray) -> None:
+        [(_, (_, threads, _), _)] = one.results([one.submit(Item(work.who, (), "who"))])
+        assert threads == 1
+
+    @pytest.mark.parametrize(
+        ("how", "words"),
+        [
+            (work.raises, r"ValueError: bad batch \(.*pure_work.py:\d+ in raises\)"),
+            (work.kills_itself, "its process died .*"),
+            (work.leaves, r"SystemExit: 7 .*"),
+        ],
+    )
+    def test_an_item_that_ends_three_workers_is_given_up(
+        self, how: Any, words: str, one: Ray, tmp_path: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        once = one.submit(Item(work.Fail(how, tmp_path / "once", 1), (), "client 3"))
+        ever = one.submit(Item(work.Fail(how, tmp_path / "ever"), (), "client 5"))
+        [(_, pid, _)] = one.results([once])
+        assert str(pid) != work.notes(tmp_path / "once")[0]
+        with pytest.raises(RunFailed, match=rf"^client 5 ended 3 workers on Ray; last words: {words}"):
+            [*one.results([ever])]
+        assert len(work.notes(tmp_path / "ever")) == 3
+        assert "worker 0 on Ray died, at client 3: " in caplog.text
+
+    def test_an_error_of_ours_arrives_as_it_is(self, one: Ray) -> None:
+        with pytest.raises(Diverged, match="the training loss became nan"):
+            [*one.results([one.submit(Item(work.diverging, (), "client 5"))])]
+
+    @pytest.mark.parametrize("make", [work.make_that_raises, work.make_that_diverges])
+    def test_work_that_cannot_be_made_ends_the_executor(self, make: Any, cluster: Any) -> None:
+        executor = Ray(make, ONE)
+        ticket = executor.submit(Item(work.who, (), "who"))
+        with pytest.raises(FedError, match=r"^workers on Ray cannot begin: ValueError: no work on cpu|became nan"):
+            [*executor.results([ticket])]
+
+    def test_more_workers_than_a_cluster_has_are_refused(self, cluster: Any) -> None:
+        with pytest.raises(InvalidExperiment, match=r"has room for 2 workers with 1 cores each, got 3: lower "):
+            simulate(on_ray(keys("fedavg"), 3), data=parts.unequal(), model=parts.small)
+        with pytest.raises(InvalidExperiment, match=r"room for 0 workers with 1 cores and 1e\+15 bytes of memory each"):
+            simulate(on_ray(keys("fedavg"), memory_gb=1e6), data=parts.unequal(), model=parts.small)
+
+    def test_cores_are_given_back_at_the_end(self, cluster: Any) -> None:
+        with Ray(work.caller, Demand(workers=2, groups=2, device="cpu")) as executor:
+            tickets = [executor.submit(Item(work.who, (), "who")) for _ in range(2)]
+            assert len([*executor.results(tickets)]) == 2
+            assert cluster.available_resources().get("CPU", 0) == 0
+        work.await_that(lambda: cluster.available_resources().get("CPU", 0) == 2, "the cores")
