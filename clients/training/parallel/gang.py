@@ -91,6 +91,11 @@ class Gang:
         self._replies(RankReply.READY)
 
     @property
+    def process_ids(self) -> list[int]:
+        """Ids of the ranks' processes, in their order."""
+        return [member.process.pid or 0 for member in self._members]
+
+    @property
     def is_alive(self) -> bool:
         """True until a rank has ended."""
         return self._watch.is_alive()

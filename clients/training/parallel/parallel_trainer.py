@@ -105,6 +105,11 @@ class ParallelTrainer(LocalTrainer):
         never_single = normalises_batches(made_by.module)
         self._plan = cache(lambda samples, steps: Batches(self._local, samples, never_single, steps=phase.steps(steps)))
 
+    @property
+    def process_ids(self) -> list[int]:
+        """Ids of the ranks' processes; none before the first task."""
+        return [] if self._gang is None else self._gang.process_ids
+
     @cached_property
     def layout(self) -> Layout:
         """Layout of the model's state."""

@@ -27,8 +27,10 @@ from fed.clients.training.parallel.setup import BatchPart, Begin, SharedSetup, T
 from fed.clients.training.parallel.way import Rank
 from fed.clients.training.parallel.ways import make_way
 from fed.clients.training.working_process import prepare_process
+from fed.config.parallel import FSDP
 from fed.errors import FedError
 from fed.processes.crash_report import portable, words_of_error
+from fed.processes.machine import pool_freed_memory
 from fed.vectors import trees
 from fed.vectors.shared_memory import Place, SharedMemory
 from fed.vectors.tensors import Tensor, torch
@@ -156,6 +158,9 @@ def serve_rank(
     try:
         read = setup.read()
         prepare_process(connection, memory, read.settings)
+        if isinstance(read.kind, FSDP):
+            # Gathered parameters come and go, and would leave gaps as large as the model in memory that is kept.
+            pool_freed_memory()
         _join(meeting, rank)
         vector_V, integers_I, context_bytes = (place.in_(memory.all_bytes) for place in places)
         training = RankTraining(
