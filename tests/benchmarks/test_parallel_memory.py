@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "parallel_memory.
 def test_no_device_needs_most_of_what_one_needs_alone() -> None:
     found = {}
     for way in ("alone", "fsdp", "tensor", "pipeline"):
-        command = [sys.executable, PROGRAM, "--way", way]
+        command = [sys.executable, str(PROGRAM), "--way", way]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found[way] = json.loads(said.splitlines()[-1])
     assert found["alone"]["parameters"] == pytest.approx(1e8, rel=0.01)

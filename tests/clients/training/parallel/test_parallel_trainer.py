@@ -222,18 +222,31 @@ def test_each_device_draws_from_a_stream_of_its_own() -> None:
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
-def test_half_precision_agrees_to_its_rounding(precision: str) -> None:
-    """float16 begins with a loss scale that overflows for these inputs, on one device alone."""
-    module = made("mlp").float()
-    inputs, targets = samples_of("mlp", 8)
-    inputs[0] *= 1000
-    samples = inputs.float(), targets
-    local: dict[str, Any] = {"batch_size": 8, "epochs": 2, "lr": 0.01, "precision": precision}
-    expected = trained(alone(module, Phase(), **local), module, samples)
-    ours = trained(together(module, Phase(), **local), module, samples)
-    torch.testing.assert_close(ours.params_V, expected.params_V, rtol=0.02, atol=0.02)
-    assert bool(torch.isfinite(ours.params_V).all())
+def precisions() -> list[Any]:
+    """A quick case; all others take long."""
+    pairs = [(kind, precision) for kind in KINDS for precision in ("bfloat16", "float16")]
+    return [pytest.param(*pair, marks=() if pair == ("fsdp", "float16") else pytest.mark.long) for pair in pairs]
+
+
+@pytest.mark.parametrize(("kind", "precision"), precisions())
+def test_half_precision_agrees_to_its_rounding(kind: str, precision: str) -> None:
+    """float16 begins with a loss scale that overflows for the first sample, which one device alone may see."""
+    module = made("transformer").float()
+    characters, targets = samples_of("transformer", 8)
+    with torch.no_grad():
+        module.get_parameter("embed.weight")[characters[0]] *= 30
+    local: dict[str, Any] = {"batch_size": 4, "accumulate": 2, "epochs": 2, "lr": 0.01, "precision": precision}
+    expected = trained(alone(module, Phase(), **local), module, (characters, targets))
+    several = together(module, Phase(), **local, parallel=KINDS[kind])
+    ours = trained(several, module, (characters, targets))
+    # A step moves by lr times gradients, and these are rounded to 8 or 11 bits.
+    moved_by = (expected.params_V - one_vector(module)).abs().max()
+    torch.testing.assert_close(ours.params_V, expected.params_V, rtol=0, atol=0.05 * float(moved_by))
+    assert ours.train_loss == pytest.approx(expected.train_loss, rel=0.01)
+
+
+def one_vector(module: nn.Module) -> torch.Tensor:
+    return Layout.of(module).pack(module)[0]
 
 
 @pytest.mark.parametrize(
