@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -128,7 +129,9 @@ def test_several_devices_train_as_one_does(kind: str, model: str, option: str) -
     assert torch.equal(Layout.of(loaded).pack(loaded)[0], expected.params_V)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in ("tensor", "pipeline") else pytest.mark.long) for kind in KINDS]
+)
 def test_state_of_every_kind_goes_to_its_devices(kind: str) -> None:
     """Parameters that are fixed, tied, private or not reached, and Scaffold's vectors."""
     with seeded_torch(0, CPU):
@@ -147,6 +150,7 @@ def test_state_of_every_kind_goes_to_its_devices(kind: str) -> None:
     assert_alike(trained(several, module, samples, state, broadcast), expected)
 
 
+@pytest.mark.long
 def test_one_phase_may_train_private_parameters_alone() -> None:
     module = made("mlp")
     phase = Phase(trains="private", epochs=2)
@@ -155,7 +159,7 @@ def test_one_phase_may_train_private_parameters_alone() -> None:
     assert_alike(trained(together(module, phase, private), module, samples_of("mlp", 9)), expected)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", pytest.param("1f1b", marks=pytest.mark.long)])
 def test_both_schedules_agree_with_named_stages(schedule: str) -> None:
     """More micro-batches than some batches have samples; attention's mask is of the model, not of a stage."""
     module = made("transformer")
@@ -192,6 +196,7 @@ def test_three_devices_train_as_one_does(kind: str) -> None:
     assert_alike(trained(several, module, samples), expected)
 
 
+@pytest.mark.long
 def test_a_pipeline_refuses_moving_buffers_and_state_beside_a_cut() -> None:
     cases = (
         (Counting(), ["layer"], "buffer must not change in training with local.parallel: pipeline.*got batches"),
@@ -214,6 +219,7 @@ def test_counts_of_batches_move_and_shares_of_batches_are_refused() -> None:
         trained(together(keeping, phase), keeping, samples_of("mlp", 20))
 
 
+@pytest.mark.long
 def test_each_device_draws_from_a_stream_of_its_own() -> None:
     module = Drawing().double()
     several = together(module, Phase(), batch_size=4)
@@ -250,24 +256,98 @@ def one_vector(module: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
+    ("kind", "module", "words"),
     [
-        (Deadly, r"device 1 of 2 failed: killed by signal 9 \(SIGKILL\): the system may have run out of memory"),
-        (Raising, r"device 1 of 2 failed: ZeroDivisionError: thirteen \(.*models\.py:\d+ in forward\)"),
+        ("ddp", Deadly, r"device 1 of 2 failed: killed by signal 9 \(SIGKILL\): the system may have run out of memory"),
+        ("ddp", Raising, r"device 1 of 2 failed: ZeroDivisionError: thirteen \(.*models\.py:\d+ in forward\)"),
+        *(
+            pytest.param(kind, module, r"device \d of 2 failed: (killed by signal 9|ZeroDiv)", marks=pytest.mark.long)
+            for kind in ("fsdp", "tensor", "pipeline")
+            for module in (Deadly, Raising)
+        ),
     ],
 )
-def test_a_dying_device_fails_the_task_with_its_last_words(module: Callable[[], nn.Module], words: str) -> None:
+def test_a_dying_device_fails_the_task_with_its_last_words(
+    kind: str, module: Callable[[], nn.Module], words: str
+) -> None:
     model = module().double()
-    several = together(model, Phase(), batch_size=4)
+    parallel = {"kind": "pipeline", "stages": ["layer"]} if kind == "pipeline" else kind
+    several = together(model, Phase(), batch_size=4, parallel=parallel)
     good = samples_of("mlp", 8)
     expected = trained(several, model, good)
     bad = good[0].clone()
     bad[7, 0] = 13  # seen by the second device
+    state = several.layout.pack(model)
     began_s = time.monotonic()
     with pytest.raises(RunFailed, match=words):
-        several.train(*several.layout.pack(model), (bad, good[1]), order=_InOrder(), seed=1, context=LocalContext())
+        several.train(*state, (bad, good[1]), order=_InOrder(), seed=1, context=LocalContext())
     assert time.monotonic() - began_s < 5
     assert_alike(trained(several, model, good), expected)  # others are started for the next task
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_device_fails_the_task_while_others_wait(kind: str) -> None:
+    """A signal from outside, as of the system where memory runs out."""
+    module = made("transformer")
+    several = together(module, Phase(), batch_size=4, epochs=500, parallel=KINDS[kind])
+    samples = samples_of("transformer", 16)
+    trained(together(module, Phase()), module, samples)  # what all load is loaded
+    failed: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            trained(several, module, samples)
+        except RunFailed as error:
+            failed.append(error)
+
+    training = threading.Thread(target=train)
+    training.start()
+    wait_for(lambda: len(several.process_ids) == 2, "the ranks to start")
+    os.kill(several.process_ids[0], signal.SIGKILL)
+    training.join(10)
+    assert not training.is_alive()
+    assert "device 0 of 2 failed: killed by signal 9" in str(failed[0])
+
+
+@pytest.mark.long
+def test_idle_devices_are_started_again_and_given_more_room() -> None:
+    module = made("mlp")
+    several = together(module, Phase(rule=Scaffold()))
+    samples = samples_of("mlp", 6)
+    plain = several.train(
+        *several.layout.pack(module),
+        samples,
+        order=np.random.default_rng(0),
+        seed=0,
+        context=scaffolds(several.layout.parameters, anchored=False),
+    )
+    first = several.process_ids
+    several.train(
+        *several.layout.pack(module),
+        samples,
+        order=np.random.default_rng(0),
+        seed=0,
+        context=scaffolds(several.layout.parameters, anchored=True),
+    )
+    second = several.process_ids
+    assert first != second  # for an anchor of its own there was no room
+    os.kill(second[1], signal.SIGKILL)
+    wait_for(lambda: several._gang is not None and not several._gang.is_alive, "the end of both")
+    again = several.train(
+        *several.layout.pack(module),
+        samples,
+        order=np.random.default_rng(0),
+        seed=0,
+        context=scaffolds(several.layout.parameters, anchored=False),
+    )
+    assert_alike(again, plain)
+
+
+def scaffolds(size: int, *, anchored: bool) -> LocalContext:
+    zeros_P = torch.zeros(size, dtype=torch.float64)
+    state = Scaffold().init_client(torch.zeros(size))._replace(control_P=zeros_P)
+    return LocalContext(client_state=state, broadcast=(zeros_P,), anchor_P=zeros_P if anchored else None)
 
 
 class _InOrder(np.random.Generator):
@@ -343,6 +423,15 @@ def test_keys_of_several_devices_hold_each_other() -> None:
 def test_there_must_be_as_many_gpus_as_devices() -> None:
     with pytest.raises(InvalidExperiment, match=r"local.devices must be at most 0, the number of this machine's"):
         devices_of_ranks(torch.device("cuda", 0), 2)
+
+
+@pytest.mark.long
+def test_each_worker_has_devices_of_its_own() -> None:
+    data = fed.FederatedData({client: samples_of("mlp", 9 + client) for client in range(3)}, classes=3)
+    given = experiment("mlp", "momentum", devices=2, parallel="fsdp")
+    alone, beside = (fed.simulate(given.override({"simulation.workers": workers}), data=data) for workers in (0, 2))
+    for ours, theirs in zip(beside.model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def experiment(model: str, option: str, **local: Any) -> fed.Experiment:
