@@ -182,7 +182,9 @@ def _loop(
         sessions: dict[str, Any] = {}
         if secure and message and message.fixed:
             sessions["secure_aggregation"] = secure.facts(message.fixed)
-        training = {"training": str(simulation.batching)}
+        most_together = simulation.groups.most_together
+        in_parts = f"; in parts of at most {most_together}, for want of memory" if most_together else ""
+        training = {"training": f"{simulation.batching}{in_parts}"}
         return {**counts, **training, **federation.occupation(), **adversaries, **codecs, **sessions}
 
     return assembled(

@@ -69,6 +69,11 @@ class BatchedTrainer(TorchTrainer):
 
     The model is only read. The phase's rule adds no term to the loss.
 
+    A group that does not fit into the device's memory is computed in halves, and so are later ones.
+
+    Attributes:
+        most_together: largest number of clients that are computed together; None: as many as a group has.
+
     Raises:
         InvalidModel: if the precision is float16, or the model finds its loss itself.
     """
@@ -83,6 +88,7 @@ class BatchedTrainer(TorchTrainer):
         local = self.local
         assert rule is None or not rule.contrasts
         in_training(self.module)
+        self.most_together: int | None = None
         self._lr = local.lr
         self._names = [part.name for part in self.layout.parts]
         self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}
@@ -126,8 +132,44 @@ class BatchedTrainer(TorchTrainer):
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
             UnequalBatches: if a collate gives clients' batches several shapes.
+            torch.OutOfMemoryError: if one client alone does not fit into the device's memory.
         """
-        seeds = seeds or [lambda: 0] * len(samples)
+        count = len(samples)
+        seeds = seeds or [lambda: 0] * count
+        if count <= (self.most_together or count):
+            try:
+                return self._together(start_V, integers_I, samples, orders, context, seeds, dtype)
+            except torch.OutOfMemoryError:
+                if count == 1:
+                    raise
+            # Not in the handler: the error holds the group's tensors.
+            self._stack.cache_clear()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.most_together = -(-count // 2)
+        assert self.most_together is not None
+        pieces = -(-count // self.most_together)
+        done = []
+        for number in range(pieces):
+            rows = slice(number * count // pieces, (number + 1) * count // pieces)
+            start, integers = (part if part.ndim == 1 else part[rows] for part in (start_V, integers_I))
+            of_rows = context.of(rows)._replace(steps=context.steps[rows])
+            done.append(self.train(start, integers, samples[rows], orders[rows], of_rows, seeds[rows], dtype))
+        states, losses = zip(*done, strict=True)
+        params_KV, integers_KI = map(torch.cat, zip(*states, strict=True))
+        return (params_KV, integers_KI), [loss for part in losses for loss in part]
+
+    def _together(
+        self,
+        start_V: Tensor,
+        integers_I: Tensor,
+        samples: Sequence[Held],
+        orders: Sequence[Callable[[], np.random.Generator]],
+        context: LocalContext,
+        seeds: Sequence[Callable[[], int]],
+        dtype: "torch.dtype | None",
+    ) -> tuple[tuple[Tensor, Tensor], list[float]]:
+        """Train a group as one computation, as :meth:`train` says."""
         plans, rows, back = self._plans(tuple([size_of(held) for held in samples]), context.steps)
         if back is not None:
             start_V = start_V if start_V.ndim == 1 else start_V[rows]

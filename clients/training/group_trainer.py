@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -84,7 +85,7 @@ class GroupTraining:
         """Train, and answer as :class:`.work_items.Train` says; the answer's tensors are on the CPU."""
         pairs = [self._recipe.read(client) for client in task.clients]
         try:
-            return self._answer(self._sent(task, pairs, *tensors))
+            trained, tensors = self._answer(self._sent(task, pairs, *tensors))
         except AppFailed as error:
             # Only apps raise it, whose clients train alone.
             return Trained((1,), (0.0,), failed=((task.clients[0], str(error)),)), ()
@@ -92,6 +93,8 @@ class GroupTraining:
             # The user's own error, with the clients on whose samples it arose.
             error.add_note(f"while {label_of(task)} trained")
             raise
+        limits = [phase.most_together for phase in self._phases if phase.most_together is not None]
+        return (replace(trained, most_together=min(limits)), tensors) if limits else (trained, tensors)
 
     def _sent(self, task: Train, pairs: list[Held], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
         broadcast = beside[: task.broadcast_count]
@@ -238,6 +241,11 @@ class _PhaseTraining:
         self.told: list[LocalResult] = []  # of the last group that trained one by one
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
+
+    @property
+    def most_together(self) -> int | None:
+        """Largest number of clients that are computed together; None: a whole group."""
+        return None if self._batched is None else self._batched.most_together
 
     def __call__(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
         """Trained states and mean losses of clients, from one state for all or from each client's own."""

@@ -1,5 +1,6 @@
 """Groups of clients that train together, and the number of steps that each takes."""
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
@@ -9,6 +10,8 @@ from fed.clients.training.batches import Batches
 from fed.config.experiment import Local
 
 __all__ = ["Groups"]
+
+_log = logging.getLogger(__name__)
 
 
 class Groups:
@@ -20,6 +23,9 @@ class Groups:
         never_single: True if no step may have a single sample, as BatchNorm needs it.
         phases: phases of a task, one after another.
 
+    Attributes:
+        most_together: largest number of clients that a device has computed together; None: whole groups.
+
     Example:
         >>> groups = Groups(Local(batch_size=10), size=2)
         >>> groups.of([10, 50, 20, 10, 30])
@@ -30,10 +36,29 @@ class Groups:
         self, local: Local, size: int, never_single: bool = False, phases: Sequence[Phase] = (Phase(),)
     ) -> None:
         self.size = size
+        self.most_together: int | None = None
         self._local = local
         self._never_single = never_single
         self._phases = phases
         self._of_task = cache(self._counted)  # there are far fewer sizes than tasks
+
+    def note(self, most_together: int | None) -> None:
+        """Note, and say once, that a device has computed a group in parts.
+
+        Args:
+            most_together: largest number of clients of a part; None: it has computed the whole group.
+        """
+        if most_together is None:
+            return
+        if self.most_together is None:
+            _log.warning(
+                "a group of %d clients does not fit into the device's memory, and is computed in parts of %d or fewer: "
+                "this changes results by rounding; set simulation.group to %d to compute all groups alike",
+                self.size,
+                most_together,
+                most_together,
+            )
+        self.most_together = min(most_together, self.most_together or most_together)
 
     def steps(self, samples: int, steps: int | None = None) -> int:
         """Number of optimizer steps for this many samples; with the task's own number of steps, in all phases."""

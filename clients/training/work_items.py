@@ -147,6 +147,7 @@ class Trained:
             no tensors come with the result.
         failed: clients whose own code has failed, each with a sentence that says why; no tensors come with the result.
         metrics: further numbers of each client, where an app tells some; else empty.
+        most_together: largest number of clients that fit into the device's memory together; None: a whole group.
     """
 
     samples: tuple[int, ...]
@@ -156,6 +157,7 @@ class Trained:
     diverged: tuple[tuple[ClientId, str], ...] = ()
     failed: tuple[tuple[ClientId, str], ...] = ()
     metrics: tuple[Mapping[str, float], ...] = ()
+    most_together: int | None = None
 
 
 class TrainedClients(NamedTuple):

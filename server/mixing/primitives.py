@@ -253,6 +253,7 @@ class LocalSteps:
         rows_of = {self._submit(rows, start_SV): rows for rows in groups}
         for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
             for _, trained, tensors in self.training.executor.results([ticket]):
+                self.training.groups.note(trained.most_together)
                 if trained.diverged:
                     diverged += ((self._members_S.index(client), client, why) for client, why in trained.diverged)
                     continue

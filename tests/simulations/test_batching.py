@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import fed
+from fed.clients.models import mlp
 from fed.errors import InvalidExperiment
 from fed.simulations.batching import Batching, _Counter
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.clients.training import readers
+from tests.clients.training.client_groups import of_a_small_device
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
@@ -472,3 +474,25 @@ class Unmasked(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         scores: Tensor = self.read(input_ids).mean(1)
         return scores
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_groups_computed_in_parts_are_said_once(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    data = fed.FederatedData({client: (torch.randn(6, 3).double(), torch.arange(6) % 2) for client in range(5)})
+    simulation = {"workers": 0, "batching": "on", "group": 5}
+    keys: dict[str, Any] = {"algorithm": algorithm, "rounds": {"count": 3}, "simulation": simulation}
+    whole = fed.simulate(fed.Experiment(**keys), data=data, model=lambda: mlp((3,), 2, hidden=(4,)).double())
+    with monkeypatch.context() as small:
+        of_a_small_device(small, room=2)
+        run = fed.simulate(fed.Experiment(**keys), data=data, model=lambda: mlp((3,), 2, hidden=(4,)).double())
+    (said,) = [record.message for record in caplog.records if "does not fit" in record.message]
+    assert said == (
+        "a group of 5 clients does not fit into the device's memory, and is computed in parts of 2 or fewer: this "
+        "changes results by rounding; set simulation.group to 2 to compute all groups alike"
+    )
+    assert run.summary["training"] == f"{whole.summary['training']}; in parts of at most 2, for want of memory"
+    for ours, theirs in zip(run.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)

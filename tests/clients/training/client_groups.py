@@ -1,13 +1,16 @@
-"""Modules of several clients as one computation under ``vmap``, against each client alone."""
+"""Groups of clients: modules under ``vmap`` against each client alone, and devices with little room."""
 
 from contextlib import AbstractContextManager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-__all__ = ["CLIENTS", "assert_computed_alike"]
+from fed.clients.training.batched_trainer import BatchedTrainer
+
+__all__ = ["CLIENTS", "assert_computed_alike", "of_a_small_device"]
 
 CLIENTS = 3
 
@@ -50,3 +53,18 @@ def _gradients(outputs: Tensor, parameters: dict[str, Tensor]) -> list[Tensor]:
     trained = [part for part in parameters.values() if part.requires_grad]
     weighed = outputs * torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view_as(outputs)
     return [*torch.autograd.grad(weighed.sum(), trained, materialize_grads=True, allow_unused=True)]
+
+
+def of_a_small_device(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
+    """Numbers of clients that were tried together, on a device with room for ``room`` of them."""
+    together = BatchedTrainer._together
+    tried: list[int] = []
+
+    def on_the_device(self: BatchedTrainer, start_V: Tensor, integers_I: Tensor, samples: Any, *others: Any) -> Any:
+        tried.append(len(samples))
+        if len(samples) > room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return together(self, start_V, integers_I, samples, *others)
+
+    monkeypatch.setattr(BatchedTrainer, "_together", on_the_device)
+    return tried

@@ -33,6 +33,7 @@ from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
 from fed.vectors.layout import Layout
+from tests.clients.training.client_groups import of_a_small_device
 from tests.thinned import thinned
 
 CPU = torch.device("cpu")
@@ -761,3 +762,49 @@ def test_a_gpu_trains_what_a_cpu_trains(name: str, keys: dict[str, Any]) -> None
     on_gpu = task.in_a_group(task.group_trainer(torch.device("cuda")))
     assert on_gpu.params_KV.device == CPU
     assert_agree(on_gpu, task.one_by_one(), 1e-9 if full is torch.float64 else 5e-2)
+
+
+@pytest.mark.parametrize("own_starts", [True, False])
+def test_a_group_that_does_not_fit_is_computed_in_halves(own_starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task(small(), samples(UNEQUAL), local(momentum=0.9), rule=FedProx(mu=0.7), own_starts=own_starts)
+    tried = of_a_small_device(monkeypatch, room=2)
+    trainer = task.group_trainer()
+    assert_agree(task.in_a_group(trainer), task.one_by_one())
+    assert (tried, trainer.most_together) == ([5, 2, 3, 1, 2], 2)
+    tried.clear()
+    assert_agree(task.in_a_group(trainer), task.one_by_one())
+    assert tried == [1, 2, 2]
+
+
+def test_own_steps_and_states_stay_with_halved_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task(small(), samples(UNEQUAL), local(steps=3))
+    steps = (4, 1, None, 5, 2)
+    kept = Kept(torch.arange(5.0).double()[:, None].expand(5, Layout.of(task.module).parameters))
+    task.rule = Offset()
+
+    def trained(room: int) -> TrainedGroup:
+        of_a_small_device(monkeypatch, room)
+        orders = [partial(np.random.default_rng, number) for number in range(5)]
+        context = LocalContext(client_state=kept, steps=steps)
+        states, losses = task.group_trainer().train(*task.starts(), task.pairs, orders, context)
+        monkeypatch.undo()
+        return TrainedGroup(*states, losses)
+
+    assert_agree(trained(room=1), trained(room=5))
+
+
+class Kept(NamedTuple):
+    offset: Tensor
+
+
+class Offset(LocalRule):
+    """Adds what each client has kept."""
+
+    def correct(self, gradient_P: Tensor, _x: Tensor, _anchor: Tensor, kept: Kept, _sent: object) -> Tensor:
+        return gradient_P + 0.01 * kept.offset
+
+
+def test_one_client_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_a_small_device(monkeypatch, room=0)
+    with pytest.raises(torch.OutOfMemoryError):
+        Task(small(), samples([9, 9]), local()).in_a_group()
