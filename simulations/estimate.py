@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held
 from fed.clients.data.describe import looked_at
 from fed.clients.training.executor import InProcess, Item
+from fed.clients.training.parallel.parallel_trainer import ParallelTrainers
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
@@ -209,7 +210,10 @@ def _tried(simulation: Simulation) -> _Trial:
     local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
     held = {client: simulation.data.read(client) for client in set(largest)}
     phases = tuple(replace(phase, epochs=None) for phase in simulation.recipe.phases)
-    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), simulation.device)
+    recipe = replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__)
+    if isinstance(recipe.make_trainer, ParallelTrainers):
+        recipe = replace(recipe, make_trainer=replace(recipe.make_trainer, local=local))
+    work = Work(recipe, simulation.device)
     task, tensors = simulation.first_task(largest)
     times_s = []
     for _ in range(2):  # the first also pays for what happens once

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fed.clients.training.parallel.without_memory import Spreading
+from fed.clients.training.parallel.without_memory import Spreading, spare_recurrent
 from fed.clients.training.reading import called
 from fed.errors import InvalidModel
 from fed.vectors.tensors import Tensor, nn, torch
@@ -44,6 +44,7 @@ class StageRun:
         self._spreading: Spreading | None = None
         self._left: list[Tensor] = []
         if begin is not None:
+            spare_recurrent(module, lambda: self._spreading)
             module.get_submodule(begin).register_forward_pre_hook(self._enter, with_kwargs=True)
         if end is not None:
             module.get_submodule(end).register_forward_pre_hook(self._leave, with_kwargs=True)

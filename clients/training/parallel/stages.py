@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from fed.clients.training.parallel.layers import layers_of
-from fed.clients.training.parallel.without_memory import Spreading
+from fed.clients.training.parallel.without_memory import Spreading, spare_recurrent
 from fed.clients.training.reading import called
 from fed.errors import FedError, InvalidExperiment, InvalidModel, first_line
 from fed.vectors.fixed_part import in_training
@@ -141,11 +141,13 @@ def _uses(
 
         return begin
 
+    spreading = Spreading(device, note)
+    spare_recurrent(module, lambda: spreading)
     hooks = [modules[name].register_forward_pre_hook(mark(name)) for name in marks]
     buffers = [part.clone() for part in module.buffers()]
     in_training(module)
     try:
-        with torch.no_grad(), Spreading(device, note):
+        with torch.no_grad(), spreading:
             called(module, example)
     except FedError:
         raise

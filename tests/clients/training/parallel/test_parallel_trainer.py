@@ -20,18 +20,23 @@ from fed.aggregators.base import Phase
 from fed.aggregators.fedprox import FedProx
 from fed.aggregators.moon import MOON
 from fed.aggregators.scaffold import Scaffold
+from fed.clients.models import char_gru, logistic, mlp
 from fed.clients.node.training_process import TrainingProcess
 from fed.clients.scoring.losses import cox, cross_entropy, model_loss
 from fed.clients.training.devices import devices_of_ranks
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalResult, LocalTrainer
+from fed.clients.training.parallel import parallel_trainer
 from fed.clients.training.parallel.parallel_trainer import ParallelTrainer, ParallelTrainers
+from fed.clients.training.steps import steps_of
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment, InvalidInput, InvalidModel, RunFailed
 from fed.protocol.protocol_pb2 import Answer, Assignment, Plan, Signature, TaskId
 from fed.server.grpc.deploy import serve
+from fed.simulations.estimate import expect
+from fed.simulations.simulation import Simulation
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import seeded_torch
 from fed.wire.payloads import written
@@ -281,7 +286,7 @@ def test_a_dying_device_fails_the_task_with_its_last_words(
     began_s = time.monotonic()
     with pytest.raises(RunFailed, match=words):
         several.train(*state, (bad, good[1]), order=_InOrder(), seed=1, context=LocalContext())
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20  # on a machine with much else to do; a second on an idle one
     assert_alike(trained(several, model, good), expected)  # others are started for the next task
 
 
@@ -444,6 +449,66 @@ def experiment(model: str, option: str, **local: Any) -> fed.Experiment:
         evaluation="clients",
         simulation={"workers": 0},
     )
+
+
+def test_an_estimate_takes_a_few_steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+
+    def noted(*given: Any) -> Iterator[Any]:
+        for step in steps_of(*given):
+            taken.append(step)
+            yield step
+
+    monkeypatch.setattr(parallel_trainer, "steps_of", noted)
+    data = fed.FederatedData({client: samples_of("mlp", 50) for client in range(2)}, classes=3)
+    expect(Simulation(experiment("mlp", "momentum", devices=2), data))
+    assert len(taken) == 2 * 3, "three steps, twice"
+
+
+ALGORITHMS = ("dpsgd", "fedrep", "ditto", "mimelite", "qfedavg", "fedper", "scaffold", "feddyn", "fednova", "cyclic")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_algorithms_go_with_several_devices(algorithm: str) -> None:
+    """With phases, personal models, measured gradients, and peers."""
+    data = fed.FederatedData({client: samples_of("mlp", 9 + client) for client in range(4)}, classes=3)
+    changed = {"algorithm": algorithm, "local.momentum": 0.0}
+    one = fed.simulate(experiment("mlp", "momentum").override(changed), data=data)
+    given = experiment("mlp", "momentum", devices=2, parallel="tensor")
+    several = fed.simulate(given.override(changed), data=data)
+    for ours, theirs in zip(several.model.parameters(), one.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=ROUNDING)
+    assert several.metrics[-1]["test_loss"] == pytest.approx(one.metrics[-1]["test_loss"], abs=ROUNDING)
+
+
+BUILT_IN: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "logistic": (lambda: logistic((5,), 3), "mlp"),
+    "mlp with batch norm": (lambda: mlp((5,), 3, hidden=(6,), batch_norm=True), "mlp"),
+    "char_gru": (lambda: char_gru(11, embedding=5, hidden=6, layers=2), "transformer"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("logistic", "fsdp"),
+        ("logistic", "tensor"),
+        ("mlp with batch norm", "tensor"),
+        ("char_gru", "fsdp"),
+        ("char_gru", "tensor"),
+        ("char_gru", {"kind": "pipeline", "stages": ["recurrent"]}),
+    ],
+)
+def test_other_built_in_models_go_with_several_devices(name: str, kind: Any) -> None:
+    make, kind_of_samples = BUILT_IN[name]
+    with seeded_torch(0, CPU):
+        module = make().double()
+    samples = samples_of(kind_of_samples, 10)
+    local: dict[str, Any] = {"batch_size": 4, "momentum": 0.9}
+    expected = trained(alone(module, Phase(), **local), module, samples)
+    assert_alike(trained(together(module, Phase(), **local, parallel=kind), module, samples), expected)
 
 
 def simulated(data: fed.FederatedData, given: fed.Experiment, folder: Path) -> fed.Run:
