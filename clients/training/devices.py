@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fed.errors import InvalidExperiment, InvalidInput
+from fed.processes.machine import usable_cores
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
@@ -14,6 +15,9 @@ __all__ = [
     "read_back",
     "scoring_device",
 ]
+
+_MOST_ON_CPU = 8
+"""Number of processes that may train one client on the CPU, however few its cores are."""
 
 
 def found_devices() -> list[str]:
@@ -87,6 +91,12 @@ def devices_of_ranks(first: "torch.device", count: int) -> "list[torch.device]":
         [device(type='cpu'), device(type='cpu')]
     """
     if first.type == "cpu":
+        most = max(_MOST_ON_CPU, usable_cores())
+        if count > most:  # a node takes the number from its server
+            raise InvalidExperiment(
+                f"local.devices must be at most {most} on the CPU of this machine of {usable_cores()} cores, got "
+                f"{count}: lower it"
+            )
         return [first] * count
     gpus = torch.cuda.device_count() if first.type == "cuda" else 1
     if count > gpus:

@@ -30,6 +30,12 @@ _LAST_WORDS_S = 0.5
 """Time in which a rank may tell an error of its own when another has ended."""
 
 
+_NO_START = (
+    "a process of local.devices could not start ({words}): a program that uses several devices must do so under "
+    "if __name__ == '__main__':, or set local.devices to 1; so must one that comes from standard input or a notebook"
+)
+
+
 class _Member(NamedTuple):
     """The parent's side of a rank."""
 
@@ -88,7 +94,9 @@ class Gang:
         self._watch = threading.Thread(target=_end_together, args=watched, name="watch ranks", daemon=True)
         self._watch.start()
         self._finalizer = weakref.finalize(self, _close, tuple(self._members))
+        self._is_ready = False
         self._replies(RankReply.READY)
+        self._is_ready = True
 
     @property
     def process_ids(self) -> list[int]:
@@ -177,6 +185,8 @@ class Gang:
         for number in self._order_of_death:
             code = self._members[number].process.exitcode
             reply, content = said.get(number, nothing)
+            if reply is None and not self._is_ready and code is not None and code >= 0:
+                raise RunFailed(_NO_START.format(words=words_of_exit(code, "")))
             if reply is not RankReply.RAISED:
                 raise self._failure(number, words_of_exit(code, fault_in(self._memory)), "")
         number = self._order_of_death[0]

@@ -4,6 +4,8 @@ import copy
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -365,6 +367,20 @@ class _InOrder(np.random.Generator):
         return np.arange(count)
 
 
+@pytest.mark.long
+def test_a_program_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import fed, torch\n"
+        "data = fed.FederatedData({0: (torch.randn(9, 5), torch.arange(9) % 3)}, classes=3)\n"
+        "keys = {'data': None, 'evaluation': 'clients', 'local': {'devices': 2}, 'simulation': {'workers': 0}}\n"
+        "fed.simulate(fed.Experiment(**keys), data=data, model=torch.nn.Linear(5, 3))\n"
+    )
+    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "could not start (ended with exit code 1): a program that uses several devices must do so" in ended.stderr
+
+
 def test_ranks_end_with_their_trainer() -> None:
     several = together(made("mlp"), Phase())
     trained(several, made("mlp"), samples_of("mlp", 4))
@@ -428,6 +444,8 @@ def test_keys_of_several_devices_hold_each_other() -> None:
 def test_there_must_be_as_many_gpus_as_devices() -> None:
     with pytest.raises(InvalidExperiment, match=r"local.devices must be at most 0, the number of this machine's"):
         devices_of_ranks(torch.device("cuda", 0), 2)
+    with pytest.raises(InvalidExperiment, match=r"local.devices must be at most \d+ on the CPU .*, got 100000"):
+        devices_of_ranks(CPU, 100_000)
 
 
 @pytest.mark.long
