@@ -28,7 +28,7 @@ _DEATHS = 3
 _STORED_BYTES = 100_000
 """Size from which a tensor of several items goes into the object store once, rather than with each of them."""
 
-_WAITING_S = 10.0
+_WAITING_S = 60.0
 """Seconds without a worker after which the log says what is waited for."""
 
 
@@ -335,6 +335,8 @@ def _words_of_death(error: Exception) -> str:
     text = str(error)
     if "node" in text and "worker process has died" not in text:
         return "its node died"
+    if type(error).__name__ == "ActorUnavailableError":
+        return "its process cannot be reached: it or its node may have died"
     if "memory" in type(error).__name__.lower():
         return "killed by Ray, because its node's memory ran out"
     _, _, detail = text.partition("Worker exit detail: ")

@@ -72,8 +72,10 @@ class RayCluster:
         handler = signal.getsignal(signal.SIGTERM)
         try:
             self.ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except Exception as error:
-            self.leave()
+        except BaseException as error:
+            self.leave()  # of a start that was interrupted, processes may be there
+            if not isinstance(error, Exception):
+                raise
             where = f"the Ray cluster at {address} cannot be joined" if address else "Ray cannot be started here"
             remedy = "start one with ray start --head, or leave address out" if address else "see ray's own message"
             raise in_one_sentence(RunFailed(f"{where} ({first_line(error)}): {remedy}")) from error

@@ -1,8 +1,14 @@
 """Ray: the same bits as in one process, whichever node dies, and nothing left of it."""
 
+import contextlib
 import logging
+import os
+import signal
+import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +17,7 @@ import torch
 import fed
 from fed.clients.training.executor import Demand, Item
 from fed.errors import Diverged, FedError, InvalidExperiment, InvalidInput, RunFailed
+from fed.server.observer import Essential
 from fed.simulations.executors.on_ray import Ray
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
@@ -169,3 +176,118 @@ class TestOnOneMachine:
             assert len([*executor.results(tickets)]) == 2
             assert cluster.available_resources().get("CPU", 0) == 0
         work.await_that(lambda: cluster.available_resources().get("CPU", 0) == 2, "the cores")
+
+
+def actors() -> int:
+    """Number of workers on this machine, which Ray names so."""
+    names = [name for name in Path("/proc").glob("[0-9]*/cmdline") if work.is_alive(int(name.parent.name))]
+    return sum(name.read_bytes().startswith(b"ray::RayWorker") for name in names if name.exists())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+class TestOnNodes:
+    pytestmark = long
+
+    @pytest.fixture
+    def nodes(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        """A cluster of three nodes with a core each, as far as Ray knows."""
+        pytest.importorskip("ray")
+        from ray.cluster_utils import Cluster
+
+        small = {"num_cpus": 1, "object_store_memory": 100 << 20}
+        made = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+        for _ in range(2):
+            made.add_node(**small)
+        yield made
+        made.shutdown()
+
+    def test_nodes_change_no_bit_whichever_dies(
+        self,
+        nodes: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        """Three nodes, of which one is killed in the run; then two, likewise; then one."""
+        data = parts.unequal(torch.float64)
+        experiment = keys("fedavg", count=4)
+        alone = simulate(experiment, data=data, model=parts.double)
+        submit = Ray.submit
+
+        def submit_to_all(executor: Ray, item: Item) -> int:
+            while not executor._submitted and not all(worker.is_ready for worker in executor._workers):
+                executor._listen(None)
+            return submit(executor, item)
+
+        monkeypatch.setattr(Ray, "submit", submit_to_all)
+
+        def kill(number: int) -> None:
+            if number == 2 and (left := list(nodes.worker_nodes)):
+                before = actors()
+                nodes.remove_node(left[0], allow_graceful=False)
+                work.await_that(lambda: actors() < before, "the end of its worker")
+
+        for count in (3, 2, 1):
+            assert len(nodes.list_all_nodes()) == count
+            run = simulate(
+                on_ray(experiment, count, address=nodes.address),
+                data=data,
+                model=parts.double,
+                observers=[Essential(parts.Watcher(kill))],
+            )
+            assert parts.outcome(run) == parts.outcome(alone)
+        assert len([line for line in caplog.messages if "on Ray died, " in line]) == 2
+        assert "(raylet)" not in "".join(capfd.readouterr())
+
+
+EXPERIMENT = """
+data: {kind: digits, clients: 10}
+rounds: {count: 100000}
+simulation: {executor: ray, workers: 1}
+checkpoints: {every: 1}
+"""
+
+
+def those_with(mark: str) -> list[int]:
+    """Processes whose environment has this mark."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and work.is_alive(int(folder.name)):
+            with contextlib.suppress(OSError):
+                if mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+class TestEnds:
+    pytestmark = long
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_nothing_is_left_of_a_cluster_after_a_signal(self, number: signal.Signals, tmp_path: Path) -> None:
+        pytest.importorskip("ray")
+        mark = uuid.uuid4().hex
+        (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fed", "simulate", "experiment.yaml", "--output", "run"],
+            cwd=tmp_path,
+            env={**os.environ, "FED_MARK": mark},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            work.await_that(lambda: (tmp_path / "run" / "checkpoints").exists(), "a round", 4 * work.BOUND_S)
+            if number == signal.SIGINT:
+                os.killpg(process.pid, number)  # as a terminal does
+            else:
+                process.send_signal(number)
+            said, _ = process.communicate(timeout=2 * work.BOUND_S)
+            work.await_that(lambda: not those_with(mark), "the end of all processes")
+        finally:
+            for pid in those_with(mark):
+                os.kill(pid, signal.SIGKILL)
+        assert process.returncode == (-9 if number == signal.SIGKILL else 130)
+        lines = [line for line in said.splitlines() if not line.startswith("waiting for a node")]
+        assert "ray" not in "\n".join(lines).lower()
