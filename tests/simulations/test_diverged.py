@@ -127,7 +127,8 @@ def test_dropped_clients_are_named_with_the_reason(
 ) -> None:
     """The loss of client 2 is finite, but nothing that it can report."""
     targets = {client: torch.full((2,), loss if client == 2 else 1.0) for client in range(4)}
-    data = fed.FederatedData({client: (torch.ones(2, 1), target) for client, target in targets.items()})
+    train = {client: (torch.ones(2, 1), target) for client, target in targets.items()}
+    data = fed.FederatedData(train, test=train[0])  # nothing is said of a model that nobody scores
     finished = simulate(
         fed.Experiment(rounds={"count": 2, "diverged": "drop"}, **keys),
         data=data,
