@@ -9,10 +9,9 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache, partial
-from typing import Any, cast
 
 import numpy as np
-from torch import Tensor, fx
+from torch import Tensor
 from torch.func import vmap
 
 from fed.clients.data import Held, Pair
@@ -27,6 +26,7 @@ from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.group_draws import ClientStreams, Drawing, GroupDraws, MemoryOfClients
 from fed.clients.training.group_reading import GroupReading, group_reading
+from fed.clients.training.interpreted import Function
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
 from fed.clients.training.op_graphs import record, told_of_recording
@@ -89,10 +89,10 @@ class BatchedTrainer(TorchTrainer):
         assert rule is None or not rule.contrasts
         in_training(self.module)
         self.most_together: int | None = None
-        self._lr = local.lr
         self._names = [part.name for part in self.layout.parts]
         self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}
         self._moves_in_place = self.is_plain and local.accumulate == 1
+        self._set_lr(local.lr)
         self._steps = GroupSteps(local, self.device, self.layout.trained[0].dtype)
         self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=not self._moves_in_place))
         self._plans = lru_cache(_KEPT_GROUPS)(self._planned)
@@ -100,7 +100,7 @@ class BatchedTrainer(TorchTrainer):
         self._streams = ClientStreams()
         self._held_to = 0
         self._ignores = False  # True if labels of a group may not count
-        self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
+        self._replays: dict[tuple[object, ...], Function] = {}
         self._draws: dict[tuple[object, ...], GroupDraws | None] = {}
 
     def train(
@@ -216,11 +216,8 @@ class BatchedTrainer(TorchTrainer):
 
     def _set_lr(self, lr: float) -> None:
         """Set the step size of all later steps."""
-        if lr == self._lr:  # a module takes an attribute in the time of a whole operation
-            return
         self._lr = lr
-        for program in self._programs.values() if self._moves_in_place else ():
-            program.step = cast(Any, -lr)  # a plain attribute, whatever modules are said to have
+        self._step = (-lr,) if self._moves_in_place else ()
 
     def _run(self, stack: StackedStates, group: GroupReading, blocks: Iterable[Block], context: LocalContext) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
@@ -296,14 +293,13 @@ class BatchedTrainer(TorchTrainer):
         draws = self._draws[key]
         if draws is not None and group.is_padded:
             raise UnlikeDraws(_SEVERAL_LENGTHS)
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._record(tensors, batch, weights_KB, draws)
+        replay = self._replays.get(key)
+        if replay is None:
+            replay = self._replays[key] = self._record(tensors, batch, weights_KB, draws)
         self._streams.samples_K = samples_K
-        results: tuple[Tensor, ...] = program.forward(*tensors, *leaves, weights_KB)
-        return results
+        return replay(*tensors, *leaves, weights_KB, *self._step)
 
-    def _record(self, state: list[Tensor], batch: Pair, weights_KB: Tensor, draws: GroupDraws | None) -> fx.GraphModule:
+    def _record(self, state: list[Tensor], batch: Pair, weights_KB: Tensor, draws: GroupDraws | None) -> Function:
         inputs, targets = batch
         count = len(trees.leaves(inputs))
 
@@ -325,8 +321,8 @@ class BatchedTrainer(TorchTrainer):
                 self._hold_to_samples(state, inputs, targets, draws)
                 self._held_to = weights_KB.shape[1]
         if self._moves_in_place:
-            recording.move_in_place(len(self.layout.trained), -self._lr)
-        return recording.program()
+            recording.move_in_place(len(self.layout.trained))
+        return recording.replay()
 
     def _trainer_alone(self) -> Trainer:
         return Trainer(

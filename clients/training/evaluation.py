@@ -7,9 +7,9 @@ import copy
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
@@ -36,6 +36,9 @@ from fed.vectors import trees
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import torch
 from fed.vectors.trees import Tree
+
+if TYPE_CHECKING:
+    from fed.clients.training.interpreted import Function
 
 __all__ = ["BatchedEvaluator", "Score", "confusion_counts", "evaluate"]
 
@@ -150,7 +153,7 @@ class BatchedEvaluator:
         self._layout = Layout.of(self._module, self.private, self.moved)
         self._names = [part.name for part in self._layout.parts]
         self._takes_scores = all(map(takes_scores, (self.loss, *self.metrics.values())))
-        self._programs: dict[tuple[Any, ...], fx.GraphModule] = {}
+        self._replays: dict[tuple[Any, ...], Function] = {}
 
     def scores(self, vectors_KV: Tensor, integers_KI: Tensor, samples: Held) -> list[Score]:
         """Score each model over all samples.
@@ -172,15 +175,15 @@ class BatchedEvaluator:
     def _outputs(self, states: list[Tensor], inputs: Tree) -> Tensor:
         leaves = trees.leaves(inputs)
         key = len(states[0]), trees.outline(inputs), *(leaf.shape for leaf in leaves)
-        if key not in self._programs:
+        if key not in self._replays:
 
             def forward(*tensors: Tensor) -> tuple[Tensor]:
                 return self._forward(tensors[: len(states)], trees.with_leaves(inputs, tensors[len(states) :]))
 
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "There is a performance drop")  # vmap runs some one by one
-                self._programs[key] = record(forward, [*states, *leaves]).program()
-        outputs_KB: Tensor = self._programs[key].forward(*states, *leaves)[0]
+                self._replays[key] = record(forward, [*states, *leaves]).replay()
+        (outputs_KB,) = self._replays[key](*states, *leaves)
         return outputs_KB
 
     def _forward(self, states: Sequence[Tensor], inputs: Tree) -> tuple[Tensor]:

@@ -33,7 +33,7 @@ def interpreted(graph: fx.Graph, constants: Sequence[Tensor], moved: int = 0) ->
     """Function that runs recorded operations.
 
     Args:
-        graph: operations of ``torch.ops``, with attributes for constants.
+        graph: operations of ``torch.ops``, with attributes for constants. Inputs of type float are numbers.
         constants: tensors of the attributes, in the graph's order.
         moved: number of first inputs, to which the function adds as many first outputs, times its last argument, and
             returns the outputs behind them; 0: it returns all, and has no such argument.
@@ -101,7 +101,7 @@ class _Written:
 
     def inputs(self, nodes: Sequence[fx.Node]) -> None:
         for node in nodes:
-            self._values[node] = self._graph.addInput()
+            self._values[node] = self.number() if node.type is float else self._graph.addInput()
 
     def number(self) -> Any:
         """Further input, a number with a fraction."""
@@ -148,6 +148,8 @@ class _Written:
 
     def _operation(self, name: str, arguments: Sequence[Any], returns: Sequence[Any]) -> list[Any]:
         node = self._graph.insertNode(self._graph.create(name, list(arguments), len(returns)))
+        if not name.startswith("prim::") and node.schema() == "(no schema)":
+            raise RuntimeError(f"PyTorch's interpreter knows no {name} of such arguments")
         outputs = list(node.outputs())
         for output, kind in zip(outputs, returns, strict=True):
             output.setType(kind)

@@ -1,12 +1,14 @@
 """Operation graphs: functions of tensors, recorded once for given shapes, simplified, and replayed.
 
 A replay runs neither the user's Python nor PyTorch's dispatch to autograd and vmap, which cost a millisecond for a
-small model. PyTorch's own ``make_fx`` makes the same list, but imports its compiler first, which takes seconds.
+small model. On a CPU, PyTorch's interpreter replays what draws nothing; Python replays the rest. PyTorch's own
+``make_fx`` makes the same list, but imports its compiler first, which takes seconds.
 """
 
 import operator
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor, fx
@@ -24,8 +26,6 @@ _ATEN = torch.ops.aten
 
 _DRAWS = "draws"
 """Attribute of a program that holds the clients' draws."""
-
-_IN_PLACE = frozenset({torch.Tensor.add_, torch.Tensor.baddbmm_})
 
 _WITH_BINDINGS = (
     "_log_softmax.default _log_softmax_backward_data.default add.Tensor add_.Tensor addmm.default baddbmm.default "
@@ -95,7 +95,7 @@ def told_of_recording() -> Iterator[None]:
 
 
 class Recording:
-    """Recorded operations of a function, of which a program is made once they are as they are to be.
+    """Recorded operations of a function, of which a replay is made once they are as they are to be.
 
     Attributes:
         graph: the operations.
@@ -116,40 +116,51 @@ class Recording:
         constants = [node for node in self.graph.nodes if node.op == "get_attr"]
         return not _memory(*self._inputs()[:inputs], *constants) & self._written
 
-    def move_in_place(self, tensors: int, step: float) -> None:
+    def move_in_place(self, tensors: int) -> None:
         """Add ``step`` times the first outputs to the first inputs, instead of returning them.
 
         .. math:: x_i ← x_i + step · g_i
 
-        Where an output is a batched matrix product, product and sum are one operation, and the product is never stored.
+        The step is a further input, the last one, and a number. Where an output is a batched matrix product, product
+        and sum are one operation, and the product is never stored.
 
         Args:
             tensors: number of these inputs, ≥ 1, and of the outputs, which have their shapes.
-            step: factor of the sums; the program's attribute of that name, which may be set anew.
         """
         graph = self.graph
         written = self._written
         output = graph.output_node()
         results: list[fx.Node] = list(cast(Any, output.args[0]))
         moved = self._inputs()[:tensors]
-        self._attributes["step"] = step
+        with graph.inserting_after(self._inputs()[-1]):
+            step = graph.placeholder("step", type_expr=float)
         with graph.inserting_before(output):
-            alpha = graph.create_node("get_attr", "step")
             results = [_clone(graph, result) if _memory(result) & _memory(*moved) else result for result in results]
             for x, moved_by in zip(moved, results[:tensors], strict=True):
                 factors = _factors_of(graph, moved_by)
                 if not factors or _memory(*factors) & (_memory(*moved) | written) or _dtype(x) != _dtype(moved_by):
-                    graph.call_function(torch.Tensor.add_, (x, moved_by), {"alpha": alpha})
+                    graph.call_function(_ATEN.add_.Tensor, (x, moved_by), {"alpha": step})
                 else:
-                    graph.call_function(torch.Tensor.baddbmm_, (x, *factors), {"alpha": alpha})
+                    graph.call_function(_ATEN.baddbmm_.default, (x, *factors), {"alpha": step})
         output.args = (tuple(results[tensors:]),)
         _drop_unused(graph)
 
+    def replay(self) -> Function:
+        """The function that runs the operations soonest: its results may share memory with inputs and constants."""
+        is_on_cpu = all(node.meta["form"][3].type == "cpu" for node in self.graph.nodes if "form" in node.meta)
+        if is_on_cpu and self._attributes[_DRAWS] is None:
+            try:
+                return partial(_replayed, self.interpreted(), self)
+            except RuntimeError:  # it does not know an operation, which Python does
+                pass
+        return self.program().forward
+
     def program(self) -> fx.GraphModule:
-        """The program, whose ``forward`` runs the operations: its results may share memory with inputs and constants.
+        """The program of Python, whose ``forward`` runs the operations.
 
         To write and compile its code takes as long as to record a small function: it is made once.
         """
+        self._name_by(_BINDINGS)
         return fx.GraphModule(self._attributes, self.graph)
 
     def interpreted(self, moved: int = 0) -> Function:
@@ -158,13 +169,14 @@ class Recording:
         Args:
             moved: number of inputs that it moves.
         """
-        graph = fx.Graph()
-        places: dict[fx.Node, fx.Node] = {}
-        graph.output(graph.graph_copy(self.graph, places))
-        for node in graph.nodes:
-            node.target = _OPERATIONS.get(node.target, node.target)
-        constants = [self._attributes[cast(str, node.target)] for node in graph.nodes if node.op == "get_attr"]
-        return interpreted(graph, constants, moved)
+        self._name_by(_OPERATIONS)
+        constants = [self._attributes[cast(str, node.target)] for node in self.graph.nodes if node.op == "get_attr"]
+        return interpreted(self.graph, constants, moved)
+
+    def _name_by(self, names: Mapping[Any, Any]) -> None:
+        for node in self.graph.nodes:
+            if node.target in names:
+                node.target = names[node.target]
 
     def _inputs(self) -> list[fx.Node]:
         return [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -206,8 +218,6 @@ class _Recorder(DispatchMode):
         _drop_renamings(self._graph, self._written)
         _join_products_and_sums(self._graph, self._written)
         _drop_unused(self._graph)
-        for node in self._graph.nodes:
-            node.target = _BINDINGS.get(node.target, node.target)
         attributes = {**self._constants, _DRAWS: self._draws}
         return Recording(self._graph, attributes, self._written)
 
@@ -275,6 +285,17 @@ class _Recorder(DispatchMode):
                 self._note(self._graph.call_function(operator.getitem, (node, number)), part)
 
 
+def _replayed(run: Function, recording: Recording, *arguments: Any) -> tuple[Tensor, ...]:
+    """Results of the interpreter, or the error that Python raises in its place."""
+    try:
+        return run(*arguments)
+    except RuntimeError:
+        # Every error of an operation is of this kind here.
+        copies = [argument.clone() if isinstance(argument, Tensor) else argument for argument in arguments]
+        recording.program().forward(*copies)
+        raise
+
+
 def _key(tensor: Tensor) -> Hashable:
     # Lazy conjugation and negation: the same memory holds other numbers.
     form = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
@@ -316,7 +337,7 @@ def _has_shape_of_numbers(node: fx.Node) -> bool:
 
 def _writes(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
-    return node.target in _IN_PLACE or bool(schema is not None and schema.is_mutable)
+    return bool(schema is not None and schema.is_mutable)
 
 
 def _drop_renamings(graph: fx.Graph, written: set[int]) -> None:
@@ -396,7 +417,7 @@ def _is_product_to_add_to(product: Any, summand: Any) -> bool:
 
 
 def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    clone = graph.call_function(torch.clone, (node,))
+    clone = graph.call_function(_ATEN.clone.default, (node,))
     clone.meta = {**node.meta, "memory": 0}
     return clone
 
@@ -410,7 +431,7 @@ def _factors_of(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, fx.Node] | Non
     """Factors of a batched matrix product, or of the transpose of one, that has no other use."""
     is_transposed = _is_transpose(node)
     product = cast(fx.Node, node.args[0]) if is_transposed else node
-    if product.target is not torch.bmm or len(product.users) > 1 or len(node.users) > 1:
+    if product.target is not _ATEN.bmm.default or len(product.users) > 1 or len(node.users) > 1:
         return None
     left, right = cast(tuple[fx.Node, fx.Node], product.args)
     return (_transposed(graph, right), _transposed(graph, left)) if is_transposed else (left, right)
@@ -419,10 +440,10 @@ def _factors_of(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, fx.Node] | Non
 def _transposed(graph: fx.Graph, node: fx.Node) -> fx.Node:
     if _is_transpose(node):
         return cast(fx.Node, node.args[0])
-    transposed = graph.call_function(torch.transpose, (node, 1, 2))
+    transposed = graph.call_function(_ATEN.transpose.int, (node, 1, 2))
     transposed.meta = node.meta
     return transposed
 
 
 def _is_transpose(node: fx.Node) -> bool:
-    return node.target is torch.transpose and {*node.args[1:]} == {1, 2}
+    return node.target is _ATEN.transpose.int and {*node.args[1:]} == {1, 2}

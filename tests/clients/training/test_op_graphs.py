@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.func import vmap
 from torch.nn import functional
 
-from fed.clients.training.op_graphs import record
+from fed.clients.training.op_graphs import Recording, record
 
 Function = Callable[..., Sequence[Tensor]]
 
@@ -201,6 +201,23 @@ def test_strides_are_those_of_the_examples(name: str) -> None:
     assert_replays(FUNCTIONS[name], [x, y], [a, b])
 
 
+def test_operations_unknown_to_the_interpreter_are_replayed_by_python() -> None:
+    (x,) = numbers((3, 3))
+    recording = record(lambda x: [x + True], [x])
+    with pytest.raises(RuntimeError, match="knows no aten::add of such arguments"):
+        recording.interpreted()
+    assert_same(recording.replay()(x), [x + 1])
+
+
+def test_errors_of_a_replay_are_those_of_the_function() -> None:
+    """The interpreter's are RuntimeErrors, and name it."""
+    inputs = [torch.tensor([2]), torch.ones(3, 2)]
+    replay = record(lambda places, table: [functional.embedding(places, table)], inputs).replay()
+    assert_same(replay(*inputs), [torch.ones(1, 2)])
+    with pytest.raises(IndexError, match=r"^index out of range in self$"):
+        replay(torch.tensor([3]), inputs[1])
+
+
 def test_inputs_may_share_memory() -> None:
     def function(x: Tensor, y: Tensor) -> list[Tensor]:
         return [x * 1 + y, x.add_(1), y * 2]
@@ -270,30 +287,28 @@ def gradients_of(function: Function) -> Function:
     return reordered
 
 
-def moving(function: Function, examples: Sequence[Tensor], step: float) -> fx.GraphModule:
-    """A program that moves its first two inputs by the first two results of a function."""
+def moving(function: Function, examples: Sequence[Tensor]) -> Recording:
+    """Operations that move their first two inputs by the first two results of a function."""
     recording = record(function, examples)
-    recording.move_in_place(2, step)
-    return recording.program()
+    recording.move_in_place(2)
+    return recording
 
 
-def assert_moves(
-    function: Function, examples: Sequence[Tensor], others: Sequence[Tensor], step: float = -0.25
-) -> fx.GraphModule:
+def assert_moves(function: Function, examples: Sequence[Tensor], others: Sequence[Tensor], step: float = -0.25) -> None:
     """The first two results move the inputs, and the others are what they were before."""
     results = len(function(*copies(examples)))
     padded = function if results >= 2 else (lambda *tensors: [*function(*tensors)] * 2)
-    program = moving(padded, examples, step=step)
-    for tensors in (examples, others):
+    recording = moving(padded, examples)
+    forms = (recording.program().forward, recording.interpreted())
+    for replay, tensors in itertools.product(forms, (examples, others)):
         ours, theirs = copies(tensors), copies(tensors)
-        got = [result.clone() for result in program.forward(*ours)]
+        got = [result.clone() for result in replay(*ours, step)]
         by_x, by_y, *rest = (result.clone() for result in padded(*theirs))
         assert_same(got, rest)
         assert_same(ours, [theirs[0] + step * by_x, theirs[1] + step * by_y])
-    return program
 
 
-PROPERTIES: dict[str, Callable[[Function, Sequence[Tensor], Sequence[Tensor]], fx.GraphModule]] = {
+PROPERTIES: dict[str, Callable[[Function, Sequence[Tensor], Sequence[Tensor]], Any]] = {
     "replaying operations": assert_replays,
     "replaying gradients": lambda function, *tensors: assert_replays(with_gradients(function), *tensors),
     "moving by results": assert_moves,
@@ -344,9 +359,8 @@ def test_a_result_of_another_type_is_added_in_the_inputs() -> None:
 
     x, y = numbers(*CUBES)
     by = function(x, y)
-    program = moving(function, [x, y], step=0.5)
     mine = copies([x, y])
-    program.forward(*mine)
+    moving(function, [x, y]).replay()(*mine, 0.5)
     assert_same(mine, [x + 0.5 * by[0].double(), y + 0.5 * by[1].double()])
 
 
@@ -357,8 +371,7 @@ def test_adjacent_inputs_are_moved_like_separate_ones() -> None:
         return [row[:, :9].view(2, 3, 3), row[:, 9:].view(2, 3, 3)]
 
     ours, theirs = (numbers((2, 18))[0] for _ in range(2))
-    program = moving(lambda x, y: [torch.bmm(x, y), torch.bmm(y, x)], of(ours), step=1.0)
-    program.forward(*of(ours))
+    moving(lambda x, y: [torch.bmm(x, y), torch.bmm(y, x)], of(ours)).replay()(*of(ours), 1.0)
     x, y = of(theirs)
     expected = torch.cat([(x + torch.bmm(x, y)).flatten(1), (y + torch.bmm(y, x)).flatten(1)], 1)
     assert_same([ours], [expected])
@@ -374,7 +387,7 @@ def perceptron(w: Tensor, b: Tensor, x: Tensor, weights: Tensor) -> list[Tensor]
 
 def test_useless_operations_are_dropped_and_products_fused() -> None:
     """Forwards a product with a sum, a ReLU, sums, and weights; backwards the ReLU's; two tensors that move."""
-    program = moving(perceptron, numbers((4, 5, 3), (4, 5), (4, 2, 3), (4, 2)), step=-0.1)
+    program = moving(perceptron, numbers((4, 5, 3), (4, 5), (4, 2, 3), (4, 2))).program()
     views = {"transpose", "view", "unsqueeze", "expand"}
     calls = [
         name for node, name in zip(program.graph.nodes, targets(program), strict=True) if node.op == "call_function"
