@@ -18,7 +18,6 @@ from fed.aggregators.client_side import each_part
 from fed.clients.data import Held
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.recorded_gradients import RECORDED_AFTER
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import on_device
@@ -29,8 +28,6 @@ __all__ = ["step_seconds"]
 
 _TURN_S = 0.01
 """Seconds that a client trains alone in a turn, if that is no fewer than the fewest and no more than the most steps."""
-_RECORDING_S = 0.2
-"""Seconds that a client may train alone before it is timed, so that its steps are recorded as in a long run."""
 _FEWEST_STEPS = 2
 _MOST_STEPS = 12
 _TURNS = 3
@@ -60,10 +57,8 @@ def step_seconds(
     training = partial(_Training, recipe, context, samples, clock=clock)
     with _one_thread():
         tried = {1: training(size=1)}
-        tried[1].step_s(_FEWEST_STEPS)  # the first step of a process is slower
+        tried[1].step_s(_MOST_STEPS)  # the first steps are slower, and of an epoch's last, smaller batch, too
         alone_s = max(tried[1].step_s(_FEWEST_STEPS), 1e-9)
-        if RECORDED_AFTER * alone_s < _RECORDING_S:
-            tried[1].step_s(2 * RECORDED_AFTER)  # of these some are of an epoch's last, smaller batch
         steps = round(_TURN_S / alone_s)
         steps = min(max(steps, _FEWEST_STEPS), _MOST_STEPS)
         best_s = tried[1].step_s(steps)
@@ -106,6 +101,8 @@ class _Training:
         }
         kept = each_part(context.client_state, lambda part: part.expand(size, -1))
         self._trainer = Trainer(**parts) if size == 1 else BatchedTrainer(**parts)
+        if isinstance(self._trainer, Trainer):
+            self._trainer.record_at_once()
         self._start = Layout.of(recipe.module, recipe.private, recipe.moved).pack(recipe.module)
         self._context = context if size == 1 else context._replace(client_state=kept)
         self._samples = samples

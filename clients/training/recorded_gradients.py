@@ -103,12 +103,16 @@ class _Program(NamedTuple):
 class RecordedGradients:
     """Losses and gradients of a model that is recordable, by shapes of batches.
 
+    Attributes:
+        after: number of batches of a shape before it is recorded.
+
     Args:
         module: the model, in training.
         flat: the trainable parameters of the model.
     """
 
     def __init__(self, module: "nn.Module", flat: FlatParameters) -> None:
+        self.after = RECORDED_AFTER
         self._module = module
         self._flat = flat
         self._seen: Counter[Hashable] = Counter()
@@ -149,7 +153,7 @@ class RecordedGradients:
         key = (loss, inputs.shape, inputs.dtype, targets.shape, targets.dtype, self._flat.has_channels_last)
         if key not in self._programs:
             self._seen[key] += 1
-            if self._seen[key] <= RECORDED_AFTER or len(self._programs) == _MOST_SHAPES:
+            if self._seen[key] <= self.after or len(self._programs) == _MOST_SHAPES:
                 return None
             self._programs[key] = self._recorded(loss, [*self._flat.views, inputs, targets])
         return self._programs[key]

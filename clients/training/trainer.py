@@ -79,6 +79,11 @@ class Trainer(TorchTrainer):
         )
         self._in_usual_order: set[Hashable] = set()  # shapes of clients' inputs with which channels last has failed
 
+    def record_at_once(self) -> None:
+        """Record operations with the first batch of each shape: steps that are timed are then those of a long run."""
+        if self._recorded is not None:
+            self._recorded.after = 0
+
     def steps(self, samples: int, steps: int | None) -> int:
         """Number of optimizer steps of a task.
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fed
+from fed.clients.training.trainer import Trainer
 from fed.simulations import batching, group_timing
 from fed.simulations.batching import Batching, _fastest
 from fed.simulations.group_timing import step_seconds
@@ -49,6 +50,13 @@ def test_larger_groups_are_left_out_where_one_is_slower() -> None:
             now_s += 1.0 if reading < 6 else 100.0
 
     assert [*timed(readings(), [2, 3, 5])] == [1, 2]
+
+
+def test_a_client_alone_is_timed_with_recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[object] = []
+    monkeypatch.setattr(Trainer, "record_at_once", recorded.append)
+    timed(map(float, itertools.count()), [2])
+    assert len(recorded) == 1
 
 
 def test_timing_leaves_model_samples_and_generators_alone() -> None:

@@ -293,6 +293,17 @@ def test_without_pytorchs_interpreter_nothing_is_replayed(monkeypatch: pytest.Mo
     assert_same_bits(module, inputs, targets, lr=0.1, replays=False)
 
 
+def test_steps_that_are_timed_are_recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_gradients, "RECORDED_AFTER", 100)
+    trainer = Trainer(nn.Linear(12, 3), cross_entropy, Local(batch_size=SAMPLES, epochs=1), Phase(), CPU)
+    samples = (torch.randn(SAMPLES, 12), torch.randint(3, (SAMPLES,)))
+    assert trainer._recorded is not None
+    for programs in (0, 1):
+        trainer.train(*trainer.layout.pack(trainer.module), samples, order=np.random.default_rng(0), seed=0)
+        assert len(trainer._recorded._programs) == programs
+        trainer.record_at_once()
+
+
 def test_views_of_other_tensors_are_not_replayed() -> None:
     """A flattening is recorded as a view, which a batch with other strides would not have."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
