@@ -54,7 +54,7 @@ def test_larger_groups_are_left_out_where_one_is_slower() -> None:
 
 def test_a_client_alone_is_timed_with_recorded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded: list[object] = []
-    monkeypatch.setattr(Trainer, "record_at_once", recorded.append)
+    monkeypatch.setattr(Trainer, "record_at_once", lambda trainer: recorded.append(trainer))
     timed(map(float, itertools.count()), [2])
     assert len(recorded) == 1
 
