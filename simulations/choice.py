@@ -116,8 +116,10 @@ def _groups(simulation: Simulation) -> int:
 
 def _demand(simulation: Simulation) -> Demand:
     asked = simulation.experiment.simulation.workers
+    is_one_of_several = multiprocessing.parent_process() is not None  # which would wait for each other's cores
+    most = 1 if is_one_of_several else None
     return Demand(
-        workers=None if asked == "auto" else asked,
+        workers=most if asked == "auto" else asked,
         groups=_groups(simulation),
         device=simulation.device.type,
         processes=simulation.recipe.local.devices,

@@ -18,6 +18,7 @@ from fed.simulations.comparison_folder import ComparisonFolder
 from fed.simulations.comparison_tracking import group_of, track
 from fed.simulations.kept_runs import sorted_out
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, jobs_of, one_by_one, side_by_side
+from fed.simulations.ray_runs import on_ray, section_of
 
 if TYPE_CHECKING:
     from fed.vectors.tensors import nn
@@ -58,8 +59,10 @@ def compare(
             that of an undisturbed comparison, to the bit, but for wall time. Data, model, loss and metric that were
             given must be given again.
         jobs: number of runs at a time, at least 1, each in a process of its own with one thread; "auto": one for each
-            core, or 1 where a part given in Python cannot be pickled; None: the comparison's own, or 1. A program that
-            asks for more than one must call under ``if __name__ == "__main__":``, because those processes import it.
+            core, or 1 where a part given in Python cannot be pickled; None: the comparison's own, or 1. Where all
+            variants have the same executor ray, more than one means runs on the nodes of its cluster, and "auto" as
+            many as there is room for. A program that asks for more than one must call under
+            ``if __name__ == "__main__":``, because those processes import it.
         observer: observer that is told of every run and round; None for none.
 
     Raises:
@@ -91,7 +94,9 @@ def compare(
     replaced = {"metrics" if name == "metric" else name for name in given}
     without = {name: None for name in ("data", "model", "loss") if name in replaced}
     comparison = comparison.model_copy(update={"base": {**comparison.base, **without}})
-    processes = jobs_of(jobs if jobs is not None else comparison.jobs or 1, given)
+    asked = jobs if jobs is not None else comparison.jobs or 1
+    processes = jobs_of(asked, given)
+    cluster = section_of(comparison) if asked != 1 else None
     folder = _folder(comparison, replaced, output, overwrite=overwrite, resume=resume)
     with contextlib.ExitStack() as stack:
         if folder:
@@ -108,8 +113,14 @@ def compare(
             observer.begin([(run.name, run.repetition) for run in planned])
         if folder:
             folder.begin()
+        if cluster is None or not planned:
+            running = _running(planned, processes, given, observer)
+        else:
+            shared = folder.plan if folder else None
+            most = None if asked == "auto" else processes
+            running = on_ray(_longest_first(planned), cluster, most, observer, shared, **given)
         # A generator left open keeps its processes until it is collected.
-        ended_later = stack.enter_context(contextlib.closing(_running(planned, processes, given, observer)))
+        ended_later = stack.enter_context(contextlib.closing(running))
         try:
             _gather(ended_later, runs, observer)
         except BaseException as error:
@@ -179,9 +190,12 @@ def _running(
     """Runs as they end: one after the other in this process, or side by side in others."""
     if processes == 1:
         return one_by_one(planned, observer, **given)
-    # The longest first: a long run that began last would be alone at the end.
-    longest_first = sorted(planned, key=lambda run: -_work(Experiment(**run.experiment)))
-    return side_by_side(longest_first, processes, observer, **given)
+    return side_by_side(_longest_first(planned), processes, observer, **given)
+
+
+def _longest_first(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Runs in an order in which none that takes long is alone at the end."""
+    return sorted(planned, key=lambda run: -_work(Experiment(**run.experiment)))
 
 
 def _gather(ended: Ended, runs: Runs, observer: ComparisonObserver | None) -> None:

@@ -144,6 +144,11 @@ class ComparisonFolder:
         """
         return held(self.path, "choose another --output")
 
+    @property
+    def plan(self) -> Path:
+        """File that describes the comparison."""
+        return self.path / _PLAN
+
     def begin(self) -> None:
         """Make the folder, which must be locked, and remove an earlier comparison's files unless it goes on.
 

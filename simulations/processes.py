@@ -26,7 +26,16 @@ from fed.simulations.simulate import simulate
 from fed.storage.run import Run
 from fed.storage.run_reader import metrics_lines
 
-__all__ = ["ComparisonObserver", "Ended", "PlannedRun", "jobs_of", "one_by_one", "side_by_side"]
+__all__ = [
+    "ComparisonObserver",
+    "Ended",
+    "PlannedRun",
+    "jobs_of",
+    "one_by_one",
+    "portable_error",
+    "record_of",
+    "side_by_side",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +120,14 @@ class _Reporter:
         self.tell(self.lines[-1])
 
 
-def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: Any) -> Record:
+def record_of(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: Any) -> Record:
+    """Record of a run that is made in this process.
+
+    Args:
+        run: plan of the run.
+        tell: function that is called with the metrics of each round.
+        given: Python objects for :func:`fed.simulate`, by the names of its parameters.
+    """
     reporter = _Reporter(tell)
     try:
         done = _simulated(run, reporter, **given)
@@ -183,7 +199,7 @@ def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | Non
     for run in planned:
         if observer is not None:
             observer.start(run.name, run.repetition)
-        yield run, _record(run, partial(_tell, observer, run), **given)
+        yield run, record_of(run, partial(_tell, observer, run), **given)
 
 
 @dataclass
@@ -291,13 +307,13 @@ def _work(connection: Connection, parts: bytes) -> None:
             run = connection.recv()
             message: tuple[str, Any]
             try:
-                record = _record(run, lambda line: connection.send(("round", line)), **given)
+                record = record_of(run, lambda line: connection.send(("round", line)), **given)
                 message = ("end", record)
             except Exception as error:
-                message = ("error", _portable(error))
+                message = ("error", portable_error(error))
             connection.send(message)
 
 
-def _portable(error: Exception) -> Exception:
+def portable_error(error: Exception) -> Exception:
     """Error that can be sent between processes: an error of ours, or else one that holds the traceback as text."""
     return error if isinstance(error, FedError) else RuntimeError("".join(traceback.format_exception(error)))

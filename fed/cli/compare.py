@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["compare"]
 
 
-def _jobs(text: str) -> int:
-    """Number of runs side by side, from ``auto`` or a number."""
-    if text == "auto":
-        return usable_cores()  # of this process: in a container they are fewer than the machine's
-    if not text.isdecimal() or int(text) < 1:
+def _jobs(text: str) -> str:
+    """Number of runs side by side, or ``auto``, as it is written."""
+    if text != "auto" and (not text.isdecimal() or int(text) < 1):
         raise typer.BadParameter(f"{text!r} is neither auto nor a number of at least 1")
-    return int(text)
+    return text
 
 
 def compare(
@@ -51,11 +49,11 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             parser=_jobs,
             metavar="N|auto",
-            help="Runs side by side; auto: as many as cores.",
+            help="Runs side by side; auto: as many as cores, on Ray those of the cluster.",
             show_default="the file's jobs, else auto",
         ),
     ] = None,
@@ -75,10 +73,12 @@ def compare(
         bar.enter_context(shown.running())
         shown.doing("loading PyTorch, and the comparison")
         comparison = _asked_for(what or [], settings, output, overwrite=overwrite, resume=resume)
-        jobs = jobs or _jobs(str(comparison.jobs or "auto"))
-        _load(jobs)
+        asked = jobs or str(comparison.jobs or "auto")
+        # Of this process: in a container they are fewer than the machine's.
+        processes = usable_cores() if asked == "auto" else int(asked)
+        _load(processes)
         total = len(comparison.variants()) * len(comparison.repetitions())
-        watch = ComparisonProgress(shown, lambda name: _expect(name, comparison), total=total, jobs=jobs)
+        watch = ComparisonProgress(shown, lambda name: _expect(name, comparison), total=total, jobs=processes)
         with folder(comparison.name, resume or output, overwrite) as directory, watched(watch, bar, directory, json):
             _say_what_comes_first(shown, resume)
             result = fed.compare(
@@ -86,7 +86,7 @@ def compare(
                 output=directory,
                 overwrite=overwrite,
                 resume=resume is not None,
-                jobs=jobs,
+                jobs="auto" if asked == "auto" else processes,
                 observer=watch,
             )
     return _tell(result, directory, json=json)

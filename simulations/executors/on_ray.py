@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
@@ -18,7 +19,7 @@ from fed.vectors.arrays import Bytes, bytes_of, tensor_of
 from fed.vectors.tensors import Tensor
 from fed.vectors.torch_settings import current_settings
 
-__all__ = ["Ray"]
+__all__ = ["Ray", "amounts_of", "words_of_death"]
 
 _log = logging.getLogger(__name__)
 
@@ -113,19 +114,18 @@ class Ray(Executor):
         self._cluster = RayCluster(address)
         self._ray = self._cluster.ray
         try:
-            gpus = demand.processes / workers_per_gpu if self._device == "cuda" else 0.0
-            gpus = gpus if gpus <= 1 else math.ceil(gpus)  # Ray gives out parts of one GPU alone
-            memory_bytes = round((memory_gb or 0.0) * 1e9)
-            count = self._count(demand, {"CPU": demand.processes, "GPU": gpus, "memory": memory_bytes})
+            needs = amounts_of(self._device, demand.processes, workers_per_gpu, memory_gb)
+            count = self._count(demand, needs)
             self._actor = self._ray.remote(RayWorker).options(
-                num_cpus=demand.processes,
-                num_gpus=gpus,
-                memory=memory_bytes or None,
+                num_cpus=needs["CPU"],
+                num_gpus=needs["GPU"],
+                memory=needs["memory"] or None,
                 scheduling_strategy="SPREAD",
                 max_restarts=0,
             )
             self._made = self._ray.put(make)
-            self._begun_with = self._ray.put((list(sys.path), current_settings()))
+            self._surroundings = (list(sys.path), str(Path.cwd()))
+            self._settings = current_settings()
             self._workers = [self._started(number) for number in range(count)]
         except BaseException:
             self.close()
@@ -236,8 +236,7 @@ class Ray(Executor):
         self._calls[call] = worker, task
 
     def _started(self, number: int, false_starts: int = 0) -> _Worker:
-        paths, settings = self._ray.get(self._begun_with)
-        worker = _Worker(number, self._actor.remote(paths, settings), false_starts)
+        worker = _Worker(number, self._actor.remote(self._surroundings, self._settings), false_starts)
         self._calls[worker.actor.begin.remote(self._made, self._device)] = worker, None
         return worker
 
@@ -267,7 +266,7 @@ class Ray(Executor):
         except exceptions.RayTaskError as error:  # raised outside the work, such as by what cannot be pickled
             answer = (RayReply.RAISED, (first_line(error.cause or error), str(error)), ())
         except exceptions.RayError as error:
-            self._remove_dead(worker, task, _words_of_death(error), "")
+            self._remove_dead(worker, task, words_of_death(error), "")
             return
         reply, content, parts = answer
         if task is None:
@@ -330,7 +329,24 @@ class Ray(Executor):
             raise RunFailed(_NOT_MADE.format(words=words))
 
 
-def _words_of_death(error: Exception) -> str:
+def amounts_of(device: str, processes: int, workers_per_gpu: int, memory_gb: float | None) -> dict[str, float]:
+    """Resources that a worker takes, by their names in Ray.
+
+    Args:
+        device: type of its device.
+        processes: number of its processes.
+        workers_per_gpu: number of workers that share a GPU.
+        memory_gb: memory that is set apart for it, in gigabytes; None: none.
+    """
+    gpus = processes / workers_per_gpu if device == "cuda" else 0.0
+    return {
+        "CPU": processes,
+        "GPU": gpus if gpus <= 1 else math.ceil(gpus),  # Ray gives out parts of one GPU alone
+        "memory": round((memory_gb or 0.0) * 1e9),
+    }
+
+
+def words_of_death(error: Exception) -> str:
     """Description of the end of a worker, out of Ray's many lines."""
     text = str(error)
     if "node" in text and "worker process has died" not in text:

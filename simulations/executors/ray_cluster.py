@@ -1,11 +1,13 @@
 """Ray cluster: joined, or started on this machine, and left again, with Ray's own lines kept off the terminal."""
 
+import contextlib
 import importlib
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from fed.vectors.tensors import torch
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["RayCluster", "check_ray"]
+__all__ = ["RayCluster", "check_ray", "take_surroundings"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,21 @@ def check_ray() -> None:
             'executor ray needs the package ray, which is not installed: pip install "fed[ray]", or choose executor '
             "workers"
         )
+
+
+def take_surroundings(paths: Sequence[str], folder: str) -> None:
+    """Find modules and files as another process does, and compute with one thread.
+
+    Args:
+        paths: folders in which that process looks for modules.
+        folder: folder in which it works; where this machine has none of this name, the folder stays.
+    """
+    sys.path.extend(path for path in paths if path not in sys.path)
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+    torch.set_num_threads(1)  # the last bits of a sum depend on how many threads share it
+    with contextlib.suppress(RuntimeError):  # something has computed already
+        torch.set_num_interop_threads(1)
 
 
 class RayCluster:

@@ -1,9 +1,7 @@
 """Worker on a node of a Ray cluster: an actor that makes its work once, and then does item after item."""
 
-import contextlib
 import enum
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -11,6 +9,7 @@ from fed.clients.training.executor import Make, Work
 from fed.errors import FedError
 from fed.processes.crash_report import portable, words_of_error
 from fed.processes.machine import keep_freed_memory
+from fed.simulations.executors.ray_cluster import take_surroundings
 from fed.vectors.arrays import Bytes, bytes_of, tensor_of
 from fed.vectors.tensors import torch
 from fed.vectors.torch_settings import take_over
@@ -43,16 +42,14 @@ class RayWorker:
     """Worker of one simulation, with a process of its own.
 
     Args:
-        paths: folders in which Python looks for modules, of the process that runs the simulation.
+        surroundings: folders in which Python looks for modules, and working folder, of the process that runs the
+            simulation.
         settings: settings of PyTorch from that process's :func:`fed.vectors.torch_settings.current_settings`.
     """
 
-    def __init__(self, paths: Sequence[str], settings: Sequence[Any]) -> None:
-        sys.path.extend(path for path in paths if path not in sys.path)
+    def __init__(self, surroundings: tuple[Sequence[str], str], settings: Sequence[Any]) -> None:
+        take_surroundings(*surroundings)
         keep_freed_memory()
-        torch.set_num_threads(1)  # the last bits of a sum depend on how many threads share it
-        with contextlib.suppress(RuntimeError):  # something has computed already
-            torch.set_num_interop_threads(1)
         take_over(settings)
         self._work: Work | None = None
 

@@ -3,11 +3,12 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +179,14 @@ class TestOnOneMachine:
         work.await_that(lambda: cluster.available_resources().get("CPU", 0) == 2, "the cores")
 
 
-def actors() -> int:
-    """Number of workers on this machine, which Ray names so."""
-    names = [name for name in Path("/proc").glob("[0-9]*/cmdline") if work.is_alive(int(name.parent.name))]
-    return sum(name.read_bytes().startswith(b"ray::RayWorker") for name in names if name.exists())
+def those_called(name: str) -> list[int]:
+    """Processes of this machine that Ray has given such a name."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if work.is_alive(int(folder.name)) and (folder / "cmdline").read_bytes().startswith(name.encode()):
+                found.append(int(folder.name))
+    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
@@ -223,9 +228,9 @@ class TestOnNodes:
 
         def kill(number: int) -> None:
             if number == 2 and (left := list(nodes.worker_nodes)):
-                before = actors()
+                before = len(those_called("ray::RayWorker"))
                 nodes.remove_node(left[0], allow_graceful=False)
-                work.await_that(lambda: actors() < before, "the end of its worker")
+                work.await_that(lambda: len(those_called("ray::RayWorker")) < before, "the end of its worker")
 
         for count in (3, 2, 1):
             assert len(nodes.list_all_nodes()) == count
@@ -291,3 +296,81 @@ class TestEnds:
         assert process.returncode == (-9 if number == signal.SIGKILL else 130)
         lines = [line for line in said.splitlines() if not line.startswith("waiting for a node")]
         assert "ray" not in "\n".join(lines).lower()
+
+
+def compared(jobs: Any, output: Path | None = None, observer: Any = None, **options: Any) -> fed.ComparisonResult:
+    """Two variants with two seeds, on Ray where that has options."""
+    base: dict[str, Any] = {"data": {"kind": "digits", "clients": 6}, "rounds": {"count": 6, "cohort": 3}}
+    base["checkpoints"] = {"every": 1}
+    if options:
+        base["simulation"] = {"executor": {"kind": "ray", **options}}
+    variants: list[Any] = [{"name": "FedAvg"}, {"name": "slower", "local.lr": 0.01}]
+    given = fed.Comparison(base=base, compare=variants, seeds=[0, 1])
+    return fed.compare(given, output=output, jobs=jobs, observer=observer)
+
+
+class Noting:
+    """Notes what it is told of runs, and does something at the first second round."""
+
+    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+        self.act = act
+        self.told: list[tuple[Any, ...]] = []
+
+    def begin(self, runs: Any) -> None:
+        self.told.append(("begin", len(runs)))
+
+    def start(self, name: str, repetition: Any) -> None:
+        self.told.append((name, repetition, "start"))
+
+    def round(self, name: str, repetition: Any, line: Any) -> None:
+        if line["round"] == 2 and not any(what[-1] == 2 for what in self.told):
+            self.act()
+        self.told.append((name, repetition, line["round"]))
+
+    def end(self, name: str, repetition: Any, summary: Any) -> None:
+        self.told.append((name, repetition, summary["status"]))
+
+
+class TestComparisons:
+    pytestmark = long
+
+    def test_runs_on_ray_have_the_same_figures(self, cluster: Any, tmp_path: Path) -> None:
+        """Their processes are killed, and they go on in others."""
+
+        def kill() -> None:
+            for pid in those_called("ray::RayRun"):
+                os.kill(pid, signal.SIGKILL)
+
+        watch = Noting(kill)
+        apart = compared("auto", tmp_path / "out", watch, address="auto")
+        assert rows(apart) == rows(compared(1))
+        assert sorted(watch.told, key=str) == sorted(told_of_all(), key=str)
+        assert (tmp_path / "out" / "runs" / "fedavg" / "seed-1" / "summary.json").exists()
+
+    def test_a_folder_that_nodes_do_not_see_is_refused(self, cluster: Any, monkeypatch: Any, tmp_path: Path) -> None:
+        monkeypatch.setattr(Path, "resolve", lambda path: Path("/nowhere") / path.name)
+        with pytest.raises(InvalidInput, match="a node of the Ray cluster does not see /nowhere as this machine does"):
+            compared(2, tmp_path / "out", address="auto")
+
+    def test_interruption_keeps_what_was_done(self, cluster: Any, tmp_path: Path) -> None:
+        def interrupt() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            compared(2, tmp_path / "out", Noting(interrupt), address="auto")
+        work.await_that(lambda: not those_called("ray::RayRun"), "the end of all runs")
+        resumed = fed.compare(
+            fed.Comparison.load(tmp_path / "out" / "comparison.yaml"), output=tmp_path / "out", resume=True, jobs=2
+        )
+        assert rows(resumed) == rows(compared(1))
+
+
+def rows(result: fed.ComparisonResult) -> str:
+    """The figures of a comparison, but for times."""
+    return re.sub(r"'(\w*wall_s\w*)': [^,}]*", r"'\1': 0", repr(result.rows))
+
+
+def told_of_all() -> list[tuple[Any, ...]]:
+    runs = [(name, seed) for name in ("FedAvg", "slower") for seed in (0, 1)]
+    each = ["start", 1, 2, 3, 4, 5, 6, "finished"]
+    return [("begin", 4), *((*run, what) for run in runs for what in each)]
