@@ -85,9 +85,6 @@ class RayCluster:
         options: dict[str, Any] = {"address": address or "local"}
         if address is None:
             options |= {"num_cpus": usable_cores(), "num_gpus": torch.cuda.device_count(), "include_dashboard": False}
-        else:
-            # A cluster that ends before the run has this process print lines; the cluster's own log keeps its level.
-            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM)
         try:
