@@ -75,7 +75,7 @@ def test_ray_is_for_processors_and_gpus_of_cuda() -> None:
 # What follows needs the package.
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def cluster() -> Iterator[Any]:
     """A cluster on this machine to which the program is connected: two cores, as far as Ray knows."""
     pytest.importorskip("ray")
