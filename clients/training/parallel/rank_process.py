@@ -17,7 +17,7 @@ from datetime import timedelta
 from enum import Enum
 from multiprocessing import context, reduction
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import distributed
 from torch._C._distributed_c10d import FileStore
@@ -32,12 +32,10 @@ from fed.errors import FedError
 from fed.processes.crash_report import portable, words_of_error
 from fed.processes.machine import pool_freed_memory
 from fed.vectors import trees
+from fed.vectors.arrays import ArrayTensor
 from fed.vectors.shared_memory import Place, SharedMemory
 from fed.vectors.tensors import Tensor, torch
 from fed.vectors.trees import Tree
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["Meeting", "RankReply", "packed_message", "serve_rank"]
 
@@ -89,7 +87,7 @@ class RankReply(Enum):
 def packed_message(message: Begin | TakeStep | Any) -> bytes:
     """A message for :meth:`multiprocessing.connection.Connection.send_bytes`: tensors go as their bytes."""
     if isinstance(message, TakeStep):
-        message = TakeStep(tuple(_with_trees(part, _bytes_of) for part in message.parts))
+        message = TakeStep(tuple(_with_trees(part, ArrayTensor) for part in message.parts))
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 
@@ -98,6 +96,10 @@ def _unpacked(sent: bytes) -> Any:
     if isinstance(message, TakeStep):
         return TakeStep(tuple(_with_trees(part, _tensor_of) for part in message.parts))
     return message
+
+
+def _tensor_of(held: ArrayTensor) -> Tensor:
+    return held.tensor
 
 
 def _with_trees(part: BatchPart, change: Callable[[Any], Any]) -> BatchPart:
@@ -113,27 +115,6 @@ def _with_trees(part: BatchPart, change: Callable[[Any], Any]) -> BatchPart:
 
 def _mapped(change: Callable[[Any], Any], tree: Tree) -> Tree:
     return tree if tree is None else trees.mapped(change, tree)
-
-
-class _Bytes:
-    """A tensor's numbers, type and shape; no tuple, which would be taken for a tree."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.dtype = tensor.dtype
-        self.shape = tuple(tensor.shape)
-        self.numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-    def tensor(self) -> Tensor:
-        numbers: np.ndarray[Any, Any] = self.numbers
-        return torch.from_numpy(numbers.copy()).view(self.dtype).view(self.shape)
-
-
-def _bytes_of(tensor: Tensor) -> _Bytes:
-    return _Bytes(tensor)
-
-
-def _tensor_of(packed: _Bytes) -> Tensor:
-    return packed.tensor()
 
 
 def serve_rank(

@@ -121,3 +121,18 @@ def test_groups_are_not_trained_on_apples_gpu(monkeypatch: pytest.MonkeyPatch) -
     asked = fed.Experiment(**keys | {"simulation": {"device": "mps", "batching": "on"}})
     with pytest.raises(InvalidExperiment, match="no float64"):
         Simulation(asked, data)
+
+
+@pytest.mark.skipif(found_devices() != ["cpu"], reason="needs a machine without a GPU")
+def test_a_run_is_resumed_on_its_kind_of_device(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"data": {"kind": "digits", "clients": 2}, "model": {"kind": "logistic"}}
+    fed.simulate(fed.Experiment(**keys, rounds={"count": 2}), output=tmp_path)
+    file = tmp_path / "experiment.yaml"
+    (tmp_path / "summary.json").unlink()
+    file.write_text(file.read_text().replace("device: cpu", "device: cuda"))
+    begun = fed.Experiment.load(file)
+    assert begun.simulation.device == "cuda"
+    with pytest.raises(InvalidInput, match="device cuda is not on this machine"):
+        fed.simulate(begun, output=tmp_path, resume=True)
+    with pytest.raises(InvalidInput, match=r"simulation\.device is cuda in .*, got cpu"):
+        fed.simulate(begun.override({"simulation.device": "cpu"}), output=tmp_path, resume=True)
