@@ -341,9 +341,12 @@ def check_state(module: "nn.Module", precision: str) -> None:
                 "register a constant such as a mask with persistent=False"
             )
     if precision != "float32" and any(part.dtype == torch.float64 for part in module.parameters()):
+        reason = "PyTorch's autocast would leave it in float64"
+        if precision == "tf32":
+            reason = "TF32 is for products of float32"
         raise InvalidModel(
             f"local.precision must be float32, which leaves a model in its own type, for a model of float64, got "
-            f"{precision}: PyTorch's autocast would leave it in float64; convert model and data with .float()"
+            f"{precision}: {reason}; convert model and data with .float()"
         )
 
 

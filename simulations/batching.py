@@ -27,6 +27,7 @@ from fed.clients.training.devices import device_of
 from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate
+from fed.clients.training.float32_products import float32_products
 from fed.clients.training.group_reading import UnequalBatches
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.reading import called
@@ -94,15 +95,18 @@ class Batching:
         is_batched: True if clients train in groups, each as one computation; False if they train one by one.
         group: largest number of clients of a group; 1 if clients train one by one.
         reason: reason of the choice, as a clause.
+        note: further clause on how clients train; empty for none.
     """
 
     is_batched: bool
     group: int
     reason: str
+    note: str = ""
 
     def __str__(self) -> str:
         """Say how clients train, and the reason."""
-        return f"{'batched' if self.is_batched else 'one client at a time'}: {self.reason}"
+        note = f"; {self.note}" if self.note else ""
+        return f"{'batched' if self.is_batched else 'one client at a time'}: {self.reason}{note}"
 
 
 def choose(
@@ -256,7 +260,8 @@ def _obstacle(recipe: Recipe, context: LocalContext, samples: Held, device: "tor
     """Reason why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
     if any(phase.rule is not None and phase.rule.contrasts for phase in recipe.phases):
         return "its algorithm compares three models' representations", 0.0
-    with seeded_torch(0, device):  # PyTorch's own generators belong to the user, and stay as they are
+    # PyTorch's own generators belong to the user, and stay as they are.
+    with seeded_torch(0, device), float32_products(device):
         tried = [_tried(recipe, phase, context, samples, device) for phase in recipe.phases]
     problem = next((problem for problem, _ in tried if problem is not None), None)
     return problem, max(client_bytes for _, client_bytes in tried)

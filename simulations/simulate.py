@@ -125,6 +125,8 @@ def simulate(
         experiment, held = standardized(experiment, data)
         simulation = Simulation(experiment, held, model, loss, metric, app)
         _log.info("training: %s", simulation.batching)
+        if simulation.batching.note:
+            _log.warning("local.precision %s: clients train %s", experiment.local.precision, simulation.batching.note)
         if simulation.prepared.casting:
             _log.info("%s", simulation.prepared.casting)
         if simulation.held_out is None and simulation.recipe.test is None:

@@ -20,6 +20,7 @@ from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.devices import device_of
 from fed.clients.training.executor import Executor
+from fed.clients.training.float32_products import note_without_tf32
 from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, Wants
 from fed.config.components import Component
@@ -129,7 +130,7 @@ class Simulation:
             # Known once for all clients in memory: a look at each group's labels takes as long as a small step.
             may_ignore=self.prepared.collate is not None or self.data.may_hold_negative_labels(),
         )
-        self.batching = choose(
+        chosen = choose(
             experiment.simulation,
             recipe,
             samples=self.data.read(self.data.clients[0]),
@@ -138,6 +139,7 @@ class Simulation:
             client_steps=self.policy.count * self.trainees * self._steps(experiment.local),
             may_ignore=recipe.loss is not cross_entropy and self._may_hold_ignored(),
         )
+        self.batching = replace(chosen, note=note_without_tf32(experiment.local, self.device))
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         given = {"data": data, "model": model, "loss": loss, "metrics": metric, "app.kind": app}
         replaced = [name for name, part in given.items() if part is not None]

@@ -23,6 +23,7 @@ from fed.clients.node.reference import KeptReference
 from fed.clients.setup import Preparation
 from fed.clients.training.client_states import ClientStates
 from fed.clients.training.devices import device_of
+from fed.clients.training.float32_products import note_without_tf32
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -80,6 +81,10 @@ class NodeTraining:
         node_config: facts of the node that an app is told.
         device: name of the device that computes.
 
+    Attributes:
+        casting: sentence on the types to which samples were cast; empty where none was.
+        note: clause on a precision that the device does not have; empty where it has it.
+
     Raises:
         FixedPartMissing: if the server must send the model's fixed part.
         InvalidInput: if data, model and algorithm do not fit each other.
@@ -124,6 +129,7 @@ class NodeTraining:
         way_out = self._prepared.way_out(self._message, secret_streams)
         self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
         self._work = Work(self._recipe, device_of(device))
+        self.note = note_without_tf32(experiment.local, device_of(device))
         rule = self._recipe.aggregator
         movement = None if rule is None else rule.movement
         self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE, movement)

@@ -97,9 +97,12 @@ class TrainingProcess:
             own_plan.ClearField(name)
         if self._prepared != (experiment, own_plan):
             self._prepared = None  # if this fails, nothing is prepared
-            self.spec, self.fixed, self.keeps_states, casting = self._ask("prepare", experiment, own_plan, fixed_part)
+            found = self._ask("prepare", experiment, own_plan, fixed_part)
+            self.spec, self.fixed, self.keeps_states, casting, note = found
             if casting:
                 _log.info("%s", casting)
+            if note:
+                _log.warning("local.precision %s: this client trains %s", experiment.local.precision, note)
             self._prepared = (experiment, own_plan)
 
     def train(
@@ -204,7 +207,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                     node_config=description.node_config,
                     device=description.device,
                 )
-                answer = training.spec(), training.fixed, training.keeps_states, training.casting
+                answer = training.spec(), training.fixed, training.keeps_states, training.casting, training.note
             else:
                 answer = getattr(training, what)(*arguments)
                 if isinstance(answer, Hidden):  # as an array: a tensor would travel through a file of shared memory

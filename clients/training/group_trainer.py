@@ -21,6 +21,7 @@ from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.training.draws import UnlikeDraws
+from fed.clients.training.float32_products import float32_products
 from fed.clients.training.group_reading import UnequalBatches
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
@@ -69,6 +70,7 @@ class GroupTraining:
 
     def __init__(self, recipe: Recipe, loss: Loss, device: "torch.device") -> None:
         self._recipe = recipe
+        self._device = device
         self._phases = [
             _PhaseTraining(recipe, number, loss=loss, device=device) for number in range(len(recipe.phases))
         ]
@@ -85,7 +87,8 @@ class GroupTraining:
         """Train, and answer as :class:`.work_items.Train` says; the answer's tensors are on the CPU."""
         pairs = [self._recipe.read(client) for client in task.clients]
         try:
-            trained, tensors = self._answer(self._sent(task, pairs, *tensors))
+            with float32_products(self._device, tf32=self._recipe.local.precision == "tf32"):
+                trained, tensors = self._answer(self._sent(task, pairs, *tensors))
         except AppFailed as error:
             # Only apps raise it, whose clients train alone.
             return Trained((1,), (0.0,), failed=((task.clients[0], str(error)),)), ()

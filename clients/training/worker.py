@@ -12,6 +12,7 @@ from fed.clients.data import ClientId, Held
 from fed.clients.data.held import dense, size_of, taken
 from fed.clients.training.devices import scoring_device
 from fed.clients.training.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
+from fed.clients.training.float32_products import float32_products
 from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.local_trainer import ScoringTrainer
 from fed.clients.training.work_items import CountClasses, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
@@ -68,11 +69,12 @@ class Work:
         """Do an item; the answer's tensors are on the CPU."""
         if isinstance(task, Train):
             return self.train(task, tensors)
-        if isinstance(task, Evaluate):
-            return self._evaluate(task, *tensors), ()
-        if isinstance(task, CountClasses):
-            return None, self._confusion_counts(task, *tensors)
-        return self._evaluate_by_clients(task, *tensors), ()
+        with float32_products(self._device):
+            if isinstance(task, Evaluate):
+                return self._evaluate(task, *tensors), ()
+            if isinstance(task, CountClasses):
+                return None, self._confusion_counts(task, *tensors)
+            return self._evaluate_by_clients(task, *tensors), ()
 
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
         samples = self._test_samples(torch.tensor(task.places) if task.places else slice(task.first, task.last))

@@ -76,8 +76,10 @@ class Local(Section):
     """Passes over the client's data; 1 where neither epochs nor steps is given."""
     steps: PositiveInt | None = None
     """Optimizer steps, in place of epochs."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Arithmetic of forward and backward passes; float32 means the model's own type, so that float64 stays float64."""
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    """Arithmetic of forward and backward passes; float32 means the model's own type, so that float64 stays float64.
+    tf32: float32 whose products GPUs may round to TF32, where they have it; elsewhere it is float32, which a run says.
+    Evaluation is in float32."""
     devices: PositiveInt = 1
     """Number of devices that train one client together: GPUs where there are some, otherwise processes on the CPU."""
     parallel: Annotated[Component, registry.PARALLELS] | None = None

@@ -34,6 +34,7 @@ def _settings() -> tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...]:
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         _flag(torch.backends.mkldnn, "enabled"),
-        *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+        # TF32 is not among them: each piece of work sets it, as the experiment says.
+        *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
         *(_flag(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
     )

@@ -14,6 +14,7 @@ from fed.clients.fingerprint import data_sha256
 from fed.clients.node.own_data import samples_of
 from fed.clients.setup import Preparation
 from fed.clients.training.devices import device_of
+from fed.clients.training.float32_products import note_without_tf32
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment
@@ -71,6 +72,8 @@ def take_part(
     prepared = _prepared(experiment, own, client_id_of(setup.name))
     if prepared.casting:
         _log.info("%s", prepared.casting)
+    if note := note_without_tf32(experiment.local, device_of(own.device)):
+        _log.warning("local.precision %s: this client trains %s", experiment.local.precision, note)
     check_scored_by_both(experiment, has_test_set=prepared.recipe.test is not None)
     if prepared.held_out is None and prepared.recipe.test is None:
         say_without_scores()

@@ -92,10 +92,12 @@ def test_infinite_constant_is_refused_only_in_the_state() -> None:
     assert run.model.get_buffer("mask")[0, 1] == -math.inf
 
 
-def test_half_precision_of_a_float64_model_is_refused() -> None:
+@pytest.mark.parametrize(("precision", "reason"), [("bfloat16", "autocast would"), ("tf32", "TF32 is for products")])
+def test_another_precision_of_a_float64_model_is_refused(precision: str, reason: str) -> None:
     data = fed.FederatedData({0: samples(dtype=torch.float64)})
-    with pytest.raises(InvalidModel, match=r"local.precision must be float32.* float64, got bfloat16"):
-        simulate(experiment(local={"precision": "bfloat16"}), data=data, model=lambda: nn.Linear(4, 2).double())
+    refusal = rf"local.precision must be float32.* float64, got {precision}: .*{reason}"
+    with pytest.raises(InvalidModel, match=refusal):
+        simulate(experiment(local={"precision": precision}), data=data, model=lambda: nn.Linear(4, 2).double())
 
 
 def test_batches_of_one_sample_under_batch_norm_are_refused() -> None:

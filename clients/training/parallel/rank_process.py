@@ -22,6 +22,7 @@ from typing import Any
 from torch import distributed
 from torch._C._distributed_c10d import FileStore
 
+from fed.clients.training.float32_products import float32_products
 from fed.clients.training.parallel.rank_training import RankTraining
 from fed.clients.training.parallel.setup import BatchPart, Begin, SharedSetup, TakeStep
 from fed.clients.training.parallel.way import Rank
@@ -144,6 +145,7 @@ def serve_rank(
             pool_freed_memory()
         _join(meeting, rank)
         vector_V, integers_I, context_bytes = (place.in_(memory.all_bytes) for place in places)
+        tf32 = read.local.precision == "tf32"
         training = RankTraining(
             read,
             rank,
@@ -154,7 +156,7 @@ def serve_rank(
         )
         del read
         connection.send((RankReply.READY, None))
-        with contextlib.suppress(EOFError, ConnectionError):
+        with float32_products(rank.device, tf32=tf32), contextlib.suppress(EOFError, ConnectionError):
             while True:
                 _do_task(connection, training)
     except FedError as error:

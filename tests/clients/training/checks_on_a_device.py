@@ -178,6 +178,31 @@ def test_a_run_has_the_numbers_of_the_cpu(keys: dict[str, Any], batching: str, m
             assert run.summary[name] == pytest.approx(value, abs=1e-9)
 
 
+@pytest.mark.parametrize(("precision", "in_training"), [("float32", "ieee"), ("tf32", "tf32")])
+def test_products_have_the_precision_that_is_asked_for(
+    precision: str, in_training: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[bool, set[str]] = {True: set(), False: set()}
+
+    def noted(output: Tensor, target: Tensor) -> Tensor:
+        if output.device != CPU:  # what is tried before the run is on the processor
+            seen[torch.is_grad_enabled()] |= {cudnn.conv.fp32_precision, matmul.fp32_precision}
+        return cross_entropy(output, target)
+
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    torch.manual_seed(0)
+    data = FederatedData({0: (torch.randn(9, 5), torch.arange(9) % 3)}, test=(torch.randn(3, 5), torch.arange(3)))
+    simulation = {"workers": 0, "batching": "off", "device": "cuda:0"}
+    experiment = fed.Experiment(local={"precision": precision}, rounds={"count": 1}, simulation=simulation)
+    with pretended() as device:
+        monkeypatch.setattr(devices, "devices_named", lambda name: [device.device])
+        fed.simulate(experiment, data=data, model=lambda: mlp((5,), 3, hidden=(4,)), loss=noted)
+    assert seen == {True: {in_training}, False: {"ieee"}}
+    assert matmul.fp32_precision == before
+
+
 def train_and_score(device: PretendedDevice) -> None:
     """A group's training, and the score of a model by a loss with weights."""
     module, samples = made(perceptron)

@@ -96,7 +96,7 @@ models = st.one_of(
 )
 shares = st.floats(0, 0.99)
 common = {"lr": rates, "weight_decay": shares, "batch_size": counts, "accumulate": counts}
-common["precision"] = st.sampled_from(["float32", "bfloat16", "float16"])
+common["precision"] = st.sampled_from(["float32", "tf32", "bfloat16", "float16"])
 locals_ = st.one_of(
     section({}, optimizer=st.just("sgd"), momentum=shares, epochs=counts, **common),
     section({"momentum": st.floats(0.01, 0.99), "nesterov": st.booleans()}, steps=counts, **common),
@@ -379,7 +379,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"local": {"batch_size": 0}}, "local.batch_size must be greater than 0, got 0"),
     ({"local": {"epochs": 0}}, "local.epochs must be greater than 0, got 0"),
     ({"local": {"optimizer": "sdg"}}, "local.optimizer must be 'sgd', 'adam' or 'adamw', got 'sdg'"),
-    ({"local": {"precision": "half"}}, "local.precision must be 'float32', 'bfloat16' or 'float16', got 'half'"),
+    (
+        {"local": {"precision": "half"}},
+        "local.precision must be 'float32', 'tf32', 'bfloat16' or 'float16', got 'half'",
+    ),
     ({"local": {"betas": [0.9, 1.0]}}, "local.betas[1] must be less than 1, got 1.0"),
     ({"local": {"betas": [0.9]}}, "local.betas[1]: missing key"),
     ({"local": None}, "local must be a mapping of keys to values, got None"),
