@@ -29,7 +29,8 @@ MAY_IMPORT = {
 }
 FOLDERS = (
     *("fed", "fed/protocol", "fed/processes", "fed/tracking", "fed/vectors", "fed/topology", "fed/config"),
-    *("fed/secure_aggregation", "fed/compression", "fed/storage", "fed/identity", "fed/reports", "fed/wire"),
+    *("fed/secure_aggregation", "fed/compression", "fed/storage", "fed/privacy"),
+    *("fed/identity", "fed/reports", "fed/wire"),
     *("aggregators", "aggregators/robust"),
     *("clients/scoring", "clients/data", "clients/data/sources", "clients/training", "clients/training/parallel"),
     *("clients/apps", "clients"),

@@ -26,6 +26,7 @@ EXTRAS = {
     "mlflow": "tracking with MLflow",
     "tensorboard": "tracking with TensorBoard",
     "wandb": "tracking with Weights & Biases",
+    "privacy": "section privacy, noise with a known cost",
     "ray": "executor ray, simulations on the nodes of a cluster",
     "metrics": "metrics that are scikit-learn's, such as auroc",
 }

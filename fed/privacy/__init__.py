@@ -1,0 +1,1 @@
+"""Differential privacy: clipping, noise, accounting, and the ledger of what has been released."""
