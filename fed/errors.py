@@ -17,6 +17,7 @@
     ├── AppFailed               a client's own code failed in a task, which fails, while the run goes on
     ├── RunFailed               a run that had begun could not go on; the command line exits with 1
     │   ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
+    │   ├── DeviceFailed        one of the several devices that train a client failed
     │   └── Diverged            a client's loss or update is no longer finite
     └── SessionFailed           a session of secure aggregation that has ended without a sum
 """
@@ -33,6 +34,7 @@ __all__ = [
     "AppFailed",
     "CheckpointFailed",
     "DamagedPayload",
+    "DeviceFailed",
     "Diverged",
     "FedError",
     "InvalidCell",
@@ -140,6 +142,10 @@ class SessionFailed(FedError):
 
 class CheckpointFailed(RunFailed):
     """A checkpoint cannot be written; those before it are as they were."""
+
+
+class DeviceFailed(RunFailed):
+    """One of the several devices that train a client failed, with its last words and a remedy."""
 
 
 class Diverged(RunFailed):

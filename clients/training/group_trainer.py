@@ -27,7 +27,7 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, TrainedClients, label_of
 from fed.compression.codec import CodecState
-from fed.errors import AppFailed
+from fed.errors import AppFailed, DeviceFailed
 from fed.vectors.tensors import Tensor, torch
 
 if TYPE_CHECKING:
@@ -92,6 +92,9 @@ class GroupTraining:
         except AppFailed as error:
             # Only apps raise it, whose clients train alone.
             return Trained((1,), (0.0,), failed=((task.clients[0], str(error)),)), ()
+        except DeviceFailed as error:
+            error.args = (f"{label_of(task)}: {error}",)
+            raise
         except Exception as error:
             # The user's own error, with the clients on whose samples it arose.
             error.add_note(f"while {label_of(task)} trained")

@@ -4,19 +4,22 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import contextlib
+import signal
 import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from fed.clients.training.parallel.rank_process import Meeting, RankReply, packed_message, serve_rank
 from fed.clients.training.parallel.setup import SharedSetup
 from fed.clients.training.parallel.way import Rank
 from fed.clients.training.working_process import FAULT_BYTES, fault_in
-from fed.errors import FedError, InvalidExperiment, RunFailed, os_errors_as
+from fed.errors import DeviceFailed, FedError, InvalidExperiment, RunFailed, os_errors_as
 from fed.processes.child_processes import spawned
 from fed.processes.crash_report import words_of_exit
 from fed.vectors.layout import Layout
@@ -29,11 +32,19 @@ __all__ = ["Gang"]
 _LAST_WORDS_S = 0.5
 """Time in which a rank may tell an error of its own when another has ended."""
 
+_STOPPED_S = 30
+"""Time for which a rank may be stopped by a signal, as by SIGSTOP, in whole seconds."""
+
+_SILENT_S = 3600.0
+"""Time for which ranks wait in an exchange for another one, in seconds."""
 
 _NO_START = (
     "a process of local.devices could not start ({words}): a program that uses several devices must do so under "
     "if __name__ == '__main__':, or set local.devices to 1; so must one that comes from standard input or a notebook"
 )
+
+
+_TRAIN_ALONE = "set local.devices to 1 to train in this process and see where it fails"
 
 
 class _Member(NamedTuple):
@@ -43,8 +54,25 @@ class _Member(NamedTuple):
     connection: Connection
 
 
+@dataclass
+class _Deaths:
+    """Ends of ranks.
+
+    Attributes:
+        order: numbers of the ranks in the order in which they have ended; those that were ended come last.
+        stopped: numbers of those that a signal had stopped for too long.
+        ended: numbers of those that were ended since another one had.
+    """
+
+    order: list[int] = field(default_factory=list)
+    stopped: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+
+
 class Gang:
     """Rank processes of one client's training. If one ends, all are ended at once, and the task fails.
+
+    One that a signal stops for long is ended. Where one lives, and leaves the others waiting, these end after an hour.
 
     They do not see Ctrl-C, and end when this process does, however that happens.
 
@@ -72,12 +100,12 @@ class Gang:
         self._memory = SharedMemory(size_bytes + FAULT_BYTES)
         self._context_place = places[2]
         self.vector_V, self.integers_I = (place.in_(self._memory.all_bytes) for place in places[:2])
-        self._order_of_death: list[int] = []
+        self._deaths = _Deaths()
         self._members: list[_Member] = []
         meeting = Meeting()
         with os_errors_as(RunFailed, "a process of local.devices cannot be started", "use fewer devices"):
             for number, device in enumerate(devices):
-                rank = Rank(number, len(devices), device)
+                rank = Rank(number, len(devices), device, patience_s=_SILENT_S)
                 process, connection = spawned(
                     serve_rank,
                     setup,
@@ -90,7 +118,7 @@ class Gang:
                 )
                 self._members.append(_Member(process, connection))
         # Without a reference to this object, or it would never be collected.
-        watched = (tuple(member.process for member in self._members), self._order_of_death)
+        watched = (tuple(member.process for member in self._members), self._deaths)
         self._watch = threading.Thread(target=_end_together, args=watched, name="watch ranks", daemon=True)
         self._watch.start()
         self._finalizer = weakref.finalize(self, _close, tuple(self._members))
@@ -175,25 +203,38 @@ class Gang:
                     said[number] = member.connection.recv()
         self.close()
         nothing: tuple[Any, Any] = (None, None)
-        for number in self._order_of_death:
+        for number in self._deaths.order:
             reply, content = said.get(number, nothing)
             if reply is RankReply.REFUSED:
                 assert isinstance(content, FedError)
                 raise content
             if reply is RankReply.RAISED and not content[2]:
-                raise self._failure(number, content[0], content[1])
-        for number in self._order_of_death:
-            code = self._members[number].process.exitcode
-            reply, content = said.get(number, nothing)
-            if reply is None and not self._is_ready and code is not None and code >= 0:
-                raise RunFailed(_NO_START.format(words=words_of_exit(code, "")))
-            if reply is not RankReply.RAISED:
-                raise self._failure(number, words_of_exit(code, fault_in(self._memory)), "")
-        number = self._order_of_death[0]
-        raise self._failure(number, said[number][1][0], said[number][1][1])
+                raise self._failure(number, f"{content[0]}: correct it", content[1])
+        silent = [number for number in self._deaths.order if said.get(number, nothing)[0] is not RankReply.RAISED]
+        for number in silent:
+            if number not in self._deaths.ended:
+                raise self._silent_failure(number, self._members[number].process.exitcode)
+        number = self._deaths.order[0]  # it tells of its connection to another
+        words, details, _ = said[number][1]
+        if silent and _has_waited(words):
+            words = f"the others waited {_SILENT_S:g} s for it, which hangs"
+            raise self._failure(silent[0], f"{words}: {_TRAIN_ALONE}", details)
+        raise self._failure(number, f"{words}: {_TRAIN_ALONE}", details)
 
-    def _failure(self, number: int, words: str, details: str) -> RunFailed:
-        failure = RunFailed(f"device {number} of {len(self._members)} failed: {words}")
+    def _silent_failure(self, number: int, code: int | None) -> RunFailed:
+        """Error of a rank that has told none, and was not ended for another one's."""
+        if number in self._deaths.stopped:
+            words = f"a signal had stopped its process for {_STOPPED_S} s, so that it was ended"
+            return self._failure(number, f"{words}: let it run, or train where nothing stops it")
+        words = words_of_exit(code, fault_in(self._memory))
+        if not self._is_ready and code is not None and code >= 0:
+            return RunFailed(_NO_START.format(words=words))
+        if code == -signal.SIGKILL:
+            return self._failure(number, f"{words}; lower local.batch_size, or share the model among more devices")
+        return self._failure(number, f"{words}: {_TRAIN_ALONE}")
+
+    def _failure(self, number: int, words: str, details: str = "") -> DeviceFailed:
+        failure = DeviceFailed(f"device {number} of {len(self._members)} failed: {words}")
         if details:
             failure.add_note(details)
         return failure
@@ -216,28 +257,54 @@ def _up(size_bytes: int) -> int:
     return -(-size_bytes // 64) * 64
 
 
-def _end_together(processes: Sequence[BaseProcess], order_of_death: list[int]) -> None:
-    """Wait until a process ends, and end all.
+def _end_together(processes: Sequence[BaseProcess], deaths: _Deaths) -> None:
+    """Wait until a process ends, or has been stopped for too long, and end all.
 
     Args:
-        processes: the processes of all ranks.
-        order_of_death: numbers of the ranks are added to it as they end; those that are ended last.
+        processes: processes of all ranks.
+        deaths: record of ends, which is filled.
     """
-    ready = set(wait([process.sentinel for process in processes]))
+    stopped_s = [0] * len(processes)
+    ready: set[Any] = set()
+    while not ready:
+        # Counted second by second, so that a time in which this process was stopped, too, does not count.
+        ready = set(wait([process.sentinel for process in processes], 1))
+        stopped_s = [
+            so_far + 1 if _is_stopped(process) else 0 for so_far, process in zip(stopped_s, processes, strict=True)
+        ]
+        for number, process in enumerate(processes):
+            if not ready and stopped_s[number] >= _STOPPED_S:
+                deaths.stopped.add(number)
+                _end(process)
+                ready.add(process.sentinel)
     first = [number for number, process in enumerate(processes) if process.sentinel in ready]
     # One that was killed comes before one that had time to find its connection closed.
     first.sort(key=lambda number: _exit_code(processes[number]))
-    order_of_death.extend(first)
+    deaths.order.extend(first)
     for number, process in enumerate(processes):
         if number not in first:
-            _end_soon(process)
-            order_of_death.append(number)
+            if not wait([process.sentinel], _LAST_WORDS_S):
+                deaths.ended.add(number)
+                _end(process)
+            deaths.order.append(number)
 
 
-def _end_soon(process: BaseProcess) -> None:
-    wait([process.sentinel], _LAST_WORDS_S)
+def _end(process: BaseProcess) -> None:
     process.kill()
     wait([process.sentinel])
+
+
+def _has_waited(words: str) -> bool:
+    """True for words of a rank that has waited for another one in vain."""
+    return "timed out" in words.lower() or "timeout" in words.lower()
+
+
+def _is_stopped(process: BaseProcess) -> bool:
+    """True if a signal has stopped a process."""
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it has ended
+        return False
 
 
 def _exit_code(process: BaseProcess) -> int:

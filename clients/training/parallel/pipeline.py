@@ -92,8 +92,8 @@ class PipelineStage(Way):
         self._is_last = rank.number == rank.count - 1
         self._summed = _groups_of(stages.held, rank, dict(self.module.named_parameters()))
         # One for each direction, or NCCL's two queues could wait for each other.
-        self._ahead = distributed.new_group()
-        self._back = distributed.new_group()
+        self._ahead = distributed.new_group(timeout=rank.patience)
+        self._back = distributed.new_group(timeout=rank.patience)
         self._sending: list[tuple[Any, Tensor]] = []
 
     def backward(self, part: BatchPart, loss: Loss, scale: float, *, is_last: bool) -> Found:  # noqa: D102
@@ -198,7 +198,11 @@ def _groups_of(
         name: tuple(number for number, names in enumerate(held) if name in names) for name in sorted(set().union(*held))
     }
     # All ranks make all groups, in one order.
-    groups = {ranks: distributed.new_group(list(ranks)) for ranks in sorted(set(holders.values())) if len(ranks) > 1}
+    groups = {
+        ranks: distributed.new_group(list(ranks), timeout=rank.patience)
+        for ranks in sorted(set(holders.values()))
+        if len(ranks) > 1
+    }
     return [
         (parameters[name], groups[ranks])
         for name, ranks in holders.items()

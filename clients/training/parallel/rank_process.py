@@ -13,7 +13,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import timedelta
 from enum import Enum
 from multiprocessing import context, reduction
 from multiprocessing.connection import Connection
@@ -41,8 +40,7 @@ from fed.vectors.trees import Tree
 __all__ = ["Meeting", "RankReply", "packed_message", "serve_rank"]
 
 _MOST_ERROR_BYTES = 1 << 16
-_WAIT = timedelta(days=1)
-"""Limit of a collective operation. A rank that waits for a dead one is ended by its parent, within a second."""
+"""Bytes of an error that fit into the pipe, for the parent may wait until a message has room in it, and not read."""
 
 
 class Meeting:
@@ -163,6 +161,7 @@ def serve_rank(
         _leave(connection, RankReply.REFUSED, portable(error, _MOST_ERROR_BYTES))
     except BaseException as error:
         words, details = words_of_error(error)
+        details = details.encode()[-_MOST_ERROR_BYTES:].decode(errors="ignore")
         _leave(connection, RankReply.RAISED, (words, details, _is_of_another(error)))
     os._exit(0)  # the end of the ranks' connections may wait for others
 
@@ -192,7 +191,7 @@ def _join(meeting: Meeting, rank: Rank) -> None:
         store=FileStore(meeting.path, rank.count),
         rank=rank.number,
         world_size=rank.count,
-        timeout=_WAIT,
+        timeout=rank.patience,
     )
 
 

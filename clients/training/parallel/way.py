@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.parallel.pieces import Piece
@@ -27,11 +28,18 @@ class Rank:
         number: number of the rank, from 0.
         count: number of ranks.
         device: device that it computes on.
+        patience_s: seconds for which it waits in an exchange for another rank, > 0.
     """
 
     number: int
     count: int
     device: "torch.device"
+    patience_s: float
+
+    @property
+    def patience(self) -> timedelta:
+        """Time for which it waits, as PyTorch's groups take it."""
+        return timedelta(seconds=self.patience_s)
 
 
 class Way(ABC):

@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,13 +29,13 @@ from fed.clients.scoring.losses import cox, cross_entropy, model_loss
 from fed.clients.training.devices import devices_of_ranks
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalResult, LocalTrainer
-from fed.clients.training.parallel import parallel_trainer
+from fed.clients.training.parallel import gang, parallel_trainer
 from fed.clients.training.parallel.parallel_trainer import ParallelTrainer, ParallelTrainers
 from fed.clients.training.steps import steps_of
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.config.node_data import NodeData
-from fed.errors import InvalidExperiment, InvalidInput, InvalidModel, RunFailed
+from fed.errors import DeviceFailed, InvalidExperiment, InvalidInput, InvalidModel, RunFailed
 from fed.protocol.protocol_pb2 import Answer, Assignment, Plan, Signature, TaskId
 from fed.server.grpc.deploy import serve
 from fed.simulations.estimate import expect
@@ -296,8 +297,14 @@ def test_a_dying_device_fails_the_task_with_its_last_words(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_device_fails_the_task_while_others_wait(kind: str) -> None:
     """A signal from outside, as of the system where memory runs out."""
+    error = _failure_of(kind, signal.SIGKILL)
+    assert re.match(r"device 1 of 2 failed: killed by signal 9 .*; lower local.batch_size, or share the model", error)
+
+
+def _failure_of(kind: str, number: signal.Signals) -> str:
+    """Words of a task that ends within seconds after the second of its devices has got a signal."""
     module = made("transformer")
-    several = together(module, Phase(), batch_size=4, epochs=500, parallel=KINDS[kind])
+    several = together(module, Phase(), batch_size=4, epochs=100_000, parallel=KINDS[kind])
     samples = samples_of("transformer", 16)
     trained(together(module, Phase()), module, samples)  # what all load is loaded
     failed: list[BaseException] = []
@@ -310,11 +317,41 @@ def test_a_killed_device_fails_the_task_while_others_wait(kind: str) -> None:
 
     training = threading.Thread(target=train)
     training.start()
-    wait_for(lambda: len(several.process_ids) == 2, "the ranks to start")
-    os.kill(several.process_ids[0], signal.SIGKILL)
-    training.join(10)
+    wait_for(lambda: several._gang is not None and several._gang._is_ready, "the ranks to start")
+    os.kill(several.process_ids[1], number)
+    training.join(20)
     assert not training.is_alive()
-    assert "device 0 of 2 failed: killed by signal 9" in str(failed[0])
+    return str(failed[0])
+
+
+def test_a_failure_of_a_device_names_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any, **named: Any) -> LocalResult:
+        raise DeviceFailed("device 1 of 2 failed: killed")
+
+    monkeypatch.setattr(ParallelTrainer, "train", fail)
+    data = fed.FederatedData({7: samples_of("mlp", 9)}, classes=3)
+    with pytest.raises(RunFailed, match=r"^client 7 of round 1: device 1 of 2 failed: killed$"):
+        fed.simulate(experiment("mlp", "momentum", devices=2), data=data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_device_fails_the_task_in_bounded_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang, "_STOPPED_S", 2)
+    error = _failure_of(kind, signal.SIGSTOP)
+    assert re.match(
+        r"device 1 of 2 failed: a signal had stopped its process for 2 s, so that .*: let it run, or", error
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_that_hangs_fails_the_task(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lives, and takes part in no exchange: here it is stopped, which is not looked at."""
+    monkeypatch.setattr(gang, "_STOPPED_S", 3600)
+    monkeypatch.setattr(gang, "_SILENT_S", 5.0)
+    error = _failure_of(kind, signal.SIGSTOP)
+    assert re.match(r"device 1 of 2 failed: the others waited 5 s for it, which hangs: set local.devices to 1", error)
 
 
 @pytest.mark.long
