@@ -23,7 +23,7 @@ from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_sample
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
-from fed.clients.training.devices import device_of
+from fed.clients.training.devices import device_of, least_memory_bytes
 from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate
@@ -47,7 +47,7 @@ from fed.vectors.layout import Layout
 from fed.vectors.randomness import seeded_torch
 from fed.vectors.tensors import Tensor, nn, torch
 
-__all__ = ["Batching", "choose"]
+__all__ = ["Batching", "choose", "room_in"]
 
 _State: TypeAlias = tuple[Tensor, Tensor]
 
@@ -81,7 +81,14 @@ _ALIKE = 1.03
 """Factor by which a group may be slower than the fastest before that one is preferred."""
 _GAIN = 1.05
 """Factor by which a group must be faster than its clients alone."""
-_SHARE_OF_GPU = 0.5
+_MOST_ON_CPU = 32
+"""Largest group of ``simulation.group: auto`` on a CPU."""
+_MOST_ON_GPU = 128
+"""The same on a GPU, which takes as long for many small models as for a few. Beyond, a round makes too few groups."""
+_SHARE_OF_GPU = 0.2
+"""Part of a GPU's whole memory for a group, so that four workers of one GPU have room beside each other."""
+_SIZES_ON_GPU = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96
+"""Sizes of groups that a GPU's memory bounds: coarse, for the measured memory of a client is not quite repeatable."""
 _PROBE_SAMPLES = 24
 _PROBE_SCORES = 2**20
 _PROBE_SCALES = 0.1, 1.0, 5.0  # an untrained model's scores are all alike
@@ -125,7 +132,8 @@ def choose(
     few floating-point operations and the parameters of a group fit into the cache, and does not where it takes many. In
     between, steps of a few groups of several sizes and of a client alone are timed, if the run is long enough. What
     was measured first is kept, so that every run of the same steps on this machine chooses alike; on another machine
-    the choice may differ. Where the experiment asks for batching and names the group, as that of a run does, both stay.
+    the choice may differ. On GPUs a group has room in the smallest of them. Where the experiment asks for batching and
+    names the group, as that of a run does, both stay.
 
     A trial decides whether a model can be batched: a few steps of a few clients, in a group and one by one, must agree.
 
@@ -161,9 +169,14 @@ def choose(
         return Batching(False, 1, _NO_FLOAT64)
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
-    group = execution.group
-    limit = f"as simulation.group={execution.group} says"
-    is_settled = execution.batching == "on" and "group" in execution.model_fields_set
+    asked = execution.group
+    is_settled = execution.batching == "on" and asked != "auto"
+    if asked == "auto":
+        asked = _MOST_ON_CPU if device.type == "cpu" else _MOST_ON_GPU
+        limit = "the most that simulation.group=auto takes"
+    else:
+        limit = f"as simulation.group={asked} says"
+    group = asked
     work = _Counter.of_a_step(recipe, samples) if device.type == "cpu" and not is_settled else None
     sizes: list[int] = []
     model_bytes = sum(part.nbytes for part in recipe.module.parameters() if part.requires_grad)
@@ -174,7 +187,7 @@ def choose(
         if group > room:
             group = room
             limit = f"to keep {work.what_moves} within {_CACHE_BYTES >> 20} MiB of cache"
-    if execution.batching == "auto" and (reason := _no_gain(work, group, execution.group, trainees, in_doubt=sizes)):
+    if execution.batching == "auto" and (reason := _no_gain(work, group, asked, trainees, in_doubt=sizes)):
         return Batching(False, 1, reason)
     problem, client_bytes = (_IGNORES, 0.0) if may_ignore else _obstacle(recipe, context, samples, device)
     if problem is not None:
@@ -187,15 +200,34 @@ def choose(
         if group == 1:
             return Batching(False, 1, f"on this machine {_compared(seconds, min(sizes))}")
         limit = f"for {_compared(seconds, group)}"
-    if device.type == "cuda":
-        room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu" and not is_settled:
         client_bytes += 2 * model_bytes  # for the moments of Adam, which the trial does not keep
-        if client_bytes * group > room_bytes:
-            group = int(room_bytes / client_bytes)
-            limit = "to keep them within the GPU's memory"
+        room = room_in(least_memory_bytes(execution.device), client_bytes)
+        if group > room:
+            group = room
+            limit = "to keep them within the smallest GPU's memory"
     group = max(group, 1)
     clients_train = "clients train" if group > 1 else "client trains"
     return Batching(True, group, f"up to {group} {clients_train} as one computation, {limit}")
+
+
+def room_in(memory_bytes: int, client_bytes: float) -> int:
+    """Largest group that every GPU has room for, at least 1.
+
+    It follows from their whole memory, not from what others leave free of it: a run chooses alike whoever computes
+    beside it.
+
+    Args:
+        memory_bytes: whole memory of the smallest GPU of those that workers may get, in bytes.
+        client_bytes: memory that a client takes in a group, in bytes, > 0.
+
+    Example:
+        >>> room_in(memory_bytes=8 * 2**30, client_bytes=50 * 2**20)
+        32
+    """
+    room_bytes = _SHARE_OF_GPU * memory_bytes
+    fitting = [size for size in (*_SIZES_ON_GPU, _MOST_ON_GPU) if size * client_bytes <= room_bytes]
+    return max(fitting, default=1)
 
 
 def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int, *, in_doubt: Sequence[int]) -> str | None:

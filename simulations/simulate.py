@@ -28,6 +28,7 @@ from fed.server.tracking import tracked
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.choice import hired, leave_rerun
 from fed.simulations.estimate import Estimate
+from fed.simulations.resolved import as_chosen, chooses_alike
 from fed.simulations.scoring import begin_scoring
 from fed.simulations.simulation import Simulation
 from fed.simulations.standardization import standardized
@@ -118,12 +119,16 @@ def simulate(
         given_parts = {"data": data, "model": model, "loss": loss, "metric": metric, "app": app}
         given = [name for name, part in given_parts.items() if part is not None]
         check_given_once(experiment, given)
+        begun = None
         if folder is not None and resume:
             check_given_parts(given, folder)
-            experiment = as_begun(experiment, folder.experiment(experiment.objects()))
+            begun = folder.experiment(experiment.objects())
+            experiment = as_begun(experiment, begun)
         # Before the folder is touched, so that bad input costs no earlier run.
         experiment, held = standardized(experiment, data)
         simulation = Simulation(experiment, held, model, loss, metric, app)
+        if begun is not None and not chooses_alike(simulation.experiment, begun):
+            simulation = Simulation(as_chosen(experiment, begun), held, model, loss, metric, app)
         _log.info("training: %s", simulation.batching)
         if simulation.batching.note:
             _log.warning("local.precision %s: clients train %s", experiment.local.precision, simulation.batching.note)

@@ -38,15 +38,16 @@ from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
 from fed.server.telling import Observers
 from fed.simulations.attacks import Attackers
-from fed.simulations.batching import Batching, choose
+from fed.simulations.batching import choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
+from fed.simulations.resolved import resolved
 from fed.simulations.ring import RingFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.vectors import trees
 from fed.vectors.randomness import Streams
-from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.tensors import Tensor, nn
 from fed.wire.format import Format
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Simulation:
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         given = {"data": data, "model": model, "loss": loss, "metrics": metric, "app.kind": app}
         replaced = [name for name, part in given.items() if part is not None]
-        self.experiment = _resolved(experiment, replaced, self.batching, self.device)
+        self.experiment = resolved(experiment, replaced, self.batching, self.device)
         self.groups = self._groups(experiment.local, self.batching.group)
         self.topology = self._topology(experiment.topology) if self.has_peers else None
         self.peer_codec: PeerCodec | None = None
@@ -372,20 +373,6 @@ def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: 
         return None
     rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
     return Topology(section.make, section.target, peers, streams, **rules)
-
-
-def _resolved(
-    experiment: Experiment, replaced: Sequence[str], batching: Batching, device: "torch.device"
-) -> Experiment:
-    """The experiment as it is run: sections replaced by Python objects are null, and choices are written down."""
-    given: dict[str, Any] = dict.fromkeys(replaced)
-    # On another kind of device the choice might differ, and batching changes results by rounding.
-    if experiment.simulation.device == "auto":
-        given["simulation.device"] = device.type
-    given["simulation.batching"] = "on" if batching.is_batched else "off"
-    if batching.is_batched:
-        given["simulation.group"] = batching.group
-    return experiment.override(given)
 
 
 def _held(data: FederatedData) -> FederatedData:

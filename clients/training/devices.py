@@ -1,6 +1,6 @@
 """Devices of this machine that workers compute on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.processes.machine import usable_cores
@@ -12,6 +12,8 @@ __all__ = [
     "devices_of",
     "devices_of_ranks",
     "found_devices",
+    "least_memory_bytes",
+    "memory_bytes",
     "read_back",
     "scoring_device",
 ]
@@ -105,6 +107,24 @@ def devices_of_ranks(first: "torch.device", count: int) -> "list[torch.device]":
             f"{count}: lower it, or compute on the CPU"
         )
     return [torch.device(first.type, ((first.index or 0) + rank) % gpus) for rank in range(count)]
+
+
+def memory_bytes(device: "torch.device") -> int:
+    """Whole memory of a GPU in bytes, used or free."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def least_memory_bytes(name: str, memory_of: "Callable[[torch.device], int] | None" = None) -> int:
+    """Whole memory of the smallest GPU that a name means, in bytes.
+
+    Args:
+        name: name of the device, which means GPUs.
+        memory_of: function that tells a GPU's whole memory in bytes; None: PyTorch's.
+
+    Raises:
+        InvalidInput: if it is not on this machine.
+    """
+    return min(map(memory_of or memory_bytes, devices_named(name)))
 
 
 def scoring_device(device: "torch.device") -> "torch.device":

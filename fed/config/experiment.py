@@ -141,9 +141,10 @@ class Execution(Section):
 
     batching: Literal["auto", "on", "off"] = "auto"
     """Training of clients in groups, one operation for a whole group; auto: where the model allows it and it pays."""
-    group: PositiveInt = 32
+    group: PositiveInt | Literal["auto"] = "auto"
     """Largest number of clients in a group; fewer where smaller groups are faster, or where their models would not fit
-    into the cache, or a GPU's memory. With batching: on, a group that is given is that of the run."""
+    into the cache, or a fifth of a GPU's memory. With batching: on, a group that is given is that of the run. auto: 32
+    on a CPU, 128 on GPUs. The run's experiment.yaml has the number, which stays when it is resumed."""
     workers: NonNegativeInt | Literal["auto"] = "auto"
     """Number of processes that train, one thread each; 0: this process trains; auto: up to one for each core or GPU,
     where they make the run faster."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fed
 from fed.clients.models import mlp
 from fed.errors import InvalidExperiment
-from fed.simulations.batching import Batching, _Counter
+from fed.simulations.batching import Batching, _Counter, room_in
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.clients.training import readers
@@ -260,7 +260,7 @@ def test_unbatchable_models_train_one_by_one_or_are_refused(obstacle: str) -> No
 def test_what_can_be_batched_is(given: dict[str, Any]) -> None:
     found = chosen(**given)
     assert (found.is_batched, found.group) == (True, 32), found.reason
-    assert found.reason == "up to 32 clients train as one computation, as simulation.group=32 says"
+    assert found.reason == "up to 32 clients train as one computation, the most that simulation.group=auto takes"
 
 
 def test_rounding_in_half_precision_tells_nothing_against_batching() -> None:
@@ -384,6 +384,14 @@ def test_whole_runs_agree_with_those_of_clients_one_by_one(algorithm: str, local
 
 def states_of(run: fed.Run) -> list[Tensor]:
     return [part for module in (run.model, *run.models.values()) for part in module.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "client_mb", "group"),
+    [(80, 1, 128), (80, 200, 64), (8, 200, 8), (8, 1000, 1), (8, 5000, 1)],  # a fifth is 80, 8.2, 1.6 and 0.3 clients
+)
+def test_a_group_has_room_in_a_gpu(memory_gb: int, client_mb: int, group: int) -> None:
+    assert room_in(memory_gb * 2**30, client_mb * 2**20) == group
 
 
 @pytest.mark.parametrize("batching", thinned(["auto", "on", "off"], quick=1))

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,16 @@ from tests.pretended_device import Misplaced, PretendedDevice, pretended, regist
 
 register()  # before the first gradient of this process
 CPU = torch.device("cpu")
+MEMORY_BYTES = 2**36
 SIZES = (11, 8, 5)  # with a batch size of 4: unequal numbers of steps, and last batches that are short
 Model = Callable[[], nn.Module]
 Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the pretended device, of which PyTorch knows nothing."""
+    monkeypatch.setattr(devices, "memory_bytes", lambda _: MEMORY_BYTES)
 
 
 def dropout() -> nn.Module:
@@ -201,6 +209,29 @@ def test_products_have_the_precision_that_is_asked_for(
         fed.simulate(experiment, data=data, model=lambda: mlp((5,), 3, hidden=(4,)), loss=noted)
     assert seen == {True: {in_training}, False: {"ieee"}}
     assert matmul.fp32_precision == before
+
+
+def test_a_runs_group_is_by_memory_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = FederatedData({client: (torch.randn(9, 5).double(), torch.arange(9) % 3) for client in range(4)})
+    keys: dict[str, Any] = {"evaluation": {"kind": "clients", "fraction": 0.3}, "loss": "cross_entropy"}
+    experiment = fed.Experiment(**keys, rounds={"count": 2}, simulation={"workers": 0, "device": "cuda"})
+    model_bytes = sum(part.nbytes for part in perceptron().parameters())
+    # Three clients with the moments of Adam: the pretended device counts nothing else.
+    memories_bytes = [MEMORY_BYTES, 5 * 3 * 2 * model_bytes]
+    with pretended() as device:
+        both = [torch.device(device.device.type, place) for place in range(2)]
+        monkeypatch.setattr(devices, "devices_named", lambda name: both)
+        monkeypatch.setattr(devices, "memory_bytes", lambda one: memories_bytes[one.index])
+        run = fed.simulate(experiment, data=data, model=perceptron, output=tmp_path)
+        assert "smallest GPU's memory" in run.summary["training"]
+        (tmp_path / "summary.json").unlink()
+        memories_bytes[1] = MEMORY_BYTES
+        fed.simulate(experiment, data=data, model=perceptron, output=tmp_path, resume=True)
+        anew = fed.simulate(experiment, data=data, model=perceptron)
+    kept = fed.Experiment.load(tmp_path / "experiment.yaml").simulation
+    assert (kept.batching, kept.group) == ("on", 3)
+    assert anew.experiment.simulation.group == 128
 
 
 def train_and_score(device: PretendedDevice) -> None:

@@ -308,7 +308,7 @@ def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
     code, out, err = run("show", "two.yaml", "--batching")
     assert (code, err) == (0, "")
     assert comments(out) == [
-        "# FedAvg: batched: up to 32 clients train as one computation, as simulation.group=32 says",
+        "# FedAvg: batched: up to 32 clients train as one computation, the most that simulation.group=auto takes",
         "# fast: one client at a time: simulation.batching is off",
         "# alone: one client at a time: a round trains one client",
     ]

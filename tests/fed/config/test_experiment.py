@@ -403,7 +403,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         for wrong, said in ((0, "greater than 0"), (1, "less than 1"))
     ),
     ({"simulation": {"batching": True}}, "simulation.batching must be 'auto', 'on' or 'off', got True"),
-    ({"simulation": {"group": 0}}, "simulation.group must be greater than 0, got 0"),
+    ({"simulation": {"group": 0}}, "simulation.group must be greater than 0 or 'auto', got 0"),
     ({"simulation": {"workers": -1}}, "simulation.workers must be greater than or equal to 0 or 'auto', got -1"),
     ({"simulation": {"workers": "two"}}, "simulation.workers must be an integer or 'auto', got 'two'"),
     (
