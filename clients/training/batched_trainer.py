@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache, partial
 
@@ -18,9 +18,10 @@ from fed.clients.data import Held, Pair
 from fed.clients.data.held import may_ignore, size_of
 from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client, of_each_sample
 from fed.clients.scoring.measures import scores_of, takes_scores
-from fed.clients.training.batches import Batches, Block, GroupSteps
+from fed.clients.training.batches import Batches, Block, GroupBatch, GroupSteps, Places
 from fed.clients.training.channel_groups import ChannelGroups
-from fed.clients.training.devices import read_back
+from fed.clients.training.copies_ahead import lane_to
+from fed.clients.training.devices import read_back, room_for_samples
 from fed.clients.training.draws import RandomDraw, UnlikeDraws
 from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
@@ -98,6 +99,8 @@ class BatchedTrainer(TorchTrainer):
         self._plans = lru_cache(_KEPT_GROUPS)(self._planned)
         self._alone = cache(self._trainer_alone)
         self._streams = ClientStreams()
+        self._lane = lane_to(self.device)
+        self._room_bytes = room_for_samples(self.device)
         self._held_to = 0
         self._ignores = False  # True if labels of a group may not count
         self._replays: dict[tuple[object, ...], Function] = {}
@@ -178,10 +181,18 @@ class BatchedTrainer(TorchTrainer):
         stack = self._stack(len(rows))
         stack.load(start_V, integers_I)
         self._streams.begin([seeds[row] for row in rows])
-        group = group_reading(samples, rows, self.collate, device=self.device, seeds=seeds)
+        group = group_reading(
+            samples,
+            rows,
+            self.collate,
+            device=self.device,
+            seeds=seeds,
+            lane=self._lane,
+            room_bytes=self._room_bytes,
+        )
         looks = self.loss is cross_entropy and self.may_ignore
         self._ignores = looks and any(may_ignore(held, is_collated=self.collate is not None) for held in samples)
-        blocks = self._steps.blocks(plans, orders, rows)
+        blocks = self._steps.blocks(plans, orders, rows, group.index_device)
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
             sums_K = self._run(stack, group, blocks, context)
@@ -233,16 +244,18 @@ class BatchedTrainer(TorchTrainer):
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
                 tensors = stack.tensors(rows)
                 losses: list[Tensor] = []
-                for active in steps:
-                    at = step + len(losses)
-                    batches = block.batches(at, rows)
-                    number = (taken + at) * self.local.accumulate
+                actives = list(steps)
+                numbers = range(step, step + len(actives))
+                batches = group.batches(_places(block, numbers, rows), self._batch_numbers(block, numbers, taken))
+                for active in actives:
                     if optimizer is None:
                         if active < running:
                             stack.finish(slice(active, running))
-                        (losses_K,) = self._replay(tensors, group, *batches[0], number)
+                        (losses_K,) = self._replay(tensors, group, next(batches))
                     else:
-                        gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches, number)
+                        gradient_KQ, losses_K = self._gradient(
+                            stack, tensors, group, itertools.islice(batches, block.batches_in_step)
+                        )
                         x_KQ = stack.x_KQ[:active]
                         gradient_KQ = gradient_KQ[:active]
                         if self.phase.rule is not None:
@@ -260,47 +273,45 @@ class BatchedTrainer(TorchTrainer):
             taken += step
         return sums_K
 
+    def _batch_numbers(self, block: Block, steps: Iterable[int], taken: int) -> Iterator[int]:
+        """Number of each batch of some steps among those of a task.
+
+        Args:
+            block: block of the steps.
+            steps: places of the steps in it.
+            taken: number of the task's steps before the block.
+        """
+        for step in steps:
+            first = (taken + step) * self.local.accumulate
+            yield from range(first, first + block.batches_in_step)
+
     def _gradient(
-        self,
-        stack: StackedStates,
-        tensors: list[Tensor],
-        group: GroupReading,
-        batches: Sequence[tuple[Tensor, Tensor, list[int]]],
-        number: int,
+        self, stack: StackedStates, tensors: list[Tensor], group: GroupReading, batches: Iterable[GroupBatch]
     ) -> tuple[Tensor, Tensor]:
         """The gradients [K, Q] of a step's mean losses, and those losses [K]: sums over its batches."""
-        first, *others = batches
-        results = self._replay(tensors, group, *first, number)
-        for place, batch in enumerate(others, 1):
-            results = torch._foreach_add(results, self._replay(tensors, group, *batch, number + place))
+        results: tuple[Tensor, ...] = ()
+        for batch in batches:
+            found = self._replay(tensors, group, batch)
+            results = torch._foreach_add(results, found) if results else found
         *gradients, losses_K = results
         return stack.joined(gradients), losses_K
 
-    def _replay(
-        self,
-        tensors: list[Tensor],
-        group: GroupReading,
-        index_E: Tensor,
-        weights_KB: Tensor,
-        samples_K: list[int],
-        number: int,
-    ) -> tuple[Tensor, ...]:
-        batch = group.batch(index_E, weights_KB, number)
-        leaves = [*trees.leaves(batch[0]), *trees.leaves(batch[1])]
+    def _replay(self, tensors: list[Tensor], group: GroupReading, batch: GroupBatch) -> tuple[Tensor, ...]:
+        leaves = [*trees.leaves(batch.inputs), *trees.leaves(batch.targets)]
         key = (self._ignores, *((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._draws:
-            self._draws[key] = self._draws_for(batch[0])
+            self._draws[key] = self._draws_for(batch.inputs)
         draws = self._draws[key]
         if draws is not None and group.is_padded:
             raise UnlikeDraws(_SEVERAL_LENGTHS)
         replay = self._replays.get(key)
         if replay is None:
-            replay = self._replays[key] = self._record(tensors, batch, weights_KB, draws)
-        self._streams.samples_K = samples_K
-        return replay(*tensors, *leaves, weights_KB, *self._step)
+            replay = self._replays[key] = self._record(tensors, batch, draws)
+        self._streams.samples_K = batch.samples_K
+        return replay(*tensors, *leaves, batch.weights_KB, *self._step)
 
-    def _record(self, state: list[Tensor], batch: Pair, weights_KB: Tensor, draws: GroupDraws | None) -> Function:
-        inputs, targets = batch
+    def _record(self, state: list[Tensor], batch: GroupBatch, draws: GroupDraws | None) -> Function:
+        inputs, targets, weights_KB, _ = batch
         count = len(trees.leaves(inputs))
 
         def gradients_and_losses(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -426,6 +437,12 @@ class BatchedTrainer(TorchTrainer):
 
 def _rehearsed(draws: GroupDraws | None) -> AbstractContextManager[None]:
     return nullcontext() if draws is None else draws.rehearsed()
+
+
+def _places(block: Block, steps: Iterable[int], rows: int) -> Iterator[Places]:
+    """Places of the samples of each batch of some steps, for the first rows."""
+    for step in steps:
+        yield from block.batches(step, rows)
 
 
 def _bucket(active: int, rows: int) -> int:

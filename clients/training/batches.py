@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fed.clients.training.devices import uploaded
 from fed.config.experiment import Local
 from fed.vectors.fixed_part import fixed_layers
 from fed.vectors.tensors import Tensor, nn, torch
+from fed.vectors.trees import Tree
 
-__all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
+__all__ = ["Batches", "Block", "GroupBatch", "GroupSteps", "Places", "normalises_batches"]
 
 _STEPS_AT_ONCE = 512  # steps for which the indices of samples are made at a time
 _KEPT_GROUPS = 64  # number of groups whose blocks may be used again
@@ -103,6 +105,36 @@ def _cut(samples: int, size: int, never_single: bool) -> list[int]:
     return sizes
 
 
+class Places(NamedTuple):
+    """Samples of a group's batch.
+
+    Args:
+        index_E: index of the sample in each of the K · B places, among all samples.
+        weights_KB: weight of each loss in its client's mean, in [0, 1], 0 where a place is filled up.
+        samples_K: number of samples of each client.
+    """
+
+    index_E: Tensor
+    weights_KB: Tensor
+    samples_K: list[int]
+
+
+class GroupBatch(NamedTuple):
+    """Batch of a group's clients, side by side.
+
+    Args:
+        inputs: tree of [K, B, ...].
+        targets: tree of [K, B, ...].
+        weights_KB: weight of each sample's loss, 0 where a place is filled up.
+        samples_K: number of samples of each client.
+    """
+
+    inputs: Tree
+    targets: Tree
+    weights_KB: Tensor
+    samples_K: list[int]
+
+
 class Block(NamedTuple):
     """Consecutive steps of a group, clients in descending order of their steps.
 
@@ -121,16 +153,21 @@ class Block(NamedTuple):
     sizes_LK: Tensor
     active: list[int]
 
-    def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor, list[int]]]:
-        """Batches of a step for the first rows: indices [rows · B], weights [rows, B] and numbers of samples [rows]."""
-        batches = len(self.index_E) // len(self.active)
+    @property
+    def batches_in_step(self) -> int:
+        """Number of batches of each step."""
+        return len(self.index_E) // len(self.active)
+
+    def batches(self, step: int, rows: int) -> list[Places]:
+        """Batches of a step for the first rows."""
+        batches = self.batches_in_step
         its = slice(step * batches, (step + 1) * batches)
         parts = zip(self.index_E[its], self.weights_KB[its], self.samples_UK[its], strict=True)
         if rows == self.sizes_LK.shape[1]:
-            return [(index_E, weights_KB.contiguous(), samples_K) for index_E, weights_KB, samples_K in parts]
+            return [Places(index_E, weights_KB.contiguous(), samples_K) for index_E, weights_KB, samples_K in parts]
         # What is recorded once takes weights in one piece, and those of several batches of a step lie apart.
         return [
-            (index_E[: rows * weights_KB.shape[1]], weights_KB[:rows].contiguous(), samples_K[:rows])
+            Places(index_E[: rows * weights_KB.shape[1]], weights_KB[:rows].contiguous(), samples_K[:rows])
             for index_E, weights_KB, samples_K in parts
         ]
 
@@ -152,7 +189,7 @@ class GroupSteps:
 
     Args:
         local: the experiment's section of that name.
-        device: device of the indices and weights.
+        device: device of the weights, and of the indices unless samples are on another.
         dtype: type of the weights.
 
     Example:
@@ -168,23 +205,31 @@ class GroupSteps:
         self._device = device
         self._dtype = dtype
         self.plan = cache(lambda samples, steps: Batches(local, samples, steps=steps))
-        self._kept = lru_cache(_KEPT_GROUPS)(lambda plans, rows: list(self._blocks(_clients(plans, rows))))
+        self._kept = lru_cache(_KEPT_GROUPS)(lambda plans, rows, of: list(self._blocks(_clients(plans, rows), of)))
         self._kept_sizes = lru_cache(_KEPT_GROUPS)(self._sizes)
 
-    def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
+    def blocks(
+        self,
+        plans: Sequence[Batches],
+        orders: Sequence[_Order],
+        rows: Sequence[int],
+        index_device: "torch.device | None" = None,
+    ) -> Iterable[Block]:
         """Blocks of a group's steps; those of earlier groups are used again if sizes agree and all keep their order.
 
         Args:
             plans: each client's ``plan``.
             orders: each client's stream that shuffles its samples, made when something is drawn.
             rows: the clients in descending order of steps, as they stand in the blocks.
+            index_device: device on which samples are, and so their indices; None: that of the weights.
         """
+        of = self._device if index_device is None else index_device
         samples = sum([plan.samples for plan in plans])
         if plans[rows[0]].steps * samples <= _KEPT_SAMPLES and all(plan.keeps_order for plan in plans):
-            return self._kept(tuple(plans), tuple(rows))
-        return self._blocks(_clients(plans, rows, orders))
+            return self._kept(tuple(plans), tuple(rows), of)
+        return self._blocks(_clients(plans, rows, orders), of)
 
-    def _blocks(self, clients: Sequence[_Client]) -> Iterator[Block]:
+    def _blocks(self, clients: Sequence[_Client], index_device: "torch.device") -> Iterator[Block]:
         """Blocks of at most 512 steps."""
         plans = tuple([client.plan for client in clients])
         largest = max(plan.sizes[0] for plan in plans)
@@ -204,7 +249,7 @@ class GroupSteps:
                     index_LKW[: len(places_LW), row] = places_LW
             index_LKW += begins_K1
             index_UKB = _in_batches(index_LKW, batch)
-            yield Block(torch.from_numpy(index_UKB).to(self._device, non_blocking=True).flatten(1).unbind(), *sizes)
+            yield Block(uploaded(torch.from_numpy(index_UKB), index_device).flatten(1).unbind(), *sizes)
 
     def _sizes(self, plans: tuple[Batches, ...], first: int, batch: int, width: int) -> "_Sizes":
         """Part of a block that follows from the plans of its clients.
@@ -225,9 +270,9 @@ class GroupSteps:
         weights_LKW = (np.arange(width) < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
         weights_UKB = _in_batches(weights_LKW, batch)
         return _Sizes(
-            weights_KB=torch.from_numpy(weights_UKB).to(self._device, self._dtype, non_blocking=True).unbind(),
+            weights_KB=uploaded(torch.from_numpy(weights_UKB).to(self._dtype), self._device).unbind(),
             samples_UK=(weights_UKB > 0).sum(2).tolist(),
-            sizes_LK=torch.from_numpy(sizes_LK).to(self._device, torch.float64, non_blocking=True),
+            sizes_LK=uploaded(torch.from_numpy(sizes_LK).to(torch.float64), self._device),
             active=(sizes_LK > 0).sum(1).tolist(),
         )
 

@@ -1,5 +1,6 @@
 """Devices of this machine that workers compute on."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from fed.errors import InvalidExperiment, InvalidInput
@@ -15,8 +16,13 @@ __all__ = [
     "least_memory_bytes",
     "memory_bytes",
     "read_back",
+    "room_for_samples",
     "scoring_device",
+    "uploaded",
 ]
+
+_SHARE_OF_SAMPLES = 0.25
+"""Share of a GPU's free memory for a group's samples: models, gradients and outputs need most of it."""
 
 _MOST_ON_CPU = 8
 """Number of processes that may train one client on the CPU, however few its cores are."""
@@ -134,6 +140,31 @@ def scoring_device(device: "torch.device") -> "torch.device":
         device: device that computes outputs.
     """
     return torch.device("cpu") if device.type == "mps" else device
+
+
+def uploaded(part: Tensor, device: "torch.device", *, copy: bool = False) -> Tensor:
+    """The same tensor on a device; the program does not wait until it is there.
+
+    Args:
+        part: tensor of the CPU, or of that device.
+        device: device of the result.
+        copy: True for a tensor that shares no memory with the first.
+    """
+    if device.type == "cuda" and part.is_cpu:
+        part = part.pin_memory()  # from other memory the driver would copy it, while the program waits
+    return part.to(device, non_blocking=True, copy=copy)
+
+
+def room_for_samples(device: "torch.device") -> float:
+    """Bytes of samples that may lie on a device: on a GPU a share of what is free now, elsewhere no limit.
+
+    Args:
+        device: device that computes.
+    """
+    if device.type != "cuda":
+        return math.inf
+    free_bytes: int = torch.cuda.mem_get_info(device)[0]
+    return _SHARE_OF_SAMPLES * free_bytes
 
 
 def read_back(tensors: Sequence[Tensor]) -> list[Tensor]:

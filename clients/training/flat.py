@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from fed.clients.training.devices import uploaded
 from fed.vectors.layout import Layout, Part
 from fed.vectors.tensors import Tensor, nn, torch
 
@@ -256,7 +257,7 @@ class StackedStates:
         self._finished = []
         sources: list[Tensor] = []
         for vectors, sizes in zip((start_V, integers_I), self._sizes, strict=True):
-            sources += vectors.to(self.x_KQ.device, non_blocking=True).split_with_sizes(sizes, -1)
+            sources += uploaded(vectors, self.x_KQ.device).split_with_sizes(sizes, -1)
         for flat, source in zip(self._flat, sources, strict=True):
             flat.copy_(source)
 

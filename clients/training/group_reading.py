@@ -4,17 +4,23 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from fed.clients.data import Held, Pair
 from fed.clients.data.collate import Collating, batch_of
 from fed.clients.data.held import dense, is_read, size_of
+from fed.clients.training.batches import GroupBatch, Places
+from fed.clients.training.copies_ahead import Lane, copied_ahead
+from fed.clients.training.devices import uploaded
 from fed.clients.training.reading import seed_of_batch
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["GroupInMemory", "GroupReading", "ReadGroup", "UnequalBatches", "group_reading"]
+
+_CPU = torch.device("cpu")
 
 
 class UnequalBatches(Exception):
@@ -22,41 +28,56 @@ class UnequalBatches(Exception):
 
 
 class GroupInMemory:
-    """Batches of pairs in memory, which are moved to the device once.
+    """Batches of pairs in memory, which are moved to the device once, or a batch at a time on a lane.
 
     Attributes:
         is_padded: False: no client's batch has another shape than it has alone, but for the number of samples.
+        index_device: device of the samples, and of the indices that name them.
 
     Args:
         samples: each client's (inputs, targets).
         device: device of the batches.
+        lane: way on which batches are copied; None: all samples are moved at once.
     """
 
     is_padded = False
 
-    def __init__(self, samples: Sequence[Pair], device: "torch.device") -> None:
+    def __init__(self, samples: Sequence[Pair], device: "torch.device", lane: Lane | None = None) -> None:
         inputs, targets = zip(*samples, strict=True)
-        self._device = device
+        self.index_device = device if lane is None else _CPU
+        self._lane = lane
         self._inputs_E = trees.mapped(self._to_device, trees.concatenated(inputs))
         self._targets_E = trees.mapped(self._to_device, trees.concatenated(targets))
 
     def _to_device(self, leaf: Tensor) -> Tensor:
         # Contiguous, for kernels may round otherwise for other strides, which concatenation may keep.
-        return leaf.to(self._device, non_blocking=True).contiguous()
+        return uploaded(leaf, self.index_device).contiguous()
 
-    def batch(self, index_E: Tensor, weights_KB: Tensor, number: int) -> Pair:
-        """Batch of the first clients, trees of [K, B, ...].
+    def batches(self, places: Iterable[Places], numbers: Iterable[int]) -> Iterator[GroupBatch]:
+        """Batches of consecutive steps, each made when it is asked for, or a little before.
 
         Args:
-            index_E: [K · B], place of each sample among those of all clients.
-            weights_KB: weight of each sample's loss, 0 where a place is filled up.
-            number: number of the batch among those of a task.
+            places: places of the samples of each batch.
+            numbers: number of each batch among those of a task.
         """
+        made = map(self._batch, places)
+        return made if self._lane is None else copied_ahead(made, self._lane)
+
+    def _batch(self, places: Places) -> GroupBatch:
+        index_E, weights_KB, samples_K = places
 
         def of_batch(leaf_E: Tensor) -> Tensor:
-            return leaf_E.index_select(0, index_E).view(*weights_KB.shape, *leaf_E.shape[1:])
+            return self._taken(leaf_E, index_E).view(*weights_KB.shape, *leaf_E.shape[1:])
 
-        return trees.mapped(of_batch, self._inputs_E), trees.mapped(of_batch, self._targets_E)
+        inputs = trees.mapped(of_batch, self._inputs_E)
+        targets = trees.mapped(of_batch, self._targets_E)
+        return GroupBatch(inputs, targets, weights_KB, samples_K)
+
+    def _taken(self, leaf_E: Tensor, index_E: Tensor) -> Tensor:
+        if self._lane is None:
+            return leaf_E.index_select(0, index_E)
+        out = self._lane.empty((len(index_E), *leaf_E.shape[1:]), leaf_E.dtype)
+        return torch.index_select(leaf_E, 0, index_E, out=out)
 
 
 class ReadGroup:
@@ -64,6 +85,7 @@ class ReadGroup:
 
     Attributes:
         is_padded: True if the last batch was padded to these shapes.
+        index_device: the CPU.
 
     Args:
         samples: each client's samples.
@@ -71,55 +93,61 @@ class ReadGroup:
         collate: the run's collate; None: samples are stacked.
         device: device of the batches.
         seeds: each client's seed of what the collate draws.
+        lane: way on which batches are copied; None: the device's own.
     """
+
+    index_device = _CPU
 
     def __init__(
         self,
         samples: Sequence[Held],
         rows: Sequence[int],
         collate: Collating | None,
+        *,
         device: "torch.device",
         seeds: Sequence[Callable[[], int]],
+        lane: Lane | None = None,
     ) -> None:
         begins = [0, *itertools.accumulate(map(size_of, samples))]
         self._clients = [(samples[row], begins[row], seeds[row]()) for row in rows]
         self._collate = collate
-        self._device = device
+        self._device = device if lane is None else _CPU
+        self._lane = lane
         self.is_padded = False
 
-    def batch(self, index_E: Tensor, weights_KB: Tensor, number: int) -> Pair:
-        """Batch of the first clients, trees of [K, B, ...].
+    def batches(self, places: Iterable[Places], numbers: Iterable[int]) -> Iterator[GroupBatch]:
+        """Batches of consecutive steps, each made when it is asked for, or a little before.
 
         Args:
-            index_E: [K · B], place of each sample among those of all clients.
-            weights_KB: weight of each sample's loss, 0 where a place is filled up.
-            number: number of the batch among those of a task.
+            places: places of the samples of each batch.
+            numbers: number of each batch among those of a task.
 
         Raises:
             UnequalBatches: if clients' batches have several shapes.
         """
-        index_KB = index_E.view(weights_KB.shape).cpu()
-        sizes = (weights_KB > 0).sum(1).tolist()
+        made = map(self._batch, places, numbers)
+        return made if self._lane is None else copied_ahead(made, self._lane)
+
+    def _batch(self, places: Places, number: int) -> GroupBatch:
+        index_KB = places.index_E.view(places.weights_KB.shape)
         batches = []
-        for (held, begin, seed), index_B, size in zip(self._clients, index_KB, sizes, strict=False):
+        for (held, begin, seed), index_B, size in zip(self._clients, index_KB, places.samples_K, strict=False):
             # A client that has finished holds its place with a sample whose weight is 0.
-            places = index_B[:size] - begin if size else torch.zeros(1, dtype=torch.int64)
-            batch = batch_of(held, places, self._collate, seed_of_batch(seed, number))
-            if {len(leaf) for part in batch for leaf in trees.leaves(part)} != {len(places)}:
+            its_places = index_B[:size] - begin if size else torch.zeros(1, dtype=torch.int64)
+            batch = batch_of(held, its_places, self._collate, seed_of_batch(seed, number))
+            if {len(leaf) for part in batch for leaf in trees.leaves(part)} != {len(its_places)}:
                 raise UnequalBatches
             batches.append(batch)
         alike = [*batches] if self._collate is None else self._collate.together(batches)
         if alike is None:
             raise UnequalBatches
         self.is_padded = any(map(_is_padded, batches, alike))
-        filled = [self._filled(batch, weights_KB.shape[1]) for batch in alike]
-        inputs, targets = zip(*filled, strict=True)
-        return trees.mapped(self._to_device, trees.stacked(inputs)), trees.mapped(
-            self._to_device, trees.stacked(targets)
-        )
+        filled = [self._filled(batch, places.weights_KB.shape[1]) for batch in alike]
+        inputs, targets = (trees.mapped(self._to_device, trees.stacked(parts)) for parts in zip(*filled, strict=True))
+        return GroupBatch(inputs, targets, places.weights_KB, places.samples_K)
 
     def _to_device(self, leaf: Tensor) -> Tensor:
-        return leaf.to(self._device, non_blocking=True)
+        return uploaded(leaf, self._device)
 
     @staticmethod
     def _filled(batch: Pair, places: int) -> Pair:
@@ -141,10 +169,13 @@ def group_reading(
     samples: Sequence[Held],
     rows: Sequence[int],
     collate: Collating | None,
+    *,
     device: "torch.device",
     seeds: Sequence[Callable[[], int]],
+    lane: Lane | None = None,
+    room_bytes: float = math.inf,
 ) -> GroupReading:
-    """Reading of a group's samples.
+    """Reading of a group's samples: all are moved to the device at once where they have room.
 
     Args:
         samples: each client's samples.
@@ -152,7 +183,15 @@ def group_reading(
         collate: the run's collate, or None.
         device: device of the batches.
         seeds: each client's seed of what the collate draws.
+        lane: way to the device beside its computation; None: there is none.
+        room_bytes: size of the samples that may lie on the device, if there is a lane.
     """
-    if collate is None and not any(map(is_read, samples)):
-        return GroupInMemory(samples, device)
-    return ReadGroup([dense(held) for held in samples], rows, collate, device=device, seeds=seeds)
+    if collate is not None or any(map(is_read, samples)):
+        held = [dense(one) for one in samples]
+        return ReadGroup(held, rows, collate, device=device, seeds=seeds, lane=lane)
+    has_room = lane is None or _size_bytes(samples) <= room_bytes
+    return GroupInMemory(samples, device, None if has_room else lane)
+
+
+def _size_bytes(samples: Sequence[Pair]) -> int:
+    return sum(leaf.nbytes for pair in samples for part in pair for leaf in trees.leaves(part))

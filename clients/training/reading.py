@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fed.clients.data.collate import Collating, batch_of
 from fed.clients.data.held import Held, is_read, size_of
+from fed.clients.training.devices import uploaded
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, nn, torch
 from fed.vectors.trees import Tree
@@ -43,7 +44,7 @@ class InMemory:
 
     def places(self, order_E: NDArray[np.int64]) -> Tensor:
         """Places of samples, as :meth:`batch` takes parts of them."""
-        return torch.from_numpy(order_E).to(self._device, non_blocking=True)
+        return uploaded(torch.from_numpy(order_E), self._device)
 
     def all(self, number: int) -> Batch:
         """All samples in their order, as the batch of a number."""
@@ -167,8 +168,8 @@ def moved(tree: Tree, device: "torch.device", *, copy: bool = False) -> Any:
         copy: True for tensors that share no memory with the tree's.
     """
     if isinstance(tree, Tensor):
-        return tree.to(device, non_blocking=True, copy=copy)
-    return trees.mapped(lambda leaf: leaf.to(device, non_blocking=True, copy=copy), tree)
+        return uploaded(tree, device, copy=copy)
+    return trees.mapped(lambda leaf: uploaded(leaf, device, copy=copy), tree)
 
 
 def called(module: "nn.Module", inputs: Tree) -> Any:

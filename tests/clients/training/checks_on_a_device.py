@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fed
 from fed.aggregators.base import Phase
 from fed.clients.data import FederatedData
+from fed.clients.data.collate import Collating
 from fed.clients.models import char_gru, mlp
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.metrics import accuracy
@@ -99,8 +100,17 @@ def of_one(module: nn.Module, samples: Pair, device: torch.device, keys: dict[st
 class Group:
     """Clients that train together, again and again."""
 
-    def __init__(self, module: nn.Module, samples: Pair, device: torch.device, keys: dict[str, Any]) -> None:
-        self._trainer = BatchedTrainer(copy.deepcopy(module), cross_entropy, local(**keys), Phase(), device)
+    def __init__(
+        self,
+        module: nn.Module,
+        samples: Pair,
+        device: torch.device,
+        keys: dict[str, Any],
+        collate: Collating | None = None,
+    ) -> None:
+        self._trainer = BatchedTrainer(
+            copy.deepcopy(module), cross_entropy, local(**keys), Phase(), device, collate=collate
+        )
         self._start = Layout.of(module).pack(module)
         self._pairs = [(samples[0][:size], samples[1][:size]) for size in SIZES]
 
@@ -125,13 +135,21 @@ def test_one_client_has_the_numbers_of_the_cpu(model: Model, keys: dict[str, Any
     assert loss == pytest.approx(expected_loss, abs=1e-12)
 
 
+def stacked(samples: Sequence[Pair]) -> Pair:
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+@pytest.mark.parametrize("collate", [None, Collating(stacked)], ids=["in memory", "by a collate"])
 @pytest.mark.parametrize("model", [perceptron, convolutional, recurrent], ids=lambda model: model.__name__)
 @each_local
-def test_a_group_waits_once_and_agrees_with_the_cpu(model: Model, keys: dict[str, Any]) -> None:
+def test_a_group_waits_once_and_agrees_with_the_cpu(
+    model: Model, keys: dict[str, Any], collate: Collating | None
+) -> None:
     module, samples = made(model)
     expected_KV, expected_losses = Group(module, samples, CPU, keys).train()
     with pretended() as device:
-        group = Group(module, samples, device.device, keys)
+        group = Group(module, samples, device.device, keys, collate)
         group.train()  # records the step, and looks at what it computes
         device.waits.clear()
         params_KV, losses = group.train()

@@ -1,0 +1,137 @@
+"""Batches that are copied ahead: the same bits, two on their way, and no step before its batch is there."""
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fed.aggregators.base import Phase
+from fed.clients.data.collate import Collating
+from fed.clients.models import mlp
+from fed.clients.scoring.losses import cross_entropy
+from fed.clients.training.batched_trainer import BatchedTrainer
+from fed.clients.training.copies_ahead import lane_to
+from fed.config.experiment import Local
+from fed.vectors.layout import Layout
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CPU = torch.device("cpu")
+SIZES = (11, 8, 5)
+
+
+class PretendedMark:
+    """Point of a pretended lane."""
+
+    def __init__(self, lane: "PretendedLane", number: int) -> None:
+        self._lane = lane
+        self._number = number
+
+    def synchronize(self) -> None:
+        self._lane.done.append(f"wait {self._number}")
+
+
+class PretendedLane:
+    """Lane whose copies hold no numbers before somebody has what is computed wait for them."""
+
+    def __init__(self, *, arrives: bool = True) -> None:
+        self.done: list[str] = []
+        self._arrives = arrives
+        self._sent = 0
+        self._taken = 0
+        self._sources: dict[int, list[Tensor]] = {}
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(*shape, dtype=dtype)
+
+    def send(self, leaves: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
+        self._sent += 1
+        self.done.append(f"send {self._sent}")
+        self._sources[self._sent] = list(leaves)
+        empty = [torch.full_like(leaf, torch.nan if leaf.is_floating_point() else 0) for leaf in leaves]
+        return empty, self._sent
+
+    def take(self, copies: Sequence[Tensor], sent: Any) -> None:
+        self._taken = sent
+        self.done.append(f"take {sent}")
+        for one, source in zip(copies, self._sources.pop(sent), strict=True):
+            if self._arrives:
+                one.copy_(source)
+
+    def mark(self) -> PretendedMark:
+        return PretendedMark(self, self._taken)
+
+
+def plain(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    inputs, targets = zip(*batch, strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def trained(
+    keys: dict[str, Any], lane: Any, *, collates: bool = False, device: torch.device = CPU, room_bytes: float = 0.0
+) -> tuple[Tensor, list[float]]:
+    torch.manual_seed(0)
+    module: nn.Module = mlp((5,), 3, hidden=(4,))
+    pairs = [(torch.randn(size, 5), torch.arange(size) % 3) for size in SIZES]
+    local = Local(**{"batch_size": 4, "epochs": 2, **keys})
+    collate = Collating(plain) if collates else None
+    by = BatchedTrainer(copy.deepcopy(module), cross_entropy, local, Phase(), device, collate=collate)
+    by._lane = lane
+    by._room_bytes = room_bytes
+    orders = [partial(np.random.default_rng, number) for number in range(len(SIZES))]
+    (params_KV, _), losses = by.train(*Layout.of(module).pack(module), pairs, orders)
+    return params_KV, losses
+
+
+@pytest.mark.parametrize("collates", [False, True])
+@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9, "accumulate": 2}], ids=str)
+def test_batches_copied_ahead_have_the_same_bits(keys: dict[str, Any], collates: bool) -> None:
+    expected_KV, expected_losses = trained(keys, None, collates=collates)
+    params_KV, losses = trained(keys, PretendedLane(), collates=collates)
+    assert torch.equal(params_KV, expected_KV)
+    assert losses == expected_losses
+
+
+def test_two_batches_are_on_their_way_beside_each_step() -> None:
+    lane = PretendedLane()
+    trained({"steps": 6, "epochs": None}, lane)
+    assert lane.done == [
+        "send 1",
+        "send 2",
+        "send 3",
+        "take 1",
+        "send 4",
+        "take 2",
+        "send 5",
+        "take 3",
+        "wait 1",
+        "send 6",
+        "take 4",
+        "wait 2",
+        "take 5",
+        "take 6",
+    ]
+
+
+def test_samples_that_have_room_are_not_copied_again() -> None:
+    lane = PretendedLane()
+    trained({}, lane, room_bytes=1e6)
+    assert lane.done == []
+
+
+def test_a_step_before_its_batch_is_there_shows() -> None:
+    _, losses = trained({}, PretendedLane(arrives=False))
+    assert np.isnan(losses).all()
+
+
+@needs_gpu
+def test_a_gpu_has_the_same_bits_with_copies_ahead() -> None:
+    gpu = torch.device("cuda")
+    expected_KV, expected_losses = trained({"momentum": 0.9}, lane_to(gpu), device=gpu, room_bytes=1e9)
+    params_KV, losses = trained({"momentum": 0.9}, lane_to(gpu), device=gpu)
+    assert torch.equal(params_KV, expected_KV)
+    assert losses == expected_losses
