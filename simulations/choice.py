@@ -104,7 +104,8 @@ def _useful(simulation: Simulation) -> int:
     if multiprocessing.parent_process() is not None:  # one of several runs side by side
         return 1
     name = simulation.experiment.simulation.device
-    processors = usable_cores() if simulation.device.type == "cpu" else len(devices_named(name))
+    # A worker on a GPU keeps a core busy with starting its kernels.
+    processors = usable_cores() if simulation.device.type == "cpu" else min(len(devices_named(name)), usable_cores())
     # Each worker starts a process for each of local.devices.
     return min(max(processors // simulation.recipe.local.devices, 1), _groups(simulation))
 

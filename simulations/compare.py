@@ -59,10 +59,10 @@ def compare(
             that of an undisturbed comparison, to the bit, but for wall time. Data, model, loss and metric that were
             given must be given again.
         jobs: number of runs at a time, at least 1, each in a process of its own with one thread; "auto": one for each
-            core, or 1 where a part given in Python cannot be pickled; None: the comparison's own, or 1. Where all
-            variants have the same executor ray, more than one means runs on the nodes of its cluster, and "auto" as
-            many as there is room for. A program that asks for more than one must call under
-            ``if __name__ == "__main__":``, because those processes import it.
+            core, at most four for each GPU that trains, or 1 where a part given in Python cannot be pickled; None: the
+            comparison's own, or 1. Where all variants have the same executor ray, more than one means runs on the nodes
+            of its cluster, and "auto" as many as there is room for. A program that asks for more than one must call
+            under ``if __name__ == "__main__":``, because those processes import it.
         observer: observer that is told of every run and round; None for none.
 
     Raises:
@@ -95,7 +95,7 @@ def compare(
     without = {name: None for name in ("data", "model", "loss") if name in replaced}
     comparison = comparison.model_copy(update={"base": {**comparison.base, **without}})
     asked = jobs if jobs is not None else comparison.jobs or 1
-    processes = jobs_of(asked, given)
+    processes = jobs_of(asked, given, {variant.simulation.device for variant in comparison.variants().values()})
     cluster = section_of(comparison) if asked != 1 else None
     folder = _folder(comparison, replaced, output, overwrite=overwrite, resume=resume)
     with contextlib.ExitStack() as stack:

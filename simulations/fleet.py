@@ -314,18 +314,13 @@ class SimulatedFleet:
         due_tasks = {flight.task.id for flight in due}
         items: deque[tuple[int, list[Flight], bool]] = deque()
 
-        def submit(group: list[Flight]) -> None:
-            is_one = len({flight.task.model.version for flight in group}) == 1
-            of_round = is_one and len({flight.task.round for flight in group}) == 1
-            is_reduced = reduces and of_round and all(flight.task.id in due_tasks for flight in group)
-            ticket = self.clients.executor.submit(self._item(group, is_one, is_reduced))
-            items.append((ticket, group, is_reduced))
+        def submit(groups: Sequence[list[Flight]]) -> None:
+            made = [self._group(group, due_tasks, reduces) for group in groups]
+            tickets = self.clients.executor.submit_all([item for item, _ in made])
+            for ticket, group, (_, is_reduced) in zip(tickets, groups, made, strict=True):
+                items.append((ticket, group, is_reduced))
 
-        for flights in batches.values():
-            samples = [one.samples for one in flights]
-            steps = [_steps(one) for one in flights]
-            for places in self.clients.groups.of(samples, steps):
-                submit([flights[place] for place in places])
+        submit([group for flights in batches.values() for group in self._grouped(flights)])
         while items:  # in turn, so that of several errors the same one is raised
             ticket, group, is_reduced = items.popleft()
             for _, trained, tensors in self.clients.executor.results([ticket]):
@@ -338,7 +333,19 @@ class SimulatedFleet:
                     continue
                 yield from self._diverged(group, dict(trained.diverged), due_tasks)
                 if self.drops_diverged and (others := [flight for flight in group if not flight.has_diverged]):
-                    submit(others)  # as if the one that diverged had never been asked
+                    submit([others])  # as if the one that diverged had never been asked
+
+    def _grouped(self, flights: list[Flight]) -> Iterator[list[Flight]]:
+        samples = [one.samples for one in flights]
+        for places in self.clients.groups.of(samples, [_steps(one) for one in flights]):
+            yield [flights[place] for place in places]
+
+    def _group(self, flights: list[Flight], due: set[int], reduces: bool) -> tuple[Item, bool]:
+        """Work item of a group, and True if its answer is one for all its clients."""
+        is_one = len({flight.task.model.version for flight in flights}) == 1
+        of_round = is_one and len({flight.task.round for flight in flights}) == 1
+        is_reduced = reduces and of_round and all(flight.task.id in due for flight in flights)
+        return self._item(flights, is_one, is_reduced), is_reduced
 
     def _diverged(self, group: list[Flight], reasons: Mapping[ClientId, str], due: set[int]) -> Iterator[Answer]:
         """Failures of the flights of a group that have diverged, each when it is due."""

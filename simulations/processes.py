@@ -7,13 +7,14 @@ import pickle
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
+from fed.clients.training.devices import deal_from, most_side_by_side
 from fed.config.comparison import Repetition
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidCheckpoint, InvalidInput, RunFailed, first_line, in_one_sentence
@@ -157,19 +158,20 @@ def _tell(observer: ComparisonObserver | None, run: PlannedRun, line: Mapping[st
         observer.round(run.name, run.repetition, line)
 
 
-def jobs_of(jobs: int | Literal["auto"], given: Mapping[str, Any]) -> int:
+def jobs_of(jobs: int | Literal["auto"], given: Mapping[str, Any], devices: Iterable[str] = ()) -> int:
     """Number of processes for runs side by side; 1: this process alone.
 
     Args:
-        jobs: number that is asked for, or "auto".
+        jobs: number that is asked for, or "auto": one for each core, and at most four for each GPU of those that train.
         given: parts given in Python, by the names of :func:`fed.simulate`'s parameters.
+        devices: names of the runs' devices.
 
     Raises:
         InvalidInput: if it is less than 1, or a part cannot go to another process.
     """
     if jobs != "auto" and not isinstance(jobs, int):
         raise InvalidInput(f"jobs must be a number or 'auto', got {jobs!r}")
-    count = usable_cores() if jobs == "auto" else jobs
+    count = min(usable_cores(), most_side_by_side(devices) or usable_cores()) if jobs == "auto" else jobs
     if count < 1:
         raise InvalidInput(f"jobs must be at least 1, got {count}")
     if count == 1:
@@ -206,6 +208,7 @@ def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | Non
 class _Worker:
     process: multiprocessing.process.BaseProcess
     connection: Connection
+    place: int
     is_ready: bool = False
     run: PlannedRun | None = None
 
@@ -258,7 +261,7 @@ def side_by_side(
     """
     waiting = deque(planned)
     parts = pickle.dumps(given)
-    workers = [_begun(parts) for _ in range(min(jobs, len(planned)))]
+    workers = [_begun(parts, place) for place in range(min(jobs, len(planned)))]
     try:
         while workers:
             worker_of = {worker.connection: worker for worker in workers}
@@ -280,7 +283,7 @@ def side_by_side(
                     workers.remove(worker)
                     worker.stop()
                     if waiting:
-                        workers.append(_begun(parts))
+                        workers.append(_begun(parts, worker.place))
                 if run is not None:
                     yield run, content
     finally:
@@ -290,16 +293,17 @@ def side_by_side(
             worker.stop()
 
 
-def _begun(parts: bytes) -> _Worker:
-    process, connection = spawned(_work, parts, name="worker of a comparison")
-    return _Worker(process, connection)
+def _begun(parts: bytes, place: int) -> _Worker:
+    process, connection = spawned(_work, parts, place, name="worker of a comparison")
+    return _Worker(process, connection, place)
 
 
-def _work(connection: Connection, parts: bytes) -> None:
+def _work(connection: Connection, parts: bytes, place: int) -> None:
     """Do run after run until the other end is closed, or stop when terminated, each folder left in order."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A comparison that is killed and resumed must not find its runs' folders still in use.
     end_with_parent()
+    deal_from(place)
     given = pickle.loads(parts)  # noqa: S301  # made by the parent
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         connection.send(("ready", None))

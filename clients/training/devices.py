@@ -1,13 +1,14 @@
 """Devices of this machine that workers compute on."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.processes.machine import usable_cores
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = [
+    "deal_from",
     "device_of",
     "devices_named",
     "devices_of",
@@ -15,9 +16,11 @@ __all__ = [
     "found_devices",
     "least_memory_bytes",
     "memory_bytes",
+    "most_side_by_side",
     "read_back",
     "room_for_samples",
     "scoring_device",
+    "settle_on",
     "uploaded",
 ]
 
@@ -26,6 +29,11 @@ _SHARE_OF_SAMPLES = 0.25
 
 _MOST_ON_CPU = 8
 """Number of processes that may train one client on the CPU, however few its cores are."""
+
+_RUNS_ON_A_GPU = 4
+"""Number of runs side by side that share a GPU, unless the user says how many: a group takes a fifth of its memory."""
+
+_first_place = 0
 
 
 def found_devices() -> list[str]:
@@ -55,7 +63,31 @@ def devices_named(name: str) -> "list[torch.device]":
         raise InvalidInput(
             f"device {name} is not on this machine, which has {' and '.join(found)}: choose one of them, or auto"
         )
-    return [torch.device(one) for one in meant]
+    first = _first_place % len(meant)
+    return [torch.device(one) for one in meant[first:] + meant[:first]]
+
+
+def deal_from(place: int) -> None:
+    """Let this process take GPUs from another one on than the first: of runs side by side each has its own.
+
+    Args:
+        place: number of the process among those side by side, from 0.
+    """
+    global _first_place
+    _first_place = place
+
+
+def most_side_by_side(names: Iterable[str]) -> int | None:
+    """Largest number of runs that GPUs have room for at a time; None if no run computes on one.
+
+    Args:
+        names: names of the devices of the runs.
+
+    Raises:
+        InvalidInput: if one is not on this machine.
+    """
+    gpus = {device for name in names for device in devices_named(name) if device.type == "cuda"}
+    return _RUNS_ON_A_GPU * len(gpus) or None
 
 
 def devices_of(workers: int, name: str = "auto") -> "list[torch.device]":
@@ -118,6 +150,18 @@ def devices_of_ranks(first: "torch.device", count: int) -> "list[torch.device]":
 def memory_bytes(device: "torch.device") -> int:
     """Whole memory of a GPU in bytes, used or free."""
     return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def settle_on(device: "torch.device") -> None:
+    """Make a GPU this process's own: what names no device, such as pinned memory, would else take the first one's.
+
+    Each process that touches a GPU has a context there, of some hundred megabytes.
+
+    Args:
+        device: device that the process computes on; nothing is done for others than GPUs of NVIDIA.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def least_memory_bytes(name: str, memory_of: "Callable[[torch.device], int] | None" = None) -> int:

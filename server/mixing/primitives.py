@@ -250,8 +250,10 @@ class LocalSteps:
         integers_SI = torch.empty_like(self.integers_SI)
         diverged: list[tuple[int, ClientId, str]] = []
         groups = self.training.groups.of(self._sizes_S, self.attendance.steps_S)
-        rows_of = {self._submit(rows, start_SV): rows for rows in groups}
-        for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
+        tickets = self.training.executor.submit_all([self._item(rows, start_SV) for rows in groups])
+        for ticket, rows in zip(
+            tickets, groups, strict=True
+        ):  # in turn, so that of several errors the same one is raised everywhere
             for _, trained, tensors in self.training.executor.results([ticket]):
                 self.training.groups.note(trained.most_together)
                 if trained.diverged:
@@ -264,13 +266,13 @@ class LocalSteps:
             raise Diverged.of(self.number, client, reason)
         return params_SV, integers_SI
 
-    def _submit(self, rows: list[int], start_SV: Tensor) -> int:
+    def _item(self, rows: list[int], start_SV: Tensor) -> Item:
         clients = tuple(self._members_S[row] for row in rows)
         cuts = tuple(self.attendance.steps_S[row] for row in rows)
         train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
         models = (start_SV[rows], self.integers_SI[rows])
         cost = sum(map(self._seen, rows))
-        return self.training.executor.submit(Item(train, models, label_of(train), cost=cost))
+        return Item(train, models, label_of(train), cost=cost)
 
     def _seen(self, row: int) -> int:
         """Number of samples that a peer's steps see."""

@@ -16,6 +16,7 @@ from multiprocessing import context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from fed.clients.training.devices import settle_on
 from fed.clients.training.executor import Make, Work
 from fed.clients.training.working_process import prepare_process
 from fed.errors import FedError
@@ -106,6 +107,7 @@ def serve(
     slots = [Slot(memory, index, capacity_bytes) for index in range(SLOTS)]
     with contextlib.suppress(EOFError, ConnectionError):
         try:
+            settle_on(device)
             work = maker.make(device)
         except BaseException as error:
             content: FedError | str

@@ -29,6 +29,8 @@ from fed.config.experiment import Local
 from fed.errors import InvalidModel
 from fed.vectors.layout import Layout
 from tests.pretended_device import Misplaced, PretendedDevice, pretended, register
+from tests.simulations import users_parts
+from tests.simulations.executors import trial
 
 register()  # before the first gradient of this process
 CPU = torch.device("cpu")
@@ -227,6 +229,30 @@ def test_products_have_the_precision_that_is_asked_for(
         fed.simulate(experiment, data=data, model=lambda: mlp((5,), 3, hidden=(4,)), loss=noted)
     assert seen == {True: {in_training}, False: {"ieee"}}
     assert matmul.fp32_precision == before
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_workers_and_devices_change_no_bit(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    sizes = [3, 17, 8, 1, 30, 12, 5]
+    data = FederatedData({size: (torch.randn(size, 5), torch.arange(size) % 3) for size in sizes})
+    simulation = {"device": "cuda", "batching": "on", "group": 2, "executor": f"python:{trial.__name__}:Pickled"}
+    experiment = fed.Experiment(
+        algorithm=algorithm,
+        rounds={"count": 2},
+        local={"batch_size": 4},
+        evaluation={"kind": "clients", "fraction": 0.3},
+        simulation={**simulation, "workers": 1},
+    )
+    found = []
+    with pretended() as device:
+        for workers, gpus in ((1, 1), (1, 2), (2, 2), (3, 2), (4, 2)):
+            monkeypatch.setattr(devices, "devices_named", lambda name, gpus=gpus: [device.device] * gpus)
+            given = experiment.override({"simulation.workers": workers})
+            run = fed.simulate(given, data=data, model=lambda: mlp((5,), 3, hidden=(4,)))
+            found.append(users_parts.outcome(run))
+    assert device.done
+    assert all(other == found[0] for other in found)
 
 
 def test_a_runs_group_is_by_memory_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,10 +11,19 @@ import fed
 from fed.clients.data import FederatedData
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.scoring.metrics import accuracy
-from fed.clients.training import evaluation
-from fed.clients.training.devices import device_of, devices_named, devices_of, found_devices, scoring_device
+from fed.clients.training import devices, evaluation
+from fed.clients.training.devices import (
+    deal_from,
+    device_of,
+    devices_named,
+    devices_of,
+    found_devices,
+    scoring_device,
+)
 from fed.config.node_data import NodeData
 from fed.errors import InvalidExperiment, InvalidInput
+from fed.simulations import processes
+from fed.simulations.processes import jobs_of
 
 CPU = torch.device("cpu")
 NPZ: Any = {"kind": "npz", "path": "scans.npz"}
@@ -44,6 +53,29 @@ def test_a_name_deals_its_devices_to_workers(
     assert [str(device) for device in devices_of(3, name)] == dealt
     assert str(device_of(name)) == dealt[0]
     assert {*map(str, devices_named(name))} == {*dealt}
+
+
+def test_processes_side_by_side_begin_with_their_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, gpus=3)
+    monkeypatch.setattr(devices, "_first_place", 0)
+    firsts = []
+    for place in range(4):
+        deal_from(place)
+        firsts.append(str(device_of("auto")))
+        assert {*map(str, devices_named("cuda"))} == {"cuda:0", "cuda:1", "cuda:2"}
+        assert str(device_of("cuda:2")) == "cuda:2"
+        assert device_of("cpu") == CPU
+    assert firsts == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("names", "gpus", "jobs"), [({"auto"}, 0, 16), ({"auto"}, 2, 8), ({"cuda:1", "cpu"}, 2, 4), ({"cpu"}, 2, 16)]
+)
+def test_gpus_bound_runs_side_by_side(names: set[str], gpus: int, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    have(monkeypatch, gpus)
+    monkeypatch.setattr(processes, "usable_cores", lambda: 16)
+    assert jobs_of("auto", {}, names) == jobs
+    assert jobs_of(11, {}, names) == 11
 
 
 def test_apples_gpu_is_taken_only_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

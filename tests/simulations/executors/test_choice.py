@@ -14,6 +14,7 @@ from torch import nn
 import fed
 from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedavg import FedAvg
+from fed.clients.training import devices
 from fed.clients.training.executor import InProcess, Make, Work
 from fed.config.registry import EXECUTORS
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
@@ -154,6 +155,57 @@ def test_trial_executor_of_one_class_gives_the_same_bits(algorithm: str, monkeyp
     assert executor is not None
     assert executor.target is trial.Pickled
     assert parts.outcome(runs[0]) == parts.outcome(runs[1])
+
+
+BUFFERED = {"kind": "buffered", "buffer": 3, "concurrency": 6}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rounds"), [("fedavg", {"cohort": 9}), ("dpsgd", {}), ("fedavg", BUFFERED)], ids=str
+)
+def test_the_costliest_groups_are_handed_out_first(
+    algorithm: str, rounds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all take as many steps, of as many samples as each client has."""
+    monkeypatch.setattr(trial.Noted, "costs", [], raising=False)
+    keys = fed.Experiment(
+        algorithm=algorithm,
+        local={"batch_size": 30, "steps": 2},
+        rounds={"count": 3, **rounds},
+        devices={"kind": "lognormal"},
+        simulation={"group": 1, "workers": 0, "executor": f"python:{trial.__name__}:Noted"},
+    )
+    noted = simulate(keys, data=parts.unequal(), model=parts.small)
+    plain = simulate(keys.override({"simulation.executor": None}), data=parts.unequal(), model=parts.small)
+    assert parts.outcome(noted) == parts.outcome(plain)
+    assert max(map(len, trial.Noted.costs)) > 3
+    assert all(costs == sorted(costs, reverse=True) for costs in trial.Noted.costs)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "cores", "count"),
+    [("cuda", 4, 8, 4), ("cuda", 1, 8, None), ("cuda:1", 4, 8, None), ("cuda", 4, 2, 2), ("cuda", 8, 16, 5)],
+)
+def test_auto_takes_at_most_a_worker_for_each_gpu(
+    device: str, gpus: int, cores: int, count: int | None, hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = simulation("auto")
+    made.device = torch.device("cuda", 0)
+    made.experiment = made.experiment.override({"simulation.device": device})
+    estimate = lasting(LONG)
+    dealt: list[str] = []
+
+    def started(simulation: Simulation, section: Any, workers: int, *, awaits: bool = False) -> InProcess:
+        dealt.extend(map(str, devices.devices_of(workers, device)))
+        return InProcess(lambda device: lambda content, tensors: (content, tensors), [torch.device("cpu")])
+
+    monkeypatch.setattr(hiring, "_started", started)
+    monkeypatch.setattr(hiring, "usable_cores", lambda: cores)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    hiring.hired(made, estimate)
+    first = device if device.endswith("1") else "cuda:0"
+    assert dealt == ([first] if count is None else [f"cuda:{place}" for place in range(count)])
 
 
 def test_run_resumes_with_another_executor(tmp_path: Path) -> None:

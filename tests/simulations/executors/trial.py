@@ -5,7 +5,33 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from fed.clients.training.executor import Executor, Item, Make, Result
+from fed.clients.training.executor import Executor, InProcess, Item, Make, Result
+
+
+class Noted(InProcess):
+    """Does the work here, and notes the costs of clients' items as they are submitted, round by round.
+
+    Attributes:
+        costs: costs of the items of each round.
+    """
+
+    costs: list[list[float]]
+
+    def __init__(self, make: Make, devices: Sequence[torch.device]) -> None:
+        super().__init__(make, devices)
+        self._is_new = True
+
+    def submit(self, item: Item) -> int:
+        if item.priority == 0:
+            if self._is_new:
+                self.costs.append([])
+            self._is_new = False
+            self.costs[-1].append(item.cost)
+        return super().submit(item)
+
+    def results(self, tickets: Iterable[int]) -> Iterator[Result]:
+        self._is_new = True
+        return super().results(tickets)
 
 
 class Pickled(Executor):
