@@ -11,6 +11,7 @@
     │   ├── InvalidModel        a module, its output or its loss
     │   ├── InvalidCheckpoint   a state that cannot be kept, or checkpoints of which none can be read
     │   ├── InvalidCredentials  keys, certificates or a roster that cannot be used, made or kept
+    │   ├── InvalidLedger       a ledger of privacy that was cut, changed or replaced
     │   └── OutputExists        a folder that would be overwritten
     ├── InvalidPayload          what came over the wire is not what was said or asked for
     │   └── DamagedPayload      its bytes are not those that were sent, which may be sent again
@@ -18,6 +19,7 @@
     ├── RunFailed               a run that had begun could not go on; the command line exits with 1
     │   ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
     │   ├── DeviceFailed        one of the several devices that train a client failed
+    │   ├── LedgerFailed        an entry of the ledger of privacy cannot be written, and nothing was released
     │   └── Diverged            a client's loss or update is no longer finite
     └── SessionFailed           a session of secure aggregation that has ended without a sum
 """
@@ -43,8 +45,10 @@ __all__ = [
     "InvalidData",
     "InvalidExperiment",
     "InvalidInput",
+    "InvalidLedger",
     "InvalidModel",
     "InvalidPayload",
+    "LedgerFailed",
     "OutputExists",
     "RunFailed",
     "SessionFailed",
@@ -116,6 +120,10 @@ class InvalidCredentials(InvalidInput):
     """Keys, certificates or a roster cannot be used, made or kept."""
 
 
+class InvalidLedger(InvalidInput):
+    """A ledger of privacy has been cut, changed or replaced, so that it would count too little."""
+
+
 class OutputExists(InvalidInput):
     """A folder that would be overwritten."""
 
@@ -146,6 +154,10 @@ class CheckpointFailed(RunFailed):
 
 class DeviceFailed(RunFailed):
     """One of the several devices that train a client failed, with its last words and a remedy."""
+
+
+class LedgerFailed(RunFailed):
+    """An entry of the ledger of privacy cannot be written; what it would have recorded was not released."""
 
 
 class Diverged(RunFailed):

@@ -1,0 +1,312 @@
+"""The ledger of privacy: what has been released, written down before it is released, so that no restore lowers it.
+
+It is kept twice. The ledger itself lies in a folder of the user's state, where no run and no restored copy of a run
+reaches it; beside the run lies a copy that people can read. Whichever of the two has been cut, removed or put back, the
+longer one counts, and two that contradict each other are refused.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from platformdirs import user_state_path
+
+from fed.errors import InvalidLedger, LedgerFailed, os_errors_as
+from fed.privacy.entries import Cost, Head, LedgerChain, LedgerEntry, counted
+from fed.privacy.ledger_files import MAKE_ROOM, Found, add_line, found_at, say_of_copy, whole
+from fed.privacy.releases import Release
+from fed.storage.atomic_files import held, write_atomically
+
+__all__ = ["LEDGER_FILE", "STATE_VARIABLE", "Ledger", "ledger_folder"]
+
+LEDGER_FILE = "ledger.jsonl"
+"""Name of the file, in its own folder and in a run's."""
+
+STATE_VARIABLE = "FED_STATE"
+"""Environment variable that names another folder of the user's state."""
+
+_log = logging.getLogger(__name__)
+
+
+def ledger_folder(identity: str) -> Path:
+    """Folder of the ledger that has this name.
+
+    Args:
+        identity: name of the ledger, a kind and a hash, such as ``federation 8f0c…``.
+    """
+    named = os.environ.get(STATE_VARIABLE)
+    return (Path(named) if named else user_state_path("fed")) / "privacy" / identity.replace(" ", "-")
+
+
+class Ledger:
+    """All that has been released, of one federation or of one simulated experiment.
+
+    Attributes:
+        run: name of the run that writes.
+
+    Args:
+        chain: lines of the ledger.
+        run: name of the run that writes.
+        path: file of the ledger; None: it is in memory alone.
+        copy: file of the copy beside the run; None: there is none.
+        repeats_noise: True if a round that is done again has the noise that it had before, as in a simulation: what it
+            releases again is then the same, and not counted twice.
+    """
+
+    def __init__(
+        self,
+        chain: LedgerChain,
+        *,
+        run: str = "",
+        path: Path | None = None,
+        copy: Path | None = None,
+        repeats_noise: bool = False,
+    ) -> None:
+        self.run = run
+        self._chain = chain
+        self._path = path
+        self._copy = copy
+        self._repeats_noise = repeats_noise
+        self._is_writable = True
+        self._attempts: Counter[tuple[str, int]] = Counter((one.run, one.round) for one in chain.entries)
+        self._by_content: dict[Hashable, LedgerEntry] = {}
+        self._of_all: Counter[Release] = Counter()
+        self._of_client: dict[int | str, Counter[Release]] = {}
+        for entry in chain.entries:
+            self._count(entry)
+
+    @classmethod
+    def in_memory(cls, identity: str, *, run: str = "", repeats_noise: bool = False) -> "Ledger":
+        """A ledger that begins, and that ends with the process, for simulations that write nothing.
+
+        Args:
+            identity: name of the ledger.
+            run: name of the run that writes.
+            repeats_noise: True if a round that is done again has the noise that it had before.
+        """
+        return cls(LedgerChain(identity), run=run, repeats_noise=repeats_noise)
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        folder: Path,
+        identity: str,
+        *,
+        run: str,
+        copy: Path | None = None,
+        is_resumed: bool = False,
+        repeats_noise: bool = False,
+    ) -> "Iterator[Ledger]":
+        """Open a ledger for one writer, and begin it where there is none.
+
+        Args:
+            folder: folder of the ledger.
+            identity: name of the ledger.
+            run: name of the run that writes.
+            copy: file of the copy beside the run; None: there is none.
+            is_resumed: True if the run has begun before, so that there should be a copy.
+            repeats_noise: True if a round that is done again has the noise that it had before.
+
+        Raises:
+            InvalidLedger: if the ledger has been cut or changed, and its copy does not have what is missing.
+            InvalidInput: if another process writes it, or it cannot be written to.
+        """
+        with held(folder, "let one run at a time release what is private"):
+            with os_errors_as(InvalidLedger, f"{folder} cannot be written to", "make room there"):
+                folder.chmod(0o700)
+            path = folder / LEDGER_FILE
+            own = found_at(path)
+            beside = Found() if copy is None else found_at(copy)
+            chain = whole(path, own, copy, beside) or LedgerChain(identity)
+            if chain.identity != identity:
+                raise InvalidLedger(
+                    f"{path if own.chain else copy} is the ledger of {chain.identity!r}, and must be that of "
+                    f"{identity!r}: put the right one back"
+                )
+            if own.is_torn and own.chain is chain:
+                _log.warning(
+                    "%s: the last line was not whole, and is left out: what it would have recorded was never released",
+                    path,
+                )
+            if own.is_torn or own.chain is not chain:
+                with os_errors_as(LedgerFailed, f"{folder} cannot be written to", MAKE_ROOM):
+                    write_atomically(path, chain.content, mode=0o600)
+            ledger = cls(chain, run=run, path=path, copy=copy, repeats_noise=repeats_noise)
+            if copy is not None:
+                say_of_copy(copy, beside, chain, run=run, is_resumed=is_resumed)
+                if beside.is_torn or beside.chain is None or beside.chain.head != chain.head:
+                    ledger._write_copy()
+            try:
+                yield ledger
+            finally:
+                ledger._is_writable = False  # another process may write it from here on
+
+    @classmethod
+    def read(cls, path: Path) -> "Ledger":
+        """A ledger to look at, from its file or from a copy; nothing is written.
+
+        Args:
+            path: the file.
+
+        Raises:
+            InvalidLedger: if it is not there, or has been cut or changed.
+        """
+        found = found_at(path)
+        if found.chain is None:
+            raise InvalidLedger(f"{path} {found.problem or 'is not there'}: put a whole copy back")
+        ledger = cls(found.chain)
+        ledger._is_writable = False
+        return ledger
+
+    @property
+    def head(self) -> Head:
+        """The number of entries, and the hash of the last line."""
+        return self._chain.head
+
+    @property
+    def identity(self) -> str:
+        """The name of the ledger."""
+        return self._chain.identity
+
+    @property
+    def entries(self) -> Sequence[LedgerEntry]:
+        """All entries, in their order."""
+        return self._chain.entries
+
+    def holds(self, head: Head) -> bool:
+        """True if this ledger once had that head, and so has all that it had then."""
+        return self._chain.holds(head)
+
+    def hash_at(self, count: int) -> str | None:
+        """Hash of the last line when the ledger had so many entries; None where it never had."""
+        return self._chain.hashes[count] if 0 <= count < len(self._chain.hashes) else None
+
+    def check(self, head: Head, where: str) -> None:
+        """Refuse a ledger that is older than something that was written beside it.
+
+        Args:
+            head: head of the ledger at that time.
+            where: name of what was written, such as ``the checkpoint of round 3``.
+
+        Raises:
+            InvalidLedger: if this ledger never had that head.
+        """
+        if not self.holds(head):
+            raise InvalidLedger(
+                f"the ledger of privacy has {self.head.count} entries, and {where} is of another one with {head.count}:"
+                " put the newest ledger back, for without it what has been released would be counted too low"
+            )
+
+    def releases(self, *, run: str | None = None, last_round: int | None = None) -> Counter[Release]:
+        """All releases together, as a client that bears each of them.
+
+        Args:
+            run: name of a run, for its releases alone; None: of all runs.
+            last_round: number of the last round that counts, in each run; None: all.
+        """
+        total: Counter[Release] = Counter()
+        for entry in self._chain.entries:
+            if (run is None or entry.run == run) and (last_round is None or entry.round <= last_round):
+                total.update(counted(entry.costs))
+        return total
+
+    def for_client(self, client: int | str) -> Counter[Release]:
+        """Releases that one client bears, of all runs."""
+        return self._of_all + self._of_client.get(client, Counter())
+
+    def clients(self) -> Sequence[int | str]:
+        """Clients that some cost names; all others bear what every client bears."""
+        return [*self._of_client]
+
+    def largest(self) -> Sequence[Counter[Release]]:
+        """Releases of the clients that bear most: none of them is contained in another's.
+
+        The largest ε of a client is the largest of these.
+        """
+        kept: list[Counter[Release]] = []
+        different = {frozenset(own.items()): own for own in self._of_client.values()}
+        for own in sorted(different.values(), key=Counter.total, reverse=True):
+            if not any(own <= other for other in kept):
+                kept.append(own)
+        return [self._of_all + own for own in kept] or [Counter(self._of_all)]
+
+    def attempts(self, number: int) -> int:
+        """Number of entries of a round of this run."""
+        return self._attempts[self.run, number]
+
+    def append(self, number: int, costs: Sequence[Cost], content: str | None = None) -> LedgerEntry:
+        """Write down what a round is about to release; it is on the disk when this returns.
+
+        Args:
+            number: number of the round, from 1.
+            costs: costs of the round.
+            content: SHA-256 of what will be released, in hexadecimal digits, where noise is repeated; else None.
+
+        Returns:
+            The entry. Where noise is repeated and the round has released the same before, it is the entry of then.
+
+        Raises:
+            LedgerFailed: if it cannot be written down; then nothing may be released.
+        """
+        if not self._is_writable:
+            raise LedgerFailed("this ledger is open for reading alone: open it with Ledger.open")
+        key = _what_is_released(self.run, number, costs, content)
+        if self._repeats_noise and content is not None and key in self._by_content:
+            return self._by_content[key]
+        entry = LedgerEntry(
+            run=self.run, round=number, attempt=self.attempts(number), costs=tuple(costs), content=content
+        )
+        line = self._chain.line_of(entry)
+        if self._path is not None:
+            add_line(self._path, line, size_bytes=self._chain.size_bytes)
+        self._chain.add(entry)
+        self._attempts[entry.run, number] += 1
+        self._count(entry)
+        if self._copy is not None:
+            self._append_to_copy(line)
+        return entry
+
+    def _count(self, entry: LedgerEntry) -> None:
+        for cost in entry.costs:
+            if cost.clients is None:
+                self._of_all.update(cost.releases)
+                continue
+            for client in cost.clients:
+                self._of_client.setdefault(client, Counter()).update(cost.releases)
+        if entry.content is not None:
+            key = _what_is_released(entry.run, entry.round, entry.costs, entry.content)
+            self._by_content.setdefault(key, entry)
+
+    def _append_to_copy(self, line: bytes) -> None:
+        assert self._copy is not None
+        size_bytes = self._chain.size_bytes - len(line)
+        if not self._copy.exists() or self._copy.stat().st_size != size_bytes:
+            _log.warning("%s was removed or changed while the run went on: it is written anew", self._copy)
+            self._write_copy()
+            return
+        with os_errors_as(LedgerFailed, f"{self._copy} cannot be written to", MAKE_ROOM), self._copy.open("ab") as file:
+            file.write(line)  # it needs no fsync: the ledger itself is on the disk
+
+    def _write_copy(self) -> None:
+        assert self._copy is not None
+        with os_errors_as(LedgerFailed, f"{self._copy} cannot be written to", MAKE_ROOM):
+            write_atomically(self._copy, self._chain.content, mode=0o600)
+
+
+def _what_is_released(run: str, number: int, costs: Sequence[Cost], content: str | None) -> Hashable:
+    """A key that two entries share if they release the same.
+
+    Args:
+        run: name of the run.
+        number: number of the round.
+        costs: costs of the round.
+        content: SHA-256 of what is released.
+    """
+    of_costs = tuple(
+        (frozenset(cost.releases.items()), None if cost.clients is None else frozenset(cost.clients)) for cost in costs
+    )
+    return run, number, of_costs, content
