@@ -324,7 +324,7 @@ class SimulatedFleet:
         while items:  # in turn, so that of several errors the same one is raised
             ticket, group, is_reduced = items.popleft()
             for _, trained, tensors in self.clients.executor.results([ticket]):
-                self.clients.groups.note(trained.most_together)
+                self.clients.groups.note(trained.most_together, trained.uncaptured)
                 if trained.failed:
                     yield from self._failed(group, dict(trained.failed), due_tasks)
                     continue

@@ -191,7 +191,9 @@ def _loop(
             sessions["secure_aggregation"] = secure.facts(message.fixed)
         most_together = simulation.groups.most_together
         in_parts = f"; in parts of at most {most_together}, for want of memory" if most_together else ""
-        training = {"training": f"{simulation.batching}{in_parts}"}
+        uncaptured = simulation.groups.uncaptured
+        without_graphs = f"; steps without CUDA graphs, for {uncaptured}" if uncaptured else ""
+        training = {"training": f"{simulation.batching}{in_parts}{without_graphs}"}
         return {**counts, **training, **federation.occupation(), **adversaries, **codecs, **sessions}
 
     return assembled(

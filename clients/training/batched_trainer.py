@@ -34,6 +34,7 @@ from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.reading import with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
+from fed.clients.training.step_graphs import StepGraphs, graphs_on
 from fed.clients.training.trainer import Trainer
 from fed.errors import InvalidModel
 from fed.vectors import trees
@@ -93,6 +94,9 @@ class BatchedTrainer(TorchTrainer):
         self._names = [part.name for part in self.layout.parts]
         self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}
         self._moves_in_place = self.is_plain and local.accumulate == 1
+        backend = graphs_on(self.device)
+        self._graphs = None if backend is None else StepGraphs(backend)
+        self._step: tuple[float, ...] = ()
         self._set_lr(local.lr)
         self._steps = GroupSteps(local, self.device, self.layout.trained[0].dtype)
         self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=not self._moves_in_place))
@@ -146,6 +150,8 @@ class BatchedTrainer(TorchTrainer):
                 if count == 1:
                     raise
             # Not in the handler: the error holds the group's tensors.
+            if self._graphs is not None:
+                self._graphs.clear()
             self._stack.cache_clear()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -205,6 +211,11 @@ class BatchedTrainer(TorchTrainer):
         losses = [loss_sum / plan.seen for loss_sum, plan in zip(sums_K.tolist(), plans, strict=True)]
         return (params_KV, integers_KI), losses
 
+    @property
+    def uncaptured(self) -> str:
+        """Reason why a GPU is asked for each operation of a step; empty where steps are graphs, or need not be."""
+        return "" if self._graphs is None else self._graphs.problem
+
     def _planned(
         self, sizes: Sequence[int], said: Sequence[int | None]
     ) -> tuple[list[Batches], list[int], Tensor | None]:
@@ -227,8 +238,11 @@ class BatchedTrainer(TorchTrainer):
 
     def _set_lr(self, lr: float) -> None:
         """Set the step size of all later steps."""
+        step = (-lr,) if self._moves_in_place else ()
+        if self._graphs is not None and step != self._step:
+            self._graphs.clear()  # the number is part of what they have captured
         self._lr = lr
-        self._step = (-lr,) if self._moves_in_place else ()
+        self._step = step
 
     def _run(self, stack: StackedStates, group: GroupReading, blocks: Iterable[Block], context: LocalContext) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
@@ -308,7 +322,17 @@ class BatchedTrainer(TorchTrainer):
         if replay is None:
             replay = self._replays[key] = self._record(tensors, batch, draws)
         self._streams.samples_K = batch.samples_K
-        return replay(*tensors, *leaves, batch.weights_KB, *self._step)
+        if self._graphs is None or draws is not None:
+            return replay(*tensors, *leaves, batch.weights_KB, *self._step)
+        return self._graphs.run(
+            key,
+            replay,
+            state=tensors,
+            inputs=[*leaves, batch.weights_KB],
+            numbers=self._step,
+            # Losses are read after all steps. Gradients of a step with several batches are summed.
+            lasting=1 if self.local.accumulate == 1 else len(self.layout.trained) + 1,
+        )
 
     def _record(self, state: list[Tensor], batch: GroupBatch, draws: GroupDraws | None) -> Function:
         inputs, targets, weights_KB, _ = batch

@@ -100,7 +100,10 @@ class GroupTraining:
             error.add_note(f"while {label_of(task)} trained")
             raise
         limits = [phase.most_together for phase in self._phases if phase.most_together is not None]
-        return (replace(trained, most_together=min(limits)), tensors) if limits else (trained, tensors)
+        reasons = [phase.uncaptured for phase in self._phases if phase.uncaptured]
+        if limits or reasons:
+            trained = replace(trained, most_together=min(limits, default=None), uncaptured="".join(reasons[:1]))
+        return trained, tensors
 
     def _sent(self, task: Train, pairs: list[Held], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
         broadcast = beside[: task.broadcast_count]
@@ -252,6 +255,11 @@ class _PhaseTraining:
     def most_together(self) -> int | None:
         """Largest number of clients that are computed together; None: a whole group."""
         return None if self._batched is None else self._batched.most_together
+
+    @property
+    def uncaptured(self) -> str:
+        """Reason why steps are no CUDA graphs; empty where they are, or need not be."""
+        return "" if self._batched is None else self._batched.uncaptured
 
     def __call__(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
         """Trained states and mean losses of clients, from one state for all or from each client's own."""

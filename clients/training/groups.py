@@ -25,6 +25,7 @@ class Groups:
 
     Attributes:
         most_together: largest number of clients that a device has computed together; None: whole groups.
+        uncaptured: reason why a device's steps are no CUDA graphs; empty where they are, or need not be.
 
     Example:
         >>> groups = Groups(Local(batch_size=10), size=2)
@@ -37,17 +38,22 @@ class Groups:
     ) -> None:
         self.size = size
         self.most_together: int | None = None
+        self.uncaptured = ""
         self._local = local
         self._never_single = never_single
         self._phases = phases
         self._of_task = cache(self._counted)  # there are far fewer sizes than tasks
 
-    def note(self, most_together: int | None) -> None:
-        """Note, and say once, that a device has computed a group in parts.
+    def note(self, most_together: int | None, uncaptured: str = "") -> None:
+        """Note, and say once, that a device has computed a group in parts, or without CUDA graphs.
 
         Args:
             most_together: largest number of clients of a part; None: it has computed the whole group.
+            uncaptured: reason why steps are no CUDA graphs; empty where they are, or need not be.
         """
+        if uncaptured and not self.uncaptured:
+            _log.warning("a step goes on without a CUDA graph, which is slower: %s", uncaptured)
+            self.uncaptured = uncaptured
         if most_together is None:
             return
         if self.most_together is None:

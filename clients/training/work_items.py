@@ -148,6 +148,7 @@ class Trained:
         failed: clients whose own code has failed, each with a sentence that says why; no tensors come with the result.
         metrics: further numbers of each client, where an app tells some; else empty.
         most_together: largest number of clients that fit into the device's memory together; None: a whole group.
+        uncaptured: reason why steps are no CUDA graphs; empty where they are, or need not be.
     """
 
     samples: tuple[int, ...]
@@ -158,6 +159,7 @@ class Trained:
     failed: tuple[tuple[ClientId, str], ...] = ()
     metrics: tuple[Mapping[str, float], ...] = ()
     most_together: int | None = None
+    uncaptured: str = ""
 
 
 class TrainedClients(NamedTuple):

@@ -255,7 +255,7 @@ class LocalSteps:
             tickets, groups, strict=True
         ):  # in turn, so that of several errors the same one is raised everywhere
             for _, trained, tensors in self.training.executor.results([ticket]):
-                self.training.groups.note(trained.most_together)
+                self.training.groups.note(trained.most_together, trained.uncaptured)
                 if trained.diverged:
                     diverged += ((self._members_S.index(client), client, why) for client, why in trained.diverged)
                     continue

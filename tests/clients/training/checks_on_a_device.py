@@ -28,6 +28,8 @@ from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
 from fed.vectors.layout import Layout
+from tests.clients.training.pretended_graphs import PretendedGraphs
+from tests.clients.training.pretended_lane import PretendedLane
 from tests.pretended_device import Misplaced, PretendedDevice, pretended, register
 from tests.simulations import users_parts
 from tests.simulations.executors import trial
@@ -156,6 +158,29 @@ def test_a_group_waits_once_and_agrees_with_the_cpu(
         device.waits.clear()
         params_KV, losses = group.train()
         assert device.waits == [len(device.done)]
+    torch.testing.assert_close(params_KV, expected_KV, rtol=0, atol=1e-12)
+    assert losses == pytest.approx(expected_losses, abs=1e-12)
+
+
+@each_local
+def test_graphs_and_copies_ahead_wait_for_nothing(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module, samples = made(perceptron)
+    expected_KV, expected_losses = Group(module, samples, CPU, keys).train()
+    backend = PretendedGraphs()
+    lane = PretendedLane()
+    monkeypatch.setattr(batched_trainer, "graphs_on", lambda device: backend)
+    monkeypatch.setattr(batched_trainer, "lane_to", lambda device: lane)
+    monkeypatch.setattr(batched_trainer, "room_for_samples", lambda device: 0.0)
+    with pretended() as device:
+        lane.device = device.device
+        group = Group(module, samples, device.device, keys)
+        group.train()
+        group.train()  # steps are captured
+        device.waits.clear()
+        params_KV, losses = group.train()
+        assert device.waits == [len(device.done)]
+    assert {"replay"} <= set(backend.done)
+    assert "send 1" in lane.done
     torch.testing.assert_close(params_KV, expected_KV, rtol=0, atol=1e-12)
     assert losses == pytest.approx(expected_losses, abs=1e-12)
 

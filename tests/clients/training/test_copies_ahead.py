@@ -1,7 +1,6 @@
 """Batches that are copied ahead: the same bits, two on their way, and no step before its batch is there."""
 
 import copy
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,52 +17,11 @@ from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.copies_ahead import lane_to
 from fed.config.experiment import Local
 from fed.vectors.layout import Layout
+from tests.clients.training.pretended_lane import PretendedLane
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU = torch.device("cpu")
 SIZES = (11, 8, 5)
-
-
-class PretendedMark:
-    """Point of a pretended lane."""
-
-    def __init__(self, lane: "PretendedLane", number: int) -> None:
-        self._lane = lane
-        self._number = number
-
-    def synchronize(self) -> None:
-        self._lane.done.append(f"wait {self._number}")
-
-
-class PretendedLane:
-    """Lane whose copies hold no numbers before somebody has what is computed wait for them."""
-
-    def __init__(self, *, arrives: bool = True) -> None:
-        self.done: list[str] = []
-        self._arrives = arrives
-        self._sent = 0
-        self._taken = 0
-        self._sources: dict[int, list[Tensor]] = {}
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(*shape, dtype=dtype)
-
-    def send(self, leaves: Sequence[Tensor]) -> tuple[list[Tensor], Any]:
-        self._sent += 1
-        self.done.append(f"send {self._sent}")
-        self._sources[self._sent] = list(leaves)
-        empty = [torch.full_like(leaf, torch.nan if leaf.is_floating_point() else 0) for leaf in leaves]
-        return empty, self._sent
-
-    def take(self, copies: Sequence[Tensor], sent: Any) -> None:
-        self._taken = sent
-        self.done.append(f"take {sent}")
-        for one, source in zip(copies, self._sources.pop(sent), strict=True):
-            if self._arrives:
-                one.copy_(source)
-
-    def mark(self) -> PretendedMark:
-        return PretendedMark(self, self._taken)
 
 
 def plain(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
