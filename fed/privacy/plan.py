@@ -70,6 +70,18 @@ class PrivacyPlan:
     trust: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse amplification that is not accounted for.
+
+        Raises:
+            ValueError: if sampling is claimed beside neighbours of which one unit is replaced.
+        """
+        if self.sampling < 1 and self.neighbourhood == "replace-one":
+            raise ValueError(
+                "amplification by Poisson sampling is accounted for between neighbours that differ by one unit more or "
+                f"less, got sampling {self.sampling} and replace-one: claim no amplification"
+            )
+
     def releases(self, rounds: int | None = None) -> dict[Release, int]:
         """Releases of the run, or of its first rounds, with their counts.
 
