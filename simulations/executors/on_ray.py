@@ -1,6 +1,5 @@
 """Executor on a Ray cluster: actors on its nodes do the items, and the items of one that dies go to others."""
 
-import heapq
 import logging
 import math
 import sys
@@ -11,8 +10,9 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
-from fed.clients.training.executor import Demand, Executor, Item, Make, Result
+from fed.clients.training.executor import Demand, Item, Make, Result
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed, first_line
+from fed.simulations.executors.queued import QueuedExecutor, QueuedTask
 from fed.simulations.executors.ray_cluster import RayCluster
 from fed.simulations.executors.ray_worker import Answer, RayReply, RayWorker
 from fed.vectors.arrays import Bytes, bytes_of, tensor_of
@@ -45,13 +45,10 @@ class _Stored:
 
 
 @dataclass(eq=False)
-class _Task:
-    ticket: int
-    item: Item
+class _Task(QueuedTask):
     places: list[tuple[Any, tuple[int, ...]]] = field(default_factory=list)
     arrays: list[Any] = field(default_factory=list)  # bytes, or the reference of those in the object store
     stored: list[_Key] = field(default_factory=list)
-    deaths: int = 0
 
 
 @dataclass(eq=False)
@@ -65,7 +62,7 @@ class _Worker:
     given: list[_Task] = field(default_factory=list)
 
 
-class Ray(Executor):
+class Ray(QueuedExecutor[_Task]):
     """Workers on the nodes of a Ray cluster, one thread each, on a core each or on a GPU.
 
     Each makes its work once; data reach a node once, through its object store. A worker that dies, with its node or
@@ -98,19 +95,16 @@ class Ray(Executor):
         workers_per_gpu: Annotated[int, Field(ge=1)] = 1,
         memory_gb: Annotated[float, Field(gt=0)] | None = None,
     ) -> None:
+        super().__init__()
         if demand.device not in ("cpu", "cuda"):
             raise InvalidExperiment(
                 f"workers on Ray compute on the CPU or on GPUs of NVIDIA, got device {demand.device}: set "
                 "simulation.device to cpu"
             )
         self._device = demand.device
-        self._submitted = 0
-        self._queue: list[tuple[bool, tuple[int, float, int], _Task]] = []
-        self._pending: dict[int, _Task] = {}
-        self._finished: dict[int, Result | FedError] = {}
         self._calls: dict[Any, tuple[_Worker, _Task | None]] = {}
         self._stored: dict[_Key, _Stored] = {}
-        self._workers: list[_Worker] = []
+        self._workers: list[_Worker]
         self._cluster = RayCluster(address)
         self._ray = self._cluster.ray
         try:
@@ -175,10 +169,8 @@ class Ray(Executor):
             while wanted:
                 self._check_open()
                 self._hand_out(2)
-                done = sorted(self._finished.keys() & wanted)  # of several errors the same one is raised
+                done = self._done_of(wanted)
                 if not done:
-                    if self._pending.keys().isdisjoint(wanted):
-                        raise KeyError(f"no results are to come for tickets {sorted(wanted)}")
                     self._await()
                 for ticket in done:  # workers get new items between results, for the caller may take long
                     self._listen(0)
@@ -202,27 +194,13 @@ class Ray(Executor):
         finally:
             self._cluster.leave()
 
-    def _check_open(self) -> None:
-        if not self._workers:
-            raise RunFailed("these workers are closed")
-
-    def _taken(self, ticket: int) -> Result:
-        result = self._finished.pop(ticket)
-        if isinstance(result, FedError):
-            raise result
-        return result
-
-    def _enqueue(self, task: _Task, *, is_lost: bool = False) -> None:
-        # Ranks differ by ticket, so that tasks are never compared.
-        heapq.heappush(self._queue, (not is_lost, task.item.rank(task.ticket), task))
-
     def _hand_out(self, most: int) -> None:
         """Give every worker up to this many items; of the last ones no worker gets a second."""
         for given in range(most):
             for worker in self._workers:
                 has_enough = len(self._queue) > given * len(self._workers)
                 if has_enough and worker.is_ready and len(worker.given) == given:
-                    self._give(worker, heapq.heappop(self._queue)[2])
+                    self._give(worker, self._first())
 
     def _give(self, worker: _Worker, task: _Task) -> None:
         try:

@@ -5,7 +5,6 @@ worker has two slots, so that an item waits beside the one at work. The items of
 """
 
 import contextlib
-import heapq
 import logging
 import selectors
 from collections import deque
@@ -15,11 +14,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, NamedTuple
 
-from fed.clients.training.executor import Executor, Item, Make, Result, Work
+from fed.clients.training.executor import Item, Make, Result, Work
 from fed.clients.training.working_process import FAULT_BYTES, fault_in
 from fed.errors import FedError, InvalidInput, RunFailed, in_one_sentence, os_errors_as
 from fed.processes.child_processes import UNKNOWN_EXIT_CODE, spawned, stop
 from fed.processes.crash_report import words_of_exit
+from fed.simulations.executors.queued import QueuedExecutor, QueuedTask
 from fed.simulations.executors.worker import (
     ANSWER,
     ORDER,
@@ -45,11 +45,8 @@ _STOP_WITHIN_S = 5.0
 
 
 @dataclass(eq=False)
-class _Task:
-    ticket: int
-    item: Item
+class _Task(QueuedTask):
     parcel: Parcel
-    deaths: int = 0
 
 
 class _Given(NamedTuple):
@@ -88,7 +85,7 @@ class _Worker:
         return fault_in(self.memory)
 
 
-class Workers(Executor):
+class Workers(QueuedExecutor[_Task]):
     """Worker processes of this machine, one thread each.
 
     A worker that dies, is killed or runs out of memory is replaced, and so is one whose work raised anything but a
@@ -127,6 +124,7 @@ class Workers(Executor):
         small_bytes: int = 0,
         awaits: bool = False,
     ) -> None:
+        super().__init__()
         if not devices:
             raise InvalidInput("there must be at least 1 worker, got 0")
         self._make = make
@@ -136,12 +134,8 @@ class Workers(Executor):
         self._small: dict[int, Item] = {}
         self._work_here: Work | None = None
         self._settings = current_settings()
-        self._submitted = 0
-        self._queue: list[tuple[bool, tuple[int, float, int], _Task]] = []
-        self._pending: dict[int, _Task] = {}
-        self._finished: dict[int, Result | FedError] = {}
         self._selector = selectors.DefaultSelector()
-        self._workers: list[_Worker] = []
+        self._workers: list[_Worker]
         try:
             for number, device in enumerate(devices):
                 size = SLOTS * Slot.size_bytes(capacity_bytes) + FAULT_BYTES
@@ -201,10 +195,8 @@ class Workers(Executor):
                 self._check_open()
                 self._hand_out(SLOTS)
                 self._recall()
-                done = sorted(self._finished.keys() & wanted)  # of several errors the same one is raised
+                done = self._done_of(wanted)
                 if not done:
-                    if self._pending.keys().isdisjoint(wanted):
-                        raise KeyError(f"no results are to come for tickets {sorted(wanted)}")
                     self._listen(None)
                 for ticket in done:  # workers get new items between results, for the caller may take long
                     self._listen(0)
@@ -236,21 +228,6 @@ class Workers(Executor):
             self._pending.clear()
             self._finished.clear()
 
-    def _check_open(self) -> None:
-        if not self._workers:
-            raise RunFailed("these workers are closed")
-
-    def _taken(self, ticket: int) -> Result:
-        result = self._finished.pop(ticket)
-        if isinstance(result, FedError):
-            raise result
-        return result
-
-    def _enqueue(self, task: _Task, *, is_lost: bool = False) -> None:
-        # Ranks differ by ticket, so that tasks are never compared.
-        entry = (not is_lost, task.item.rank(task.ticket), task)
-        heapq.heappush(self._queue, entry)
-
     def _hand_out(self, slots: int) -> None:
         """Give every worker up to this many items."""
         # Round by round, so that no worker gets a second item while another has none.
@@ -261,7 +238,7 @@ class Workers(Executor):
 
     def _next(self) -> _Task | None:
         while self._queue:
-            _, _, task = heapq.heappop(self._queue)
+            task = self._first()
             if task.ticket in self._pending:  # else a recalled item, whose first result has come
                 return task
         return None
