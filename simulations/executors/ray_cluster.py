@@ -74,6 +74,7 @@ class RayCluster:
         # Before the package is loaded, which reads them then.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by 15, beside other programs workers would hardly run
         self.ray: ModuleType = importlib.import_module("ray")
         self._lines = _Lines()
         self._lines.silence()

@@ -77,11 +77,16 @@ def test_ray_is_for_processors_and_gpus_of_cuda() -> None:
 
 @pytest.fixture(scope="class")
 def cluster() -> Iterator[Any]:
-    """A cluster on this machine to which the program is connected: two cores, as far as Ray knows."""
+    """A cluster on this machine to which the program is connected: two cores, as far as Ray knows.
+
+    Its workers are as eager as other programs, for which they would wait else, as long as the tests take.
+    """
     pytest.importorskip("ray")
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_worker_niceness", "0")
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield ray
     ray.shutdown()
 
@@ -197,6 +202,7 @@ class TestOnNodes:
     def nodes(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         """A cluster of three nodes with a core each, as far as Ray knows."""
         pytest.importorskip("ray")
+        monkeypatch.setenv("RAY_worker_niceness", "0")
         from ray.cluster_utils import Cluster
 
         small = {"num_cpus": 1, "object_store_memory": 100 << 20}
@@ -284,13 +290,16 @@ class TestEnds:
         )
         try:
             work.await_that(lambda: (tmp_path / "run" / "checkpoints").exists(), "a round", 4 * work.BOUND_S)
+            workers = {*those_with(mark)} & {*those_called("ray::RayWorker")}
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {own}, "as eager as this process"
             if number == signal.SIGINT:
                 os.killpg(process.pid, number)  # as a terminal does
             else:
                 process.send_signal(number)
             said, _ = process.communicate(timeout=2 * work.BOUND_S)
             work.await_that(lambda: not {*those_with(mark)} & {*those_called("ray::RayWorker")}, "the worker's end")
-            # An agent of Ray's that outlives the store of the cluster's state tries to reach it sixty times, each second.
+            # An agent of Ray's tries sixty times, each second, to reach the store of the cluster's state.
             work.await_that(lambda: not those_with(mark), "the end of all processes", 2 * work.BOUND_S)
         finally:
             for pid in those_with(mark):
