@@ -73,3 +73,17 @@ class NodeData(Document):
             got = "both" if self.data is not None else "neither"
             raise ValueError(f"a node has either data or an app, got {got}: give one of the keys data and app")
         return self
+
+    @model_validator(mode="after")
+    def _hold_to_one_client(self) -> Self:
+        """Refuse a source that is dealt to several clients, of which none is this node."""
+        if self.data is None or self.client is not None or self.data.clients == 1:
+            return self
+        dealing = sorted({"clients", "partition"} & self.data.model_fields_set)
+        if dealing:
+            keys = " and ".join(f"data.{key}" for key in dealing)
+            raise ValueError(
+                f"{keys}: the source is dealt to several clients, and no key says which of them this node is: add one "
+                "such as client: 0, or remove what deals it, to give this node all samples"
+            )
+        return self

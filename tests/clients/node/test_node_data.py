@@ -24,6 +24,22 @@ def test_source_without_client_names_is_wholly_the_nodes_own(tmp_path: Path) -> 
     assert targets.dtype == torch.int64
 
 
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"clients": 3}, "data.clients"),
+        ({"partition": "iid"}, "data.partition"),
+        ({"clients": 2, "partition": "iid"}, "data.clients and data.partition"),
+    ],
+)
+def test_a_dealt_source_without_a_client_is_refused(keys: dict[str, Any], named: str) -> None:
+    source = cast(Any, {"kind": "digits", **keys})
+    with pytest.raises(InvalidExperiment, match=rf"{named}: the source is dealt .*: add one such as client: 0, or rem"):
+        NodeData(data=source)
+    assert NodeData(data=source, client=1).client == 1
+    assert NodeData(data=cast(Any, {"kind": "digits", "clients": 1, "partition": "iid"})).client is None
+
+
 def test_a_fold_of_the_nodes_own_source_is_tested(tmp_path: Path) -> None:
     inputs, labels = np.arange(18, dtype=np.float32).reshape(9, 2), np.arange(9) % 3
     np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)
