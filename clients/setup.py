@@ -158,6 +158,7 @@ class Preparation:
             held_out=None if self.held_out is None else self.held_out.__getitem__,
             collate=self.collate,
             make_trainer=self._trainers_of(app, experiment.local),
+            is_deterministic=experiment.simulation.deterministic and app is None,  # an app's settings are its own
         )
 
     def fixed_part(self) -> list[Tensor]:

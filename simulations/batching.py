@@ -23,6 +23,7 @@ from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_sample
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
+from fed.clients.training.determinism import deterministic
 from fed.clients.training.devices import device_of, least_memory_bytes
 from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import UnlikeDraws
@@ -293,7 +294,7 @@ def _obstacle(recipe: Recipe, context: LocalContext, samples: Held, device: "tor
     if any(phase.rule is not None and phase.rule.contrasts for phase in recipe.phases):
         return "its algorithm compares three models' representations", 0.0
     # PyTorch's own generators belong to the user, and stay as they are.
-    with seeded_torch(0, device), float32_products(device):
+    with deterministic(device, on=recipe.is_deterministic), float32_products(device), seeded_torch(0, device):
         tried = [_tried(recipe, phase, context, samples, device) for phase in recipe.phases]
     problem = next((problem for problem, _ in tried if problem is not None), None)
     return problem, max(client_bytes for _, client_bytes in tried)
@@ -551,6 +552,7 @@ def _in_plain_words(error: Exception) -> str:
 
 
 _OBSTACLES = {
+    "does not have a deterministic implementation": "PyTorch has no deterministic algorithm for it on this device",
     "called random operation": "it draws random numbers, which come from each client's own stream",
     "different inplace randomness on an unbatched tensor": "it draws into a tensor that all clients share",
     "data-dependent control flow": "what it does depends on the numbers it computes",

@@ -159,7 +159,7 @@ class FlowerNode:
             description = NodeData.load(str(self._config["data"]))
             if description.data is None:
                 raise InvalidInput("a node on Flower's engine trains on data, got an app: run it as Flower's own app")
-            self._experiment = self._experiment.model_copy(update={"fixed": description.fixed})
+            self._experiment = description.experiment_of_node(self._experiment)
             self._device = description.device
             client = self._config.get("client", description.client)
             if not isinstance(client, int | str):

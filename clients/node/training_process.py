@@ -195,7 +195,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 answer.table_sha256 = hashlib.sha256(arguments[0].encode()).digest()
             elif what == "prepare":
                 experiment, plan, fixed_part = arguments
-                experiment = experiment.model_copy(update={"fixed": description.fixed})
+                experiment = description.experiment_of_node(experiment)
                 samples = own(table_text(experiment.table))
                 training = NodeTraining(
                     samples,

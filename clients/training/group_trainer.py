@@ -5,7 +5,8 @@ Shapes: see :mod:`fed.vectors.layout`.
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from fed.clients.data.held import dense, size_of
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
+from fed.clients.training.determinism import deterministic
 from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.float32_products import float32_products
 from fed.clients.training.group_reading import UnequalBatches
@@ -87,7 +89,7 @@ class GroupTraining:
         """Train, and answer as :class:`.work_items.Train` says; the answer's tensors are on the CPU."""
         pairs = [self._recipe.read(client) for client in task.clients]
         try:
-            with float32_products(self._device, tf32=self._recipe.local.precision == "tf32"):
+            with self._block():
                 trained, tensors = self._answer(self._sent(task, pairs, *tensors))
         except AppFailed as error:
             # Only apps raise it, whose clients train alone.
@@ -104,6 +106,16 @@ class GroupTraining:
         if limits or reasons:
             trained = replace(trained, most_together=min(limits, default=None), uncaptured="".join(reasons[:1]))
         return trained, tensors
+
+    @contextmanager
+    def _block(self) -> Iterator[None]:
+        """Block with the settings of training."""
+        recipe = self._recipe
+        with (
+            deterministic(self._device, on=recipe.is_deterministic),
+            float32_products(self._device, tf32=recipe.local.precision == "tf32"),
+        ):
+            yield
 
     def _sent(self, task: Train, pairs: list[Held], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
         broadcast = beside[: task.broadcast_count]

@@ -285,6 +285,7 @@ class Recipe:
             train one by one.
         collate: function that makes batches of samples; None: they are stacked.
         may_ignore: True if clients' targets may be labels that do not count, so that each group's are looked at.
+        is_deterministic: True if GPUs compute by deterministic algorithms alone.
     """
 
     module: "nn.Module"
@@ -305,6 +306,7 @@ class Recipe:
     make_trainer: MakeTrainer | None = None
     collate: Collating | None = None
     may_ignore: bool = True
+    is_deterministic: bool = True
 
     @property
     def test_samples(self) -> Held:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fed.clients.data import ClientId, Held
 from fed.clients.data.held import dense, size_of, taken
+from fed.clients.training.determinism import deterministic
 from fed.clients.training.devices import scoring_device
 from fed.clients.training.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.float32_products import float32_products
@@ -69,7 +70,7 @@ class Work:
         """Do an item; the answer's tensors are on the CPU."""
         if isinstance(task, Train):
             return self.train(task, tensors)
-        with float32_products(self._device):
+        with deterministic(self._device, on=self._recipe.is_deterministic), float32_products(self._device):
             if isinstance(task, Evaluate):
                 return self._evaluate(task, *tensors), ()
             if isinstance(task, CountClasses):

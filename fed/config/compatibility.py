@@ -210,7 +210,8 @@ def without_use_for_apps(local: type[BaseModel]) -> list[str]:
     return [*_BROUGHT_BY_APPS, "table", "collate", *untold, "evaluation.fraction", *_OF_TRAINING]
 
 
-_OF_TRAINING = ("simulation.batching", "simulation.group", "simulation.device")  # an app trains as it sees fit
+# An app trains as it sees fit.
+_OF_TRAINING = ("simulation.batching", "simulation.group", "simulation.device", "simulation.deterministic")
 
 
 def _check_that_an_app_brings_all(experiment: Sections) -> None:

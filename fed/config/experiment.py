@@ -151,6 +151,9 @@ class Execution(Section):
     device: DeviceName = "auto"
     """Device that trains and evaluates: auto, cpu, cuda, a GPU such as cuda:1, or mps. auto: GPUs where there are any,
     else the CPU; with GPUs as with cuda workers are dealt all of them in turn."""
+    deterministic: bool = True
+    """True if GPUs compute by deterministic algorithms alone, so that a run repeats to the bit on GPUs of one kind; an
+    operation that has none is refused. On a CPU nothing changes."""
     executor: Annotated[Component, registry.EXECUTORS] | None = None
     """Executor of the clients' work; null: in_process without workers, and workers with some. Where one is named,
     workers: auto means as many as cores or GPUs, whether they pay or not."""

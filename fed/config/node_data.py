@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -12,6 +12,9 @@ from fed.config.document import Document
 from fed.config.registry import DATA, DataSection
 from fed.config.sections import FixedSection
 from fed.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from fed.config.experiment import Experiment
 
 __all__ = ["NodeData"]
 
@@ -36,6 +39,8 @@ class NodeData(Document):
     device: DeviceName = "auto"
     """Device of this node that trains and evaluates: auto, cpu, cuda, a GPU such as cuda:1, or mps; auto: the first GPU
     where there is one, else the CPU. The option --device comes before it."""
+    deterministic: bool = True
+    """True if this node's GPU computes by deterministic algorithms alone; an operation that has none is refused."""
     client: NonNegativeInt | str | None = None
     """Name or number of the source's client that this node is; unless given, the whole source is this node's."""
     seed: NonNegativeInt = 0
@@ -66,6 +71,15 @@ class NodeData(Document):
             InvalidExperiment: if there is no device of that name.
         """
         return self if device is None else type(self)(**{**self.given_keys(), "device": device})
+
+    def experiment_of_node(self, experiment: "Experiment") -> "Experiment":
+        """The experiment with what is this node's own to say: its fixed parameters, and how its GPU computes.
+
+        Args:
+            experiment: experiment as the server or the peers have it.
+        """
+        simulation = experiment.simulation.model_copy(update={"deterministic": self.deterministic})
+        return experiment.model_copy(update={"fixed": self.fixed, "simulation": simulation})
 
     @model_validator(mode="after")
     def _hold_to_one_source(self) -> Self:

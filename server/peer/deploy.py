@@ -197,7 +197,9 @@ def _kind_of_peer(experiment: Experiment, prepared: Preparation) -> type[RealPee
 
 def _prepared(experiment: Experiment, own: NodeData, client: ClientId) -> Preparation:
     """Preparation of this peer, whose file may be where the other peers have none."""
-    of_peer = experiment if own.fixed is None else experiment.model_copy(update={"fixed": own.fixed})
+    of_peer = own.experiment_of_node(experiment)
+    if own.fixed is None:
+        of_peer = of_peer.model_copy(update={"fixed": experiment.fixed})
     return Preparation(of_peer, _data(experiment, own, client))
 
 

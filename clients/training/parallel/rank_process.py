@@ -21,6 +21,7 @@ from typing import Any
 from torch import distributed
 from torch._C._distributed_c10d import FileStore
 
+from fed.clients.training.determinism import deterministic, fix_workspaces
 from fed.clients.training.float32_products import float32_products
 from fed.clients.training.parallel.rank_training import RankTraining
 from fed.clients.training.parallel.setup import BatchPart, Begin, SharedSetup, TakeStep
@@ -141,6 +142,9 @@ def serve_rank(
         if isinstance(read.kind, FSDP):
             # Gathered parameters come and go, and would leave gaps as large as the model in memory that is kept.
             pool_freed_memory()
+        is_deterministic = torch.are_deterministic_algorithms_enabled()  # as the parent was when it started this rank
+        if is_deterministic:
+            fix_workspaces(rank.device)
         _join(meeting, rank)
         vector_V, integers_I, context_bytes = (place.in_(memory.all_bytes) for place in places)
         tf32 = read.local.precision == "tf32"
@@ -154,7 +158,11 @@ def serve_rank(
         )
         del read
         connection.send((RankReply.READY, None))
-        with float32_products(rank.device, tf32=tf32), contextlib.suppress(EOFError, ConnectionError):
+        with (
+            deterministic(rank.device, on=is_deterministic),
+            float32_products(rank.device, tf32=tf32),
+            contextlib.suppress(EOFError, ConnectionError),
+        ):
             while True:
                 _do_task(connection, training)
     except FedError as error:

@@ -256,6 +256,34 @@ def test_products_have_the_precision_that_is_asked_for(
     assert matmul.fp32_precision == before
 
 
+class Putting(nn.Linear):
+    """Calls an operation that is deterministic on no device."""
+
+    def forward(self, inputs_BF: Tensor) -> Tensor:
+        output_BC: Tensor = super().forward(inputs_BF)
+        bias_1 = output_BC.new_zeros(1)
+        bias_1.put_(torch.zeros(1, dtype=torch.int64, device=bias_1.device), output_BC.new_ones(1))
+        return output_BC + bias_1
+
+
+def simulate_putting(device: PretendedDevice, *, deterministic: bool = True, **keys: Any) -> fed.Run:
+    torch.manual_seed(0)
+    data = FederatedData({client: (torch.randn(9, 5), torch.arange(9) % 3) for client in range(3)})
+    simulation = {"workers": 0, "device": "cuda", "deterministic": deterministic}
+    experiment = fed.Experiment(rounds={"count": 1}, simulation=simulation, **keys)
+    return fed.simulate(experiment, data=data, model=lambda: Putting(5, 3))
+
+
+@pytest.mark.parametrize("evaluation", ["coordinator", {"kind": "clients", "fraction": 0.3}], ids=str)
+def test_what_is_not_deterministic_is_refused_in_one_sentence(evaluation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretended() as device:
+        monkeypatch.setattr(devices, "devices_named", lambda name: [device.device])
+        with pytest.raises(InvalidModel, match=r"^put_ has no deterministic algorithm on the device pretended:0, at "):
+            simulate_putting(device, evaluation=evaluation)
+        assert simulate_putting(device, deterministic=False, evaluation=evaluation).summary["status"] == "finished"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
 def test_workers_and_devices_change_no_bit(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
