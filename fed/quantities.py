@@ -2,7 +2,16 @@
 
 import math
 
-__all__ = ["bytes_text", "count_text", "counted", "decimals_of", "duration_text", "mean_text", "score_text"]
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "counted",
+    "decimals_of",
+    "duration_text",
+    "epsilon_text",
+    "mean_text",
+    "score_text",
+]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _PARTS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -59,6 +68,21 @@ def counted(number: int, name: str) -> str:
     """
     plural = f"{name}es" if name.endswith("s") else f"{name}s"
     return f"{number} {name if number == 1 else plural}"
+
+
+def epsilon_text(epsilon: float) -> str:
+    """ε to three digits, rounded up: no promise is rounded to a better one.
+
+    Example:
+        >>> epsilon_text(0.71801), epsilon_text(12.0), epsilon_text(1234.5), epsilon_text(0.0)
+        ('0.719', '12', '1240', '0')
+    """
+    if epsilon == 0 or not math.isfinite(epsilon):
+        return f"{epsilon:g}"
+    decimals = 2 - math.floor(math.log10(epsilon))
+    # What is a whole number of units but for the last bits is not rounded to the next one.
+    units = math.ceil(epsilon * 10.0**decimals - 1e-9)
+    return f"{units / 10.0**decimals:.12g}"
 
 
 def decimals_of(mean: float) -> int:

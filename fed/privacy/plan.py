@@ -21,6 +21,8 @@ class PrivacyPlan:
         noise_multiplier: z > 0, standard deviation of the noise over the sensitivity of what is released.
         rounds: number of rounds, > 0.
         delta: δ in (0, 1).
+        key_multiplier: value of the experiment's key ``noise_multiplier`` over z; 2 where the sensitivity is twice the
+            clip.
         sampling: q in (0, 1], where amplification by Poisson sampling is claimed; 1 where none is claimed.
         amplification: sentence on why amplification holds, or on why none is claimed.
         clients: number of clients on the roster; 0 where it is not known.
@@ -33,7 +35,8 @@ class PrivacyPlan:
         unit: protected unit, all data of a client or one sample.
         neighbourhood: neighbouring data sets, those with one unit more or less, or with one unit replaced.
         budget_epsilon: ε at which the run halts; None where it has no budget.
-        participations: number of rounds in which a unit takes part at most; None where any number is accounted for.
+        participations: number of the plan's rounds in which a unit takes part at most; None where any number is
+            accounted for. In more rounds than the plan's it may take part as often in each such block.
         trust: sentences on who sees what, and so on whom the promise holds against.
         not_covered: sentences on what the promise does not cover.
 
@@ -55,6 +58,7 @@ class PrivacyPlan:
     noise_multiplier: float
     rounds: int
     delta: float
+    key_multiplier: float = 1.0
     sampling: float = 1.0
     amplification: str = "none is claimed"
     clients: int = 0
@@ -103,7 +107,10 @@ class PrivacyPlan:
         return dict(Counter(self._matrix_releases(rounds)))
 
     def _participations_of(self, rounds: int) -> int:
-        return rounds if self.participations is None else min(rounds, self.participations)
+        if self.participations is None:
+            return rounds
+        whole, rest = divmod(rounds, self.rounds)
+        return whole * self.participations + min(rest, self.participations)
 
     def _release(self, noise_multiplier: float) -> Release:
         return Release(

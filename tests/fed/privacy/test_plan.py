@@ -21,6 +21,7 @@ def _plan(**changes: Any) -> PrivacyPlan:
         (_plan(sampling=0.1, releases_a_round=5), 3, {Release(noise_multiplier=2.0, sampling=0.1): 15}),
         (_plan(participations=4), None, {Release(noise_multiplier=2.0): 4}),
         (_plan(participations=4), 3, {Release(noise_multiplier=2.0): 3}),
+        (_plan(participations=4), 25, {Release(noise_multiplier=2.0): 12}),
         (_plan(), 0, {}),
         (
             _plan(skellam_l2=50.0, skellam_l1=90.0),

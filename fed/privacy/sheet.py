@@ -1,0 +1,204 @@
+"""Sheet of a private run: what it costs and what is promised to whom, in the terms of NIST SP 800-226.
+
+Near et al., "Guidelines for Evaluating Differential Privacy Guarantees", NIST SP 800-226, 2025.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fed.privacy.accounting import epsilon, noise_multiplier_for, rounds_within
+from fed.privacy.plan import PrivacyPlan
+from fed.quantities import counted, epsilon_text
+
+__all__ = ["Cell", "Costs", "as_json", "as_markdown", "costs_of", "facts_of", "table_of"]
+
+_NOISE_FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
+_COHORT_FACTORS = (0.5, 1.0, 2.0, 4.0)
+_MOST_ROUNDS = 1_000_000
+"""Rounds beyond which no budget is followed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """ε of a run with another noise multiplier and cohort.
+
+    Args:
+        noise_multiplier: value of the experiment's key, > 0.
+        cohort: expected number of clients of a round; None where ε does not depend on it.
+        epsilon: ε of all rounds.
+    """
+
+    noise_multiplier: float
+    cohort: float | None
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Costs of a plan, and of others near it.
+
+    Args:
+        plan: the plan.
+        epsilon: ε of all its rounds.
+        cells: ε for each noise multiplier and, within it, each cohort.
+        rounds_within_budget: largest number of rounds that the budget allows; None without a budget.
+        noise_for_budget: smallest value of the key ``noise_multiplier`` with which all rounds stay within the budget;
+            None without a budget, or where there is none.
+    """
+
+    plan: PrivacyPlan
+    epsilon: float
+    cells: tuple[Cell, ...]
+    rounds_within_budget: int | None = None
+    noise_for_budget: float | None = None
+
+
+def costs_of(plan: PrivacyPlan, noise_multipliers: Sequence[float] = (), cohorts: Sequence[float] = ()) -> Costs:
+    """Costs of a plan, and of all pairs of a noise multiplier and a cohort.
+
+    Args:
+        plan: the plan.
+        noise_multipliers: values > 0 of the key ``noise_multiplier``, for the rows; some near the plan's unless given.
+        cohorts: expected number of clients of each column; some near the plan's unless given. Where ε does not
+            depend on the cohort there is one column.
+    """
+    own = plan.noise_multiplier * plan.key_multiplier
+    noises = sorted(set(noise_multipliers)) or sorted({own, *(_rounded(own * factor) for factor in _NOISE_FACTORS)})
+    columns: list[float | None] = [None]
+    if plan.sampling < 1 and plan.clients > 0:
+        near = [plan.cohort, *(max(1.0, float(round(plan.cohort * factor))) for factor in _COHORT_FACTORS)]
+        columns = [*sorted({cohort for cohort in (cohorts or near) if cohort <= plan.clients})]
+    budget = plan.budget_epsilon
+    return Costs(
+        plan=plan,
+        epsilon=epsilon(plan.releases(), plan.delta),
+        cells=tuple(_cell(plan, noise, cohort) for noise in noises for cohort in columns),
+        rounds_within_budget=None if budget is None else rounds_within(plan, budget, most=_MOST_ROUNDS),
+        noise_for_budget=None if budget is None else _noise_for(plan, budget),
+    )
+
+
+def _cell(plan: PrivacyPlan, noise_multiplier: float, cohort: float | None) -> Cell:
+    other = plan.with_noise(noise_multiplier / plan.key_multiplier)
+    if cohort is not None:
+        other = other.with_cohort(cohort)
+    return Cell(noise_multiplier=noise_multiplier, cohort=cohort, epsilon=epsilon(other.releases(), plan.delta))
+
+
+def _noise_for(plan: PrivacyPlan, budget: float) -> float | None:
+    try:
+        return noise_multiplier_for(plan, budget) * plan.key_multiplier
+    except ValueError:
+        return None
+
+
+def _rounded(value: float) -> float:
+    """A number to two digits."""
+    return float(f"{value:.2g}")
+
+
+def facts_of(costs: Costs) -> list[tuple[str, str]]:
+    """Names and texts of the sheet's lines: the promise, the mechanism, the trust model, and what is left out."""
+    plan = costs.plan
+    unit = "all data of one client" if plan.unit == "client" else "one sample"
+    neighbours = {
+        "add-or-remove-one": f"data sets with {unit} more or less",
+        "replace-one": f"data sets in which {unit} is replaced by other data",
+    }
+    facts = [
+        ("ε", f"{epsilon_text(costs.epsilon)} for {_rounds(plan.rounds)}"),
+        ("δ", f"{plan.delta:g}"),
+        ("unit of privacy", unit),
+        ("neighbourhood", f"{plan.neighbourhood}: {neighbours[plan.neighbourhood]}"),
+        ("mechanism", f"{plan.mechanism}; noise_multiplier {plan.noise_multiplier * plan.key_multiplier:.4g}"),
+        ("amplification", plan.amplification),
+        ("composition", _composition(plan)),
+    ]
+    if plan.participations is not None:
+        facts.append(
+            ("participation", f"a unit takes part in {_rounds(plan.participations)} at most, which is enforced")
+        )
+    if plan.budget_epsilon is not None:
+        facts.append(("budget", _budget(costs)))
+    facts += [("trust model", line) for line in plan.trust]
+    facts += [("not covered", line) for line in plan.not_covered]
+    return facts
+
+
+def _rounds(count: int) -> str:
+    return counted(count, "round")
+
+
+def _composition(plan: PrivacyPlan) -> str:
+    if plan.skellam_l2 is not None:
+        return "Rényi divergences of Skellam noise, added up and converted: an upper bound on ε"
+    if plan.sampling < 1:
+        return "privacy-loss distributions, rounded upward (package dp-accounting), within 0.1 % of the exact ε"
+    return "closed form of the Gaussian mechanism, exact"
+
+
+def _budget(costs: Costs) -> str:
+    text = f"ε = {costs.plan.budget_epsilon:g} allows {_rounds(costs.rounds_within_budget or 0)} at this noise"
+    if costs.noise_for_budget is None:
+        return text
+    return f"{text}, or {_rounds(costs.plan.rounds)} at noise_multiplier {_upward(costs.noise_for_budget)}"
+
+
+def _upward(noise_multiplier: float) -> str:
+    """A noise multiplier to four digits, rounded up, so that it spends no more."""
+    unit = 10.0 ** (math.floor(math.log10(noise_multiplier)) - 3)
+    return f"{math.ceil(noise_multiplier / unit - 1e-9) * unit:.12g}"
+
+
+def table_of(costs: Costs) -> list[list[str]]:
+    """Rows of the table of ε, the headings first: a row for each noise multiplier, a column for each cohort."""
+    cohorts = list(dict.fromkeys(cell.cohort for cell in costs.cells))
+    headings = ["ε" if cohort is None else f"{cohort:g} clients" for cohort in cohorts]
+    rows: dict[float, list[str]] = {}
+    for cell in costs.cells:
+        rows.setdefault(cell.noise_multiplier, []).append(epsilon_text(cell.epsilon))
+    return [["noise_multiplier", *headings], *([f"{noise:g}", *texts] for noise, texts in rows.items())]
+
+
+def as_markdown(costs: Costs, name: str) -> str:
+    """The sheet as a page in Markdown.
+
+    Args:
+        costs: costs of the plan.
+        name: name of the experiment.
+    """
+    headings, *rows = table_of(costs)
+    lines = [
+        f"# Differential privacy of {name}",
+        "",
+        "In the terms of NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees.",
+        "",
+        *(f"- **{fact}**: {text}" for fact, text in facts_of(costs)),
+        "",
+        f"## ε of {_rounds(costs.plan.rounds)}",
+        "",
+        f"| {' | '.join(headings)} |",
+        f"|{'---|' * len(headings)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def as_json(costs: Costs, name: str) -> dict[str, Any]:
+    """The sheet as values that JSON has.
+
+    Args:
+        costs: costs of the plan.
+        name: name of the experiment.
+    """
+    values = {key: value for key, value in asdict(costs.plan).items() if value not in (None, ())}
+    return {
+        "experiment": name,
+        "epsilon": costs.epsilon,
+        **values,
+        "rounds_within_budget": costs.rounds_within_budget,
+        "noise_for_budget": costs.noise_for_budget,
+        "table": [asdict(cell) for cell in costs.cells],
+    }
