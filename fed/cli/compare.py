@@ -159,6 +159,7 @@ def _tell(result: "fed.ComparisonResult", directory: Path, *, json: bool) -> int
     """Print a result and its folder."""
     from fed.reports.conclusions import failures, unlike
     from fed.reports.difference_texts import difference_notes
+    from fed.reports.private_runs import privacy_note
     from fed.reports.tables import columns, difference_columns, table
 
     if json:
@@ -170,6 +171,8 @@ def _tell(result: "fed.ComparisonResult", directory: Path, *, json: bool) -> int
         if differences := difference_columns(result):
             terminal.print(table(differences, terminal.width))
             terminal.print("\n".join(difference_notes(result)), markup=False)
+        if spent := privacy_note(result.runs):
+            terminal.print(spent, markup=False)
         typer.echo(directory / "report.html")
     # Notes go to standard error: standard output holds the table or the JSON alone.
     if difference := unlike(result):

@@ -8,7 +8,7 @@ import typer
 
 from fed.cli.tables import console, listed
 from fed.errors import InvalidInput, os_errors_as
-from fed.quantities import score_text
+from fed.quantities import epsilon_text, score_text
 from fed.storage.scores import words_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["runs"]
 
-_HEADINGS = ("run", "name", "algorithm", "status", "rounds", "score", "written", "resumes after")
+_HEADINGS = ("run", "name", "algorithm", "status", "rounds", "score", "ε", "written", "resumes after")
 _LEFT_OUT = ("name", "algorithm", "written")
 """Columns that a narrow terminal goes without, the first ones first."""
 _UNBOUNDED = 10_000
@@ -55,11 +55,13 @@ def runs(
 def _fitting(rows: "Sequence[Sequence[str]]", out: "Console") -> "Table":
     """Table of the runs, without the least columns where the console is narrow."""
     unbounded = out.options.update(width=_UNBOUNDED)
-    shown = _table(rows, ())
+    epsilons = {row[_HEADINGS.index("ε")] for row in rows}
+    needless = () if epsilons - {"–"} else ("ε",)
+    shown = _table(rows, needless)
     for count in range(1, len(_LEFT_OUT) + 1):
         if out.measure(shown, options=unbounded).maximum <= out.width:
             break
-        shown = _table(rows, _LEFT_OUT[:count])
+        shown = _table(rows, (*needless, *_LEFT_OUT[:count]))
     return shown
 
 
@@ -69,7 +71,7 @@ def _table(rows: "Sequence[Sequence[str]]", left_out: "Collection[str]") -> "Tab
     shown = listed([_HEADINGS[place] for place in places], ([row[place] for place in places] for row in rows))
     for column in shown.columns:
         column.overflow = "fold"  # a folder that is cut could not be given to another command
-        if column.header in ("rounds", "score"):
+        if column.header in ("rounds", "score", "ε"):
             column.justify = "right"
     return shown
 
@@ -96,6 +98,7 @@ def _row(run: "KeptRun", folder: Path) -> tuple[str, ...]:
         "unfinished: no summary" if run.state is RunState.UNFINISHED else str(run.state),
         f"{run.rounds}{planned}" if is_read else "–",
         f"{words_of(run.metric)} {score_text(run.score)}" if run.metric and run.score is not None else "–",
+        epsilon_text(run.epsilon) if run.epsilon is not None else "–",
         f"{run.written.astimezone():%Y-%m-%d %H:%M}" if run.written else "–",
         f"round {run.checkpoint}" if run.checkpoint is not None else "–",
     )

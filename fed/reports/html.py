@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.quantities import bytes_text, duration_text, mean_text, score_text
+from fed.quantities import bytes_text, duration_text, epsilon_text, mean_text, score_text
 from fed.reports import charts, heat_maps, population
 from fed.reports.client_scores import ClientScores, last_client_scores
 from fed.reports.conclusions import failures, finding, seen_by_coordinator
 from fed.reports.difference_texts import difference_notes
 from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, NARROW_INCH, Style, for_file, for_page, styles
+from fed.reports.private_runs import privacy_note
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns, difference_columns
 from fed.storage.atomic_files import write_atomically
@@ -102,6 +103,7 @@ def comparison_report(
         difference_notes=difference_notes(result),
         looks=list(look.values()),
         failures=failures(result),
+        privacy=privacy_note(result.runs),
         # Variants have names and seeds of their own, which are in the tables.
         settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),
         changes={name: _changed_keys(reference, variant) for name, variant in variants.items()},
@@ -199,6 +201,7 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
         "for_page": for_page,
         "bytes": bytes_text,
         "duration": duration_text,
+        "epsilon": epsilon_text,
         "mean": mean_text,
         "score": score_text,
     }
@@ -240,6 +243,8 @@ def _run_figures(run: Run, clients: ClientScores) -> Iterator[_Figure]:
     if values is not None and len(values) > 1:
         draw = partial(charts.distribution, {"": values}, styles({"": ""}), label=f"{first.words} of clients")
         yield _figure("Distribution over clients", "distribution", draw)
+    if spent := _run_curves(metrics, {"ε": "epsilon"}):
+        yield _figure("Privacy spent by round", "privacy", partial(charts.by_round, {"ε": spent}))
     if apart := _run_curves(metrics, {"of peers' models from their mean": "consensus_distance"}):
         yield _figure("Consensus by round", "consensus", partial(charts.by_round, {"consensus distance": apart}))
     if any("neighbours" in line for line in metrics):  # of a real peer, whose tasks are its own

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from fed.reports.conclusions import count_of_runs, final_text
 from fed.reports.difference_texts import difference_notes
+from fed.reports.private_runs import privacy_note
 from fed.reports.summary import ComparisonResult
 from fed.reports.tables import Column, difference_columns
 
@@ -90,7 +91,8 @@ def _columns(result: ComparisonResult) -> list[Column]:
 def _notes(result: ComparisonResult) -> list[str]:
     most = max(result.rows, key=lambda row: row["runs"])
     over = f"Mean ± sample standard deviation over {count_of_runs(most)}." if most["runs"] > 1 else "One run each."
-    return [over, *difference_notes(result)]
+    privacy = privacy_note(result.runs)
+    return [over, *difference_notes(result), *([privacy] if privacy else [])]
 
 
 def _line(cells: Iterable[str]) -> str:

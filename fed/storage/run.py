@@ -31,8 +31,9 @@ class Run:
         experiment: the experiment, with every default resolved.
         metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning. Bytes, counts
             and losses are those of the round. A value that a round did not measure is None.
-        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status, and in
-            ``training`` how clients trained, in groups or one by one, and the reason.
+        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status, in
+            ``training`` how clients trained, in groups or one by one, and the reason, and of a private run ``epsilon``
+            and ``delta``.
         model: the trained module.
         models: client id → module, where clients keep models of their own; empty otherwise.
         directory: folder of the run, or None.
@@ -84,7 +85,9 @@ class Run:
             if name.startswith("final_") and value is not None
         }
         first = {name: self.summary[name] for name in ("experiment", "algorithm", "status", "rounds")}
-        last = {name: self.summary[name] for name in ("training",) if name in self.summary}
+        last: dict[str, Any] = {
+            name: self.summary[name] for name in ("epsilon", "delta", "training") if name in self.summary
+        }
         parts = {**first, **scores, **last, "directory": None if self.directory is None else str(self.directory)}
         return f"Run({', '.join(f'{name}={value!r}' for name, value in parts.items())})"
 

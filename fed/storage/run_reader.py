@@ -61,6 +61,7 @@ class KeptRun:
         metric: name of the first metric, or loss; None where nothing was measured.
         score: last value of that metric on test data.
         written: time of the run's end, or of the last write.
+        epsilon: ε of all that a private run has released; None for any other run.
         checkpoint: round after which the run can resume, that of the newest whole checkpoint within the metrics; None
             for a run that is finished or has no such checkpoint.
     """
@@ -74,6 +75,7 @@ class KeptRun:
     rounds_planned: int | None = None
     metric: str | None = None
     score: float | None = None
+    epsilon: float | None = None
     written: datetime | None = None
     checkpoint: int | None = None
 
@@ -126,6 +128,7 @@ def kept_run(path: Path) -> KeptRun:
         rounds_planned=_within(int, experiment, "rounds", "count"),
         metric=metric,
         score=score,
+        epsilon=_epsilon(summary, metrics),
         written=_written(path),
         checkpoint=None if state is RunState.FINISHED else _resumes_after(path, rounds),
     )
@@ -250,6 +253,12 @@ def _last_score(summary: Mapping[str, Any] | None, metrics: Sequence[Mapping[str
         first = metrics_of(summary)[0]
         metrics = [{first.test: line.get(first.test)} for line in metrics]
     return next((score for line in reversed(metrics) if (score := score_of(line))), None)
+
+
+def _epsilon(summary: Mapping[str, Any] | None, metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """ε of a private run: that of its summary, or of its last round while it has none."""
+    found = [line["epsilon"] for line in [*metrics, summary or {}] if isinstance(line.get("epsilon"), int | float)]
+    return float(found[-1]) if found else None
 
 
 def _line(content: bytes) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -256,6 +257,17 @@ def test_where_accuracy_is_not_measured_the_loss_is_drawn() -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_page_of_private_runs_says_what_they_cost_together() -> None:
+    runs = {"A": [record(0.5)], "B": [record(0.6)]}
+    for (run,) in runs.values():
+        run["summary"] |= {"epsilon": 2.0, "delta": 1e-5}
+    result = result_of(runs)
+    note = "ε = 4 at δ = 2e-05 for those whose data are in all of the 2 private runs (the sums of theirs)."
+    assert note in " ".join("".join(Reading(comparison_report(result, {})).texts).split())
+    assert "\\(the sums of theirs\\)" in markdown(result)
+
+
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "settings", thinned([{}, {"algorithm": {"kind": "dpsgd"}}, {"algorithm": {"kind": "centralized"}}], quick=1)
 )
@@ -268,6 +280,21 @@ def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
     assert reading.tags["script"] == 1, "its own"
     assert f"{run.summary['final_test_accuracy']:.4f}" in text
     assert "count: 2" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_page_of_a_private_run_shows_what_it_spent() -> None:
+    run = fed.simulate(fed.Experiment(data={"clients": 5}, rounds={"count": 2}))
+    assert "Privacy spent" not in run_report(run, None)
+    private = replace(
+        run,
+        metrics=[{**line, "epsilon": 0.5 * line["round"]} for line in run.metrics],
+        summary={**run.summary, "epsilon": 0.99801, "delta": 1e-5},
+    )
+    text = "".join(Reading(run_report(private, None)).texts)
+    assert "Privacy spent by round" in text
+    assert "ε = 0.999 at δ = 1e-05" in text
+    assert "epsilon=0.99801, delta=1e-05" in repr(private)
 
 
 def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -191,6 +191,7 @@ def test_the_list_for_machines_holds_all_that_is_known(run: Run, tmp_path: Path)
         "rounds_planned": 9,
         "metric": "accuracy",
         "score": 0.2,
+        "epsilon": None,
         "checkpoint": 2,
     }
 
@@ -205,6 +206,21 @@ def test_narrow_terminals_keep_folders_whole(
     assert "pair/runs/a-long-name/seed-0" in shown
     headings = ("name", "algorithm", "status", "score", "written", "resumes after")
     assert [heading for heading in headings if heading not in shown.splitlines()[1]] == [*left_out]
+
+
+def test_private_runs_have_a_column_of_epsilon(run: Run, tmp_path: Path) -> None:
+    make(tmp_path / "runs/public", "finished")
+    assert "ε" not in run().out
+    make(tmp_path / "runs/private", "finished", epsilon=0.71803, delta=1e-5)
+    under_way = make(tmp_path / "runs/under-way")
+    for number, epsilon in ((4, 1.25), (5, None)):
+        under_way.append({"round": number, "epsilon": epsilon})
+    lines = [line.split() for line in run().out.splitlines() if line.strip()]
+    assert lines[0][6] == "ε"
+    shown = {line[0]: line for line in lines[2:]}
+    assert shown["private"][7:10] == ["accuracy", "0.2000", "0.719"]
+    assert "1.25" in shown["under-way"]
+    assert shown["public"][7:10] == ["accuracy", "0.2000", "–"]
 
 
 def test_no_runs_are_a_sentence_and_an_empty_list(run: Run, tmp_path: Path) -> None:
