@@ -6,7 +6,7 @@ same meaning in every module:
     A: attackers of a round
     B: samples of a batch
     C: classes
-    D: width of a hidden layer
+    D: width of a hidden layer, or of what is kept from one position of a sequence to the next
     E: examples, the samples of a client or of a data set
     F: features of an example or of a representation
     G: groups of messages that a robust rule forms
@@ -22,7 +22,7 @@ same meaning in every module:
     Q: trainable parameters as they are computed with: P of them and alignment gaps
     R: floating-point state that is not trained, and travels: float buffers, and what a coordinator alone moves
     S: clients whose answers a round counts
-    T: positions of a sequence
+    T: positions of a sequence, such as tokens of a text or rounds of a run
     U: batches of a local training
     V: floating-point state of a model, V = P + R
     W: places for examples in one optimizer step
