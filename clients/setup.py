@@ -4,6 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import copy
+import secrets
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,6 +49,10 @@ from fed.compression.stage import Stage, check_stage
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidExperiment, InvalidModel, users_errors_as
+from fed.privacy.kinds import privacy_of
+from fed.privacy.noise import NoiseSource, SeededNoise
+from fed.privacy.noisy_sum import NoisySum
+from fed.privacy.protection import Protection
 from fed.secure_aggregation.settings import settings_of
 from fed.storage.model_files import ModelInputs, read_fixed_part
 from fed.vectors import trees
@@ -86,6 +91,9 @@ class Preparation:
         downlink_codecs: the chain that encodes the coordinator's models.
         error_feedback: keeper of the errors of ``codecs``.
         secure_aggregation: settings of the experiment, or None.
+        privacy: differential privacy of the experiment, or None.
+        noise: source of its noise.
+        cohort_streams: random streams of the draws of cohorts, which nobody can follow where privacy rests on them.
         recipe: everything that a process needs to train these clients one by one, except their way out.
 
     Args:
@@ -96,6 +104,7 @@ class Preparation:
         metric: (output, target) → number, to be called accuracy, or several by name, in place of the experiment's.
             With a ``loss`` alone, metrics are those that the experiment names itself.
         app: code of the clients' own, in the place of model, loss and metrics; None: fed trains.
+        noise: source of the noise of privacy; None: the seed, as in simulations.
 
     Raises:
         InvalidInput: if the parts do not fit each other.
@@ -109,6 +118,7 @@ class Preparation:
         loss: Loss | None = None,
         metric: Metric | Metrics | None = None,
         app: App | None = None,
+        noise: NoiseSource | None = None,
     ) -> None:
         if experiment.table is not None and experiment.table.sought:
             # Before the first round clients find what their tables are standardized by.
@@ -143,6 +153,17 @@ class Preparation:
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
         self.secure_aggregation = settings_of(experiment)
+        self.privacy = privacy_of(experiment)
+        self.noise: NoiseSource | None = noise
+        # A plan tells nodes the seed, from which they could tell who is in which cohort.
+        is_secret = self.privacy is not None and noise is not None
+        self.cohort_streams = Streams(secrets.randbits(256)) if is_secret else self.streams
+        if self.privacy is not None:
+            shared = self.layout.shared
+            self.privacy.check_layout(
+                float_buffers=shared.returned_size - shared.parameters, integer_buffers=shared.integer_count
+            )
+            self.noise = noise or SeededNoise.of(self.streams, experiment.dump())
         self.recipe = Recipe(
             module=self.module,
             loss=self.loss,
@@ -178,7 +199,8 @@ class Preparation:
         """
         shared = self.layout.shared
         secure = self.secure_aggregation
-        changes = bool(self.update_stages())
+        private = self.privacy
+        changes = bool(self.update_stages()) or self._protection() is not None
         # A changed update travels as it is: as a trained model it would be rounded once more.
         is_encoded = bool(self.codecs or secure or changes)
         message = format_of(self.algorithm, shared, population, is_encoded=is_encoded, clients=clients)
@@ -190,6 +212,10 @@ class Preparation:
             error_feedback=self.error_feedback,
             downlink_codecs=self.downlink_codecs,
         )
+        if private is not None:
+            message = replace(
+                message, weighs_samples=False, weighs_alike=True, hides_numbers=True, clip=private.accepted_clip
+            )
         message.check_codecs()
         return secured(message, secure, most or clients) if secure else message
 
@@ -210,7 +236,19 @@ class Preparation:
             own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
         """
         stages = self.update_stages(own_streams)
-        return WayOut(self.algorithm, self.layout.shared, message=message, stages=stages)
+        return WayOut(self.algorithm, self.layout.shared, message=message, stages=stages, protection=self._protection())
+
+    def _protection(self) -> Protection | None:
+        """Protection of a client's message by differential privacy; None where it has none."""
+        if self.privacy is None or self.noise is None:
+            return None
+        return self.privacy.protection(self.noise)
+
+    def noisy_sum(self) -> NoisySum | None:
+        """The noise that a trusted coordinator adds to sums; None where it adds none."""
+        if self.privacy is None or self.noise is None:
+            return None
+        return self.privacy.noisy_sum(self.noise)
 
     def peer_encoder(self) -> Encoder:
         """The chain that encodes peers' vectors, of the model's length; without codecs it leaves them as they are.

@@ -1,6 +1,6 @@
 """The way out of a client: one pipeline, from its trained model to the message that leaves it.
 
-    report → attack → stages → residual, and encode or quantise → mask
+    report → attack → stages → clip and noise → residual, and encode or quantise → mask
 
 Each step takes rows of K clients and gives rows; the last gives messages. A row does not depend on the others, so that
 a client's message has the same bits in a group, alone, on a node and at a peer.
@@ -10,6 +10,9 @@ a client's message has the same bits in a group, alone, on a node and at a peer.
   (:mod:`fed.simulations.attacks`). Their fleet asks workers for reports, and goes on with :meth:`WayOut.leave`.
 - *stages*: the experiment's ``stages``, such as clipping and noise, change messages (:class:`UpdateStages`). At peers
   of a rule over ``mix`` they change the sum of the local steps; no other step of this page acts there.
+- *clip and noise*: under differential privacy the whole message is clipped, and the client may add noise
+  (:class:`fed.privacy.protection.Protection`). Then it tells neither its loss nor its number of samples, and weighs as
+  much as any other.
 - *residual, and encode or quantise*: codecs with their error feedback, or lanes of a fixed point
   (:class:`fed.wire.format.Format`).
 - *mask*: lanes never leave a client unmasked. Masks need the session's other clients, so a conversation adds them
@@ -30,6 +33,7 @@ from fed.clients.training.group_trainer import completed, rows_not_finite
 from fed.clients.training.work_items import Trained, TrainedClients
 from fed.compression.codec import CodecState, Draw
 from fed.compression.stage import Stage
+from fed.privacy.protection import Protection
 from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
@@ -104,6 +108,7 @@ class WayOut:
         layout: the layout of what leaves a client.
         message: the format of clients' messages.
         stages: the changes of messages before they are encoded.
+        protection: the clip and the noise of messages under differential privacy; None without.
         is_fused: True if plain reports, which are the updates, are made without a call of the algorithm; the bits are
             the same.
     """
@@ -112,10 +117,14 @@ class WayOut:
     layout: Layout
     message: Format
     stages: UpdateStages
+    protection: Protection | None = None
     is_fused: bool = True
 
     def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
         """Make the answer that a task wants of its trained clients: all steps, one after another."""
+        if self.message.hides_numbers:
+            count = len(trained.samples)
+            trained = trained._replace(samples=(1,) * count, train_losses=(0.0,) * count, metrics=())
         averages_models = self._models_leave and trained.task.wants == "mean" and trained.begin.ndim == 1
         if averages_models and self._reports_updates:
             return completed(trained, self._mean_of_models(trained, _by_samples(trained)))
@@ -161,7 +170,8 @@ class WayOut:
             client_state=trained.client_state,
             **trained.facts(),
         )
-        numbers = numbers._replace(weights=tuple(weights_K.tolist()))
+        if not self.message.hides_numbers:
+            numbers = numbers._replace(weights=tuple(weights_K.tolist()))
         params_KV = trained.params_KV if is_update else None
         return Rows(update_KM, numbers, params_KV=params_KV, start=trained.start), client_state
 
@@ -187,6 +197,9 @@ class WayOut:
             rows = rows._replace(update_KM=update_KM, params_KV=None)
             if overflown := self._overflown(rows.update_KM, "what stages make of its update"):
                 return Outgoing([], rows.update_KM, overflown=overflown)
+        if self.protection is not None:
+            update_KM = self.protection(rows.update_KM, rounds, clients=clients, repeats=repeats)
+            rows = rows._replace(update_KM=update_KM, params_KV=None)
         draw = Draw(self.stages.streams, rounds, clients, own_streams=self.stages.own_streams)
         if self.message.fixed is not None:
             return hide(self.message, rows.update_KM, kept, draw, rows.numbers)
@@ -210,7 +223,8 @@ class WayOut:
         The mean of a group's updates is then found from its models, which takes half the time. It is the mean of the
         models less the one that was sent: the mean of the updates, but for the rounding of sums.
         """
-        return self.message.sends_models and self.message.fixed is None and not self.stages
+        changes = bool(self.stages) or self.protection is not None
+        return self.message.sends_models and self.message.fixed is None and not changes
 
     def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
         update_V = _mean(trained.params_KV.double(), weights) - trained.begin

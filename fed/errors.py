@@ -34,6 +34,7 @@ from typing import ClassVar
 
 __all__ = [
     "AppFailed",
+    "BudgetSpent",
     "CheckpointFailed",
     "DamagedPayload",
     "DeviceFailed",
@@ -142,6 +143,10 @@ class AppFailed(FedError):
 
 class RunFailed(FedError):
     """A run that had begun could not go on."""
+
+
+class BudgetSpent(FedError):
+    """A round was not begun, for it would have cost more privacy than the budget allows."""
 
 
 class SessionFailed(FedError):

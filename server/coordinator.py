@@ -13,9 +13,11 @@ from typing import Any
 from fed.aggregators.base import Aggregator
 from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
+from fed.privacy.noisy_sum import NoisySum
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskFailed, TaskLate, TaskSent, TaskSettled
+from fed.server.privacy_account import PrivacyAccount
 from fed.server.round_stats import RoundStats
 from fed.server.telling import Observers
 from fed.server.way_in import Staleness, UpdateAccumulator, WayIn
@@ -54,6 +56,9 @@ class Coordinator:
         lr_in: function from (round, clients asked) to the step size of local steps; None: the clients know it.
         drops_diverged: True if a client that diverges has failed; otherwise it ends the run.
         stages: changes of the mean update.
+        noisy_sum: noise on the sum, under differential privacy with a trusted coordinator; None without.
+        cohort_streams: random streams of the draws of cohorts; None: those of the run.
+        account: account of the run's privacy; None where it promises none.
         observers: observers that are told of tasks.
         first_task: id of the first task, where the fleet has had others before.
 
@@ -71,10 +76,15 @@ class Coordinator:
     lr_in: Callable[[int, int], float] | None = None
     drops_diverged: bool = False
     stages: InitVar[tuple[Stage, ...]] = ()
+    noisy_sum: InitVar[NoisySum | None] = None
+    cohort_streams: Streams | None = None
+    account: PrivacyAccount | None = None
     observers: Observers = field(default_factory=Observers)
     first_task: int = 0
 
-    def __post_init__(self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...]) -> None:
+    def __post_init__(
+        self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...], noisy_sum: NoisySum | None
+    ) -> None:
         """Begin with the aggregator's state of the first model."""
         self.losses: dict[int | str, float] = {}
         self.version = 0
@@ -96,7 +106,12 @@ class Coordinator:
         self._population = 0
         self._sent: tuple[GlobalModel, int | None] | None = None
         self._way_in = WayIn(
-            aggregator=rule, fleet=self.fleet, message=self.message, streams=self.streams, stages=stages
+            aggregator=rule,
+            fleet=self.fleet,
+            message=self.message,
+            streams=self.streams,
+            stages=stages,
+            noisy_sum=noisy_sum,
         )
         self._sent_sum = self._way_in.sent_sum
         sends_differences = self.message.sends_differences
@@ -129,6 +144,7 @@ class Coordinator:
             present_V=present_V,
             drops_diverged=self.drops_diverged,
             observers=self.observers,
+            hides_numbers=self.message.hides_numbers,
         )
 
     def dispatch(
@@ -283,6 +299,7 @@ class Coordinator:
             "population": self._population,
             "losses": self.losses,
             "asked": self._asked,
+            "privacy": self.account and self.account.state(),
             "sent_sum": self._sent_sum and self._sent_sum.state(),
             "downlink": self._downlink and self._downlink.state(),
             "open": [plain(task) for task in self.open.values()],
@@ -302,6 +319,8 @@ class Coordinator:
         self._population = state["population"]
         self.losses = state["losses"]
         self._asked = state["asked"]
+        if self.account is not None:
+            self.account.restore(state["privacy"])
         # What is kept for sending is of the time before the resume.
         self._sent = None
         if self._sent_sum is not None:
@@ -343,7 +362,10 @@ class Coordinator:
         population = self.fleet.population()
         if self._population not in (0, population):  # 0: no update yet, and no sums over clients
             state = self.aggregator.resized(state, self._population, population)
-        state, mean_R = self._way_in.apply(state, accumulator, number=number, population=population, share=share)
+        expected = 0.0 if self.account is None else self.account.expected
+        state, mean_R = self._way_in.apply(
+            state, accumulator, number=number, population=population, share=share, expected=expected
+        )
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)
         if self.message.moved:

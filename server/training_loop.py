@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fed.config.experiment import Experiment
-from fed.errors import is_interrupt
+from fed.errors import BudgetSpent, is_interrupt
 from fed.processes.clock import Clock
 from fed.reports.population import Confusion
 from fed.server.federation import Federation, State
@@ -156,9 +156,7 @@ class TrainingLoop:
             clients = self.federation.clients() if self.observers.want(RunBegan) else ()
             began = RunBegan(self.experiment, rounds_done=self._first - 1, clients=tuple(clients), folder=folder)
             self.observers.tell(began)
-            for number in range(self._first, self._policy.count + 1):
-                self._round(number)
-                self._keep(number)
+            stopped = self._rounds()
             self._record_pending()
             if self.folder is not None:
                 self._confusion = self.confusion(self._states[0])
@@ -175,7 +173,18 @@ class TrainingLoop:
         if totals.rounds and not totals.replied:
             why = "is a deadline too short?" if totals.late else "all have failed"
             _log.warning("no client has ever answered, so the model has learned nothing: %s", why)
-        return self._finish("finished", None)
+        return self._finish("finished", stopped)
+
+    def _rounds(self) -> str | None:
+        """Run all remaining rounds; the reason for stopping before the last one, or None."""
+        for number in range(self._first, self._policy.count + 1):
+            try:
+                self._round(number)
+            except BudgetSpent as error:
+                _log.warning("the run ends here: %s", error)
+                return str(error)
+            self._keep(number)
+        return None
 
     def _give_up(self, status: str, reason: str | None) -> None:
         """Write the results so far."""

@@ -1,6 +1,6 @@
 """The way in at the server: what becomes of clients' messages until they move the model, as one pipeline.
 
-    validate → decode, or unmask → mean → stages → apply
+    validate → decode, or unmask → mean → noise → stages → apply
 
 It is the mirror of :mod:`fed.clients.way_out`.
 
@@ -8,6 +8,8 @@ It is the mirror of :mod:`fed.clients.way_out`.
 - *unmask*: under secure aggregation a session gives the sum alone (:class:`fed.server.secure_fleet.SecureFleet`).
 - *mean*: of the updates that count (:class:`UpdateAccumulator`), or what a rule that sees each
   of them makes of them; codecs that leave it to the end read it.
+- *noise*: differential privacy with a trusted coordinator adds noise to the sum, where nobody has replied too
+  (:class:`fed.privacy.noisy_sum.NoisySum`).
 - *stages*: the experiment's ``stages``, such as noise, change the mean. Those that act alone do so in rounds in which
   no update counts, too.
 - *apply*: the algorithm moves the model.
@@ -28,6 +30,8 @@ from fed.aggregators.base import Aggregator, Reduced
 from fed.compression.codec import Draw
 from fed.compression.stage import Stage
 from fed.errors import InvalidPayload
+from fed.privacy.clipping import is_within
+from fed.privacy.noisy_sum import NoisySum
 from fed.protocol.protocol_pb2 import Answer as AnswerHeader
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskAnswered, TaskFailed, TaskLate
@@ -129,6 +133,8 @@ def _content(
         raise InvalidPayload(reason) from error
     if message.encoder:
         _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
+    if message.clip is not None and not is_within(update_M, message.clip):
+        raise InvalidPayload(f"the message must be clipped to privacy.clip = {message.clip:g}, got a longer one")
     return Update(update_M, 1.0 if message.votes else header.weight)
 
 
@@ -181,6 +187,7 @@ class UpdateAccumulator:
         present_V: present global model, if it moves towards clients' models; None: it moves by their updates.
         drops_diverged: True if a client whose numbers are not finite has failed, rather than the run.
         observers: observers that are told what becomes of tasks.
+        hides_numbers: True if clients tell no losses.
     """
 
     size: int
@@ -190,6 +197,7 @@ class UpdateAccumulator:
     _: KW_ONLY
     drops_diverged: bool = False
     observers: Observers = field(default_factory=Observers)
+    hides_numbers: bool = False
 
     def __post_init__(self) -> None:
         """Begin without updates."""
@@ -255,7 +263,8 @@ class UpdateAccumulator:
         if answer.integers_I.numel():
             # counters, such as numbers of batches: the furthest stands for all
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)
-        self.losses += zip(answer.train_losses, answer.samples, strict=True)
+        if not self.hides_numbers:
+            self.losses += zip(answer.train_losses, answer.samples, strict=True)
         if answer.metrics:  # of all its clients, or of none
             self.metrics += zip(answer.metrics, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
@@ -290,7 +299,7 @@ class UpdateAccumulator:
             failed=len(self.failed),
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            train_loss=hidden.train_loss if hidden else mean_loss(self.losses),
+            train_loss=hidden.train_loss if hidden and not self.hides_numbers else mean_loss(self.losses),
             metrics=mean_metrics(self.metrics),
             staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
@@ -373,6 +382,7 @@ class WayIn:
         message: format of clients' messages.
         streams: random streams of the run.
         stages: changes of the mean; stages that change updates alone are left out.
+        noisy_sum: noise on the sum, under differential privacy with a trusted coordinator; None without.
     """
 
     aggregator: Aggregator
@@ -380,6 +390,7 @@ class WayIn:
     message: Format
     streams: Streams
     stages: tuple[Stage, ...] = ()
+    noisy_sum: NoisySum | None = None
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
@@ -391,10 +402,16 @@ class WayIn:
     @property
     def acts_alone(self) -> bool:
         """True if the model moves in rounds in which no update counts, too."""
-        return any(stage.acts_alone for stage in self.stages)
+        return self.noisy_sum is not None or any(stage.acts_alone for stage in self.stages)
 
     def apply(
-        self, state: Any, accumulator: UpdateAccumulator | None, number: int, population: int, share: float | None
+        self,
+        state: Any,
+        accumulator: UpdateAccumulator | None,
+        number: int,
+        population: int,
+        share: float | None,
+        expected: float = 0.0,
     ) -> tuple[Any, Tensor]:
         """Make the mean of the updates that count, change it, and apply it.
 
@@ -405,6 +422,7 @@ class WayIn:
             population: number N of clients that have ever registered.
             share: share of all clients that the updates come from, where the mean over all is wanted, in which the
                 updates of the others are 0; None: the mean of the updates that came.
+            expected: expected number of updates, by which a sum with noise is divided.
 
         Returns:
             The algorithm's next state, and the mean update of the float buffers, of which there may be none.
@@ -416,6 +434,9 @@ class WayIn:
             state, update_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
         clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
+        if self.noisy_sum is not None:
+            update_M = self.noisy_sum(update_M, clients, expected=expected, number=number)
+            clients = round(expected)  # how many have answered is not to be told
         if self.stages:
             update_M = self._changed(update_M, clients, number)
         parts = len(self.message.parts)

@@ -26,6 +26,7 @@ from fed.clients.training.work_items import Train, Wants
 from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
+from fed.privacy.kinds import with_noise
 from fed.secure_aggregation.settings import settings_of
 from fed.server.evaluation import check_scored_by_both
 from fed.server.federation import Federation
@@ -96,6 +97,7 @@ class Simulation:
             _log.warning("%s", unlike)
         self.policy = experiment.rounds.make()
         self.policy.check(len(data_of_clients.clients))
+        experiment = with_noise(experiment, len(data_of_clients.clients))
         self.prepared = Preparation(experiment, data_of_clients, model, loss, metric, code)
         self.streams = self.prepared.streams
         self.data = self.prepared.data
@@ -260,7 +262,7 @@ class Simulation:
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
             attackers=self._forgers,
-            drops_diverged=self.policy.drops_diverged,
+            drops_diverged=self.policy.drops_diverged or self.prepared.privacy is not None,
             observers=observers,
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)

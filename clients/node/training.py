@@ -28,6 +28,7 @@ from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train,
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, InvalidPayload, RunFailed, error_with_line, os_errors_as
+from fed.privacy.noise import SystemNoise
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, model_digest
@@ -117,9 +118,9 @@ class NodeTraining:
             held = data if is_exchange else in_type(data, plan.signature.input_dtype)
             asked = replace(held, classes=plan.signature.classes or None)
             # A built-in model has the plan's type, whatever the node's own samples are made of.
-            self._prepared = Preparation(experiment, replace(asked, is_from_arrays=False))
+            self._prepared = Preparation(experiment, replace(asked, is_from_arrays=False), noise=SystemNoise())
         else:
-            self._prepared = Preparation(experiment, data, app=app)
+            self._prepared = Preparation(experiment, data, app=app, noise=SystemNoise())
         self.casting = what_was_cast(*(pattern_of(held.read(self._client)) for held in (data, self._prepared.data)))
         if plan.HasField("format"):
             hold_to_plan(self._prepared.module, plan, folder, fixed_part)

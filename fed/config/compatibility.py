@@ -81,6 +81,10 @@ class Sections(Protocol):
         """Section of secure aggregation, or None."""
 
     @property
+    def privacy(self) -> Any:
+        """Section of differential privacy, or None."""
+
+    @property
     def hierarchy(self) -> Any:
         """Section of edge coordinators, or None."""
 
@@ -267,6 +271,7 @@ def _parts(experiment: Sections) -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
     names = (
         "secure_aggregation",
+        "privacy",
         "algorithm",
         "rounds",
         "error_feedback",

@@ -303,6 +303,8 @@ class Experiment(Document):
     """Chain of codecs for the model's move from round to round, sent to clients; none unless named, as for uplink."""
     secure_aggregation: Annotated[Component, registry.SECURE_AGGREGATIONS] | None = None
     """Masks by which the coordinator learns the sum of clients' messages alone; null for none."""
+    privacy: Annotated[Component, registry.PRIVACIES] | None = None
+    """Differential privacy: the bound on what a client changes, the noise, and the budget; null for none."""
     hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, registry.DEVICES] = Field(default_factory=registry.DEVICES.make)

@@ -33,6 +33,7 @@ __all__ = [
     "MODELS",
     "PARALLELS",
     "PARTITIONS",
+    "PRIVACIES",
     "ROUNDS",
     "RULES",
     "SAMPLINGS",
@@ -277,6 +278,13 @@ SECURE_AGGREGATIONS = Family(
     Component,
     _in("secure_aggregation.settings", masks="SecureAggregation"),
     default="masks",
+)
+
+PRIVACIES = Family(
+    "privacy",
+    Component,
+    _in("privacy.kinds", central="CentralPrivacy", local="LocalPrivacy"),
+    default="central",
 )
 
 STALENESSES = Family(

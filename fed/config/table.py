@@ -162,6 +162,8 @@ def check_standardizing(experiment: Sections) -> None:
         problem = "clients whose tables fed reads, got an app, which reads its own"
     elif lacks(experiment.algorithm.make(), Feature.COORDINATOR):
         problem = f"a coordinator that adds up what clients find, got algorithm {experiment.algorithm.kind}"
+    elif experiment.privacy is not None:
+        problem = "clients' sums as they are, got privacy, whose noise does not cover them"
     elif experiment.stages:
         problem = "clients' sums as they are, got stages, which would not change them"
     elif experiment.adversaries is not None:

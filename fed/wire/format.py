@@ -97,6 +97,9 @@ class Format:
         fixed: fixed point by which messages become lanes that are masked and added; None where each travels by itself.
         moved: number of values that follow the model's buffers on the way to clients, and never come back.
         is_factored: True if movements of these values may travel as factors, in place of the values.
+        hides_numbers: True if clients tell neither losses nor numbers of samples, and weigh 1, under differential
+            privacy.
+        clip: largest L2 norm of a message that the coordinator accepts; None: no bound.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -122,6 +125,8 @@ class Format:
     fixed: FixedPoint | None = None
     moved: int = 0
     is_factored: bool = False
+    hides_numbers: bool = False
+    clip: float | None = None
 
     @property
     def most_clients(self) -> int:

@@ -29,6 +29,8 @@ from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
+from fed.privacy.kinds import with_noise
+from fed.privacy.noise import SystemNoise
 from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
 from fed.quantities import counted
@@ -182,6 +184,7 @@ class Deployment:
             fleet.await_nodes(1, wanted=min_nodes)
         assert self._signature is not None
         first_task = self._standardize(fleet, min_nodes, self._signature)
+        self.experiment = with_noise(self.experiment, min_nodes)
         prepared = self._prepared()
         if self._data is not None and prepared.casting:
             _log.info("%s", prepared.casting)
@@ -207,9 +210,10 @@ class Deployment:
     def _prepared(self) -> Preparation:
         section = self.experiment.app
         if section is not None:
-            return Preparation(self.experiment, stand_in([0]), app=App(section.kind, section))
+            return Preparation(self.experiment, stand_in([0]), app=App(section.kind, section), noise=SystemNoise())
         assert self._signature is not None
-        return Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
+        samples = self._data or _stand_in(self._signature, self._held_out or 0.5)
+        return Preparation(self.experiment, samples, noise=SystemNoise())
 
     def _checkpoint(
         self, prepared: Preparation, fingerprint: Mapping[str, Any], folder: RunFolder, *, resume: bool

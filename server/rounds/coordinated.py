@@ -14,6 +14,7 @@ from fed.config.experiment import Experiment
 from fed.server.coordinator import Coordinator
 from fed.server.federation import State
 from fed.server.fleet import Fleet
+from fed.server.privacy_account import PrivacyAccount
 from fed.server.round_stats import RoundStats
 from fed.server.rounds.synchronous import Rounds
 from fed.server.telling import Observers
@@ -76,8 +77,11 @@ class Coordinated:
             integers_I=integers_I,
             streams=prepared.streams,
             lr_in=step_sizes(experiment, self.policy),
-            drops_diverged=self.policy.drops_diverged,
+            drops_diverged=self.policy.drops_diverged or prepared.privacy is not None,
             stages=prepared.stages,
+            noisy_sum=prepared.noisy_sum(),
+            cohort_streams=prepared.cohort_streams,
+            account=None if prepared.privacy is None else PrivacyAccount(prepared.privacy),
             observers=observers or Observers(),
             first_task=first_task,
         )
@@ -102,8 +106,9 @@ class Coordinated:
         return self.coordinator.fleet.registered()
 
     def measures(self) -> dict[str, float]:
-        """Empty: there is one model."""
-        return {}
+        """The ε that the run has cost, where it promises privacy."""
+        account = self.coordinator.account
+        return {} if account is None else {"epsilon": account.estimate()}
 
     def state(self) -> Tree:
         """State of the coordinator, the fleet and the policy."""

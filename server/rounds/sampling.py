@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import PositiveInt
@@ -66,7 +66,14 @@ class CohortDraw(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Hyperparameters, ABC):
-    """Rule that draws cohorts."""
+    """Rule that draws cohorts.
+
+    Attributes:
+        amplifies: True if each client is drawn by itself with the same probability, whatever the data, so that chance
+            hides who took part.
+    """
+
+    amplifies: ClassVar[bool] = False
 
     def check(self, cohort: int) -> None:
         """Check that the rule can draw a cohort of this size.
@@ -83,6 +90,16 @@ class Sampling(Hyperparameters, ABC):
             population: number of all clients.
         """
         return cohort
+
+    def most_rounds(self, count: int, cohort: int, population: int) -> int:
+        """Largest number of a run's rounds that one client is asked in.
+
+        Args:
+            count: number of rounds.
+            cohort: number of clients that a round asks.
+            population: number of all clients.
+        """
+        return count
 
     def sample(self, draw: CohortDraw) -> list[int | str]:
         """Clients of a round, in the fleet's order."""
@@ -129,6 +146,10 @@ class Weighted(Sampling):
 class RoundRobin(Sampling):
     """Round-robin sampling: all clients in turn, in a random order that stays the same."""
 
+    def most_rounds(self, count: int, cohort: int, population: int) -> int:
+        """Number of cycles, the last of which may not be whole."""
+        return -(-count * cohort // population)
+
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Next clients in the order."""
         # A stream without the round, so that the order stays the same.
@@ -143,6 +164,8 @@ class Poisson(Sampling):
     A client that is drawn while it is not available does not take part. So the probability is the same whichever
     clients are available, as the accounting of differential privacy for this kind of sampling assumes.
     """
+
+    amplifies: ClassVar[bool] = True
 
     def needs(self) -> Sequence[Term]:
         """Rounds that wait for a cohort: others would draw again until a client is in it."""

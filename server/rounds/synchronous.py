@@ -113,7 +113,7 @@ class Rounds(Hyperparameters, ABC):
             fleet=coordinator.fleet,
             number=number,
             cohort=count,
-            streams=coordinator.streams,
+            streams=coordinator.cohort_streams or coordinator.streams,
             losses=coordinator.losses,
             again=again,
         )
@@ -211,7 +211,7 @@ class Synchronous(Rounds):
         if secure is None or not isinstance(algorithm, Aggregator):
             return
         # For its error, where no bound follows from the algorithm's weights.
-        if secure.max_weight == "auto":
+        if secure.max_weight == "auto" and experiment.privacy is None:  # under privacy all weigh 1
             secure.heaviest(weighs_samples=weighs_samples(algorithm))
         if self.cohort != "all":
             secure.check(math.ceil(self.cohort * self.over_selection), self.cohort)
@@ -275,6 +275,9 @@ class Synchronous(Rounds):
         until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
         accumulator = coordinator.new_accumulator()
         chosen = self.draw(coordinator, number, asked)
+        if coordinator.account is not None:
+            sampling = coordinator.account.privacy.amplified(self, len(fleet.registered()))
+            coordinator.account.begin(number, chosen, sampling=sampling, expected=cohort)
         self._ask(coordinator, accumulator, number, chosen, until)
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:

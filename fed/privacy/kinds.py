@@ -1,0 +1,364 @@
+"""Kinds of the section ``privacy``: where clients' messages are clipped, and who adds noise."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+
+from pydantic import Field, PositiveFloat
+
+from fed.config.compatibility import Feature, Sections, Term
+from fed.config.components import Component
+from fed.config.experiment import Experiment
+from fed.config.hyperparameters import Hyperparameters
+from fed.errors import InvalidExperiment
+from fed.privacy.noise import NoiseSource
+from fed.privacy.noisy_sum import NoisySum
+from fed.privacy.protection import Protection
+from fed.privacy.releases import Release
+
+if TYPE_CHECKING:
+    from fed.privacy.plan import PrivacyPlan
+
+__all__ = ["CentralPrivacy", "LocalPrivacy", "Privacy", "privacy_of", "with_noise"]
+
+_WAY_OUT = "set privacy to null"
+
+
+class _Policy(Protocol):
+    """Policy of rounds, as far as the cost of a run depends on who takes part."""
+
+    @property
+    def count(self) -> int:
+        """Number of rounds."""
+
+    def cohort_of(self, population: int) -> int:
+        """Number of clients that are to answer in a round."""
+
+    @property
+    def rule(self) -> Any:
+        """Sampling rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy(Hyperparameters, ABC):
+    """Base of the kinds of differential privacy.
+
+    Attributes:
+        sees_single: True if the coordinator, or anybody else, may use each client's message by itself.
+        multiplier_of_plan: z over the noise multiplier of a release, which is over the release's sensitivity.
+
+    Args:
+        clip: C, the largest L2 norm of a client's whole message, to which longer ones are shortened; under ``unit:
+            sample`` of a sample's gradient.
+        noise_multiplier: z, the standard deviation of the noise over C; null: it is found for ``epsilon``.
+        epsilon: ε of the whole run, for which the noise is found; null: ``noise_multiplier`` is given.
+        delta: δ, the probability that the promise of ε does not hold; far below one over the number of clients.
+        budget_epsilon: ε beyond which no round begins; null for no budget.
+        unit: share of the data that one person may have: all data of a client, or one of its samples.
+    """
+
+    clip: PositiveFloat = 1.0
+    noise_multiplier: PositiveFloat | None = None
+    epsilon: PositiveFloat | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    budget_epsilon: PositiveFloat | None = None
+    unit: Literal["client", "sample"] = "client"
+
+    sees_single: ClassVar[bool] = False
+    multiplier_of_plan: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        """Hold the keys to each other."""
+        super().__post_init__()
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise InvalidExperiment(
+                "privacy needs one of noise_multiplier and epsilon, got "
+                f"{'neither' if self.epsilon is None else 'both'}: give the noise, or the ε that the run may cost"
+            )
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier z, which is known once the run is prepared."""
+        assert self.noise_multiplier is not None
+        return self.noise_multiplier
+
+    def needs(self) -> Sequence[Term]:
+        """A coordinator whose rounds ask each client of a cohort once."""
+        features = Feature.REPORTS, Feature.COORDINATOR, Feature.COHORTS, Feature.FIXED_COHORTS, Feature.MEAN_OF_ANSWERS
+        return [_term(feature) for feature in features]
+
+    def lacks(self) -> Sequence[Term]:
+        """Clients' losses and numbers of samples; and each client's message, where it has no noise of its own."""
+        terms = [_term(Feature.CLIENT_NUMBERS, "under which clients tell neither losses nor numbers of samples")]
+        if not self.sees_single:
+            terms.append(_term(Feature.SINGLE_ANSWERS, "which bounds what a client changes in a sum, and nowhere else"))
+        return terms
+
+    def check_experiment(self, experiment: Sections) -> None:
+        """Refuse what would tell something that the noise does not cover.
+
+        Raises:
+            InvalidExperiment: if there is such a thing.
+        """
+        if experiment.table is not None and experiment.table.sought:
+            raise InvalidExperiment(
+                "privacy does not cover the sums by which tables are standardized, got table.standardize: federated: "
+                "write means and deviations, such as {age: [40, 12]}"
+            )
+        rounds = experiment.rounds.make()
+        if getattr(rounds, "over_selection", 1.0) != 1:
+            raise InvalidExperiment(
+                "privacy needs rounds that count all whom they ask, for who answers first may depend on the data, got "
+                f"rounds.over_selection {rounds.over_selection}: leave it out"
+            )
+
+    def check_layout(self, *, float_buffers: int, integer_buffers: int) -> None:
+        """Refuse a model with numbers that follow from samples and are not clipped.
+
+        Args:
+            float_buffers: number of values in float buffers that leave a client.
+            integer_buffers: number of values in integer buffers that leave a client.
+
+        Raises:
+            InvalidExperiment: if there are some.
+        """
+        if float_buffers or integer_buffers:
+            raise InvalidExperiment(
+                f"privacy does not cover a model's buffers, got {float_buffers} numbers in float buffers and "
+                f"{integer_buffers} in integer ones: replace batch normalisation by GroupNorm, or give it "
+                "track_running_stats=False"
+            )
+
+    def amplified(self, rounds: _Policy, population: int) -> float:
+        """Probability q with which each client is in a round, where nobody can tell who is; 1 elsewhere.
+
+        Args:
+            rounds: policy of the rounds.
+            population: number of clients of the roster.
+        """
+        return 1.0
+
+    @property
+    def accepted_clip(self) -> float | None:
+        """Largest L2 norm of a message that the coordinator accepts; None: any."""
+        return None
+
+    @abstractmethod
+    def release(self, sampling: float) -> Release:
+        """Release of a round, to a client that may be in it.
+
+        Args:
+            sampling: q, as :meth:`amplified` says.
+        """
+
+    @abstractmethod
+    def protection(self, source: NoiseSource) -> Protection | None:
+        """Protection of a client's message before it is encoded; None where it has none.
+
+        Args:
+            source: source of noise.
+        """
+
+    def noisy_sum(self, source: NoiseSource) -> NoisySum | None:
+        """Noise of the coordinator on the sum of the messages; None where it adds none.
+
+        Args:
+            source: source of noise.
+        """
+        return None
+
+    @abstractmethod
+    def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
+        """Plan of what a run will release.
+
+        Args:
+            rounds: policy of the rounds.
+            population: number of clients of the roster.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralPrivacy(Privacy):
+    r"""Noise by the coordinator: it sees each message, and what it makes of them protects every client.
+
+    .. math::
+        \bar u = \frac{1}{m} \left( \sum_{k ∈ S} u_k \min(1, \tfrac{C}{‖u_k‖}) + N(0, z² C² I) \right)
+
+    m is the expected size of the cohort, whoever answers (McMahan et al. 2018, 1710.06963). With ``rounds.sampling:
+    poisson`` each client's chance of being in a round amplifies the promise; without it a client's rounds are counted.
+    """
+
+    def check_experiment(self, experiment: Sections) -> None:
+        """Refuse codecs, after which a message may be longer than the clip."""
+        super().check_experiment(experiment)
+        if self.unit == "sample":
+            raise InvalidExperiment(
+                "privacy.unit sample is for noise in clients' own steps, got kind central: write kind: local"
+            )
+        lossy = [section.kind for section in experiment.uplink if section.kind != "zstd"]
+        if lossy:
+            raise InvalidExperiment(
+                "privacy central needs messages that arrive as they were clipped, got uplink "
+                f"{', '.join(lossy)}: leave the codecs out, or write privacy kind: local, whose noise comes before them"
+            )
+        if getattr(experiment.algorithm.make(), "votes", False):
+            raise InvalidExperiment(
+                "privacy central bounds the length of messages, got algorithm "
+                f"{experiment.algorithm.kind}, which counts their signs: choose one such as fedavg"
+            )
+
+    @property
+    def accepted_clip(self) -> float:
+        """C: no client may change the sum by more, whatever it says."""
+        return self.clip
+
+    def amplified(self, rounds: _Policy, population: int) -> float:
+        """Q = cohort / population under Poisson sampling."""
+        if not getattr(rounds.rule, "amplifies", False):
+            return 1.0
+        return min(rounds.cohort_of(population) / population, 1.0)
+
+    def release(self, sampling: float) -> Release:
+        """A Gaussian release of sensitivity C: a client is in the sum, or is not."""
+        return Release(noise_multiplier=self.multiplier, sampling=sampling)
+
+    def protection(self, source: NoiseSource) -> Protection:
+        """The clip alone."""
+        return Protection(clip=self.clip)
+
+    def noisy_sum(self, source: NoiseSource) -> NoisySum:
+        """Gaussian noise of standard deviation z·C on the sum."""
+        return NoisySum(clip=self.clip, noise_multiplier=self.multiplier, source=source)
+
+    def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
+        """Gaussian releases, one a round."""
+        from fed.privacy.plan import PrivacyPlan
+
+        sampling = self.amplified(rounds, population)
+        if sampling < 1:
+            why = (
+                f"Poisson sampling: each of the {population} clients of the roster is in a round with probability "
+                f"{sampling:g}, whether it is there or not, and nobody but the coordinator knows who"
+            )
+        else:
+            why = "none is claimed, for cohorts are not drawn by Poisson sampling: write rounds.sampling: poisson"
+        return PrivacyPlan(
+            kind="central",
+            mechanism="Gaussian noise, rounded onto a grid and added to the sum by the coordinator",
+            noise_multiplier=self.noise_multiplier or 1.0,
+            rounds=rounds.count,
+            delta=self.delta,
+            sampling=sampling,
+            amplification=why,
+            clients=population,
+            cohort=rounds.cohort_of(population),
+            unit=self.unit,
+            neighbourhood="add-or-remove-one",
+            budget_epsilon=self.budget_epsilon,
+            participations=None if sampling < 1 else _most_rounds(rounds, population),
+            trust=(
+                "The coordinator is trusted: it sees each client's clipped message, and who takes part.",
+                "Whoever sees the models that it publishes, clients included, learns no more than ε says.",
+            ),
+            not_covered=_NOT_COVERED,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalPrivacy(Privacy):
+    r"""Noise by each client: the coordinator sees messages that protect their clients already.
+
+    .. math:: u_k ← u_k \min(1, \tfrac{C}{‖u_k‖}) + N(0, z² C² I)
+
+    That a client takes part is no secret, so that neighbours differ in one client's data: two messages are 2C apart at
+    most, and ε is that of a noise multiplier of z / 2.
+    """
+
+    sees_single: ClassVar[bool] = True
+    multiplier_of_plan: ClassVar[float] = 2.0
+
+    def release(self, sampling: float) -> Release:
+        """A Gaussian release of sensitivity 2C: a client's data are replaced by others."""
+        return Release(noise_multiplier=self.multiplier / self.multiplier_of_plan)
+
+    def protection(self, source: NoiseSource) -> Protection:
+        """The clip, and Gaussian noise of standard deviation z·C."""
+        return Protection(clip=self.clip, noise_multiplier=self.multiplier, source=source)
+
+    def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
+        """Gaussian releases, one in each round that a client takes part in."""
+        from fed.privacy.plan import PrivacyPlan
+
+        return PrivacyPlan(
+            kind="local",
+            mechanism="Gaussian noise, rounded onto a grid and added to its message by each client",
+            noise_multiplier=(self.noise_multiplier or 2.0) / self.multiplier_of_plan,
+            rounds=rounds.count,
+            delta=self.delta,
+            amplification="none is claimed, for the coordinator knows who takes part",
+            clients=population,
+            cohort=rounds.cohort_of(population),
+            unit=self.unit,
+            neighbourhood="replace-one",
+            budget_epsilon=self.budget_epsilon,
+            participations=_most_rounds(rounds, population),
+            trust=("Nobody is trusted but the client: the coordinator learns no more of its data than ε says.",),
+            not_covered=_NOT_COVERED,
+        )
+
+
+_NOT_COVERED = (
+    "That a client takes part, when it answers, and how often it fails.",
+    "The number of clients, and what they say of their samples when they join: shapes, types and labels.",
+    "Data that the coordinator has itself, such as its test set, and scores on them.",
+    "What is found by running other experiments on the same data, unless their cost is added.",
+)
+
+
+def _most_rounds(rounds: _Policy, population: int) -> int:
+    """Largest number of rounds in which one client takes part."""
+    most: int = rounds.rule.most_rounds(rounds.count, rounds.cohort_of(population), population)
+    return most
+
+
+class _Private(Protocol):
+    @property
+    def privacy(self) -> Component | None: ...
+
+
+def privacy_of(experiment: _Private) -> Privacy | None:
+    """Settings of an experiment's differential privacy; None where it has none."""
+    section = experiment.privacy
+    if section is None:
+        return None
+    settings: Privacy = section.make()
+    return settings
+
+
+def with_noise(experiment: Experiment, population: int) -> Experiment:
+    """The experiment with the noise multiplier that its ``privacy.epsilon`` asks for, if it asks for one.
+
+    Args:
+        experiment: experiment of a run.
+        population: number of clients, at least as many as take part.
+
+    Raises:
+        InvalidExperiment: if no noise does, or the package dp-accounting is missing.
+    """
+    settings = privacy_of(experiment)
+    if settings is None or settings.epsilon is None:
+        return experiment
+    from fed.privacy.accounting import noise_multiplier_for
+
+    plan = settings.plan(experiment.rounds.make(), population)
+    try:
+        found = noise_multiplier_for(plan, settings.epsilon)
+    except ValueError as error:
+        raise InvalidExperiment(f"privacy.epsilon cannot be reached: {error}") from None
+    noise = found * settings.multiplier_of_plan
+    return experiment.override({"privacy.epsilon": None, "privacy.noise_multiplier": noise})
+
+
+def _term(feature: Feature, why: str = "") -> Term:
+    return Term(feature, way_out=_WAY_OUT, why=why, subject="privacy")

@@ -1,0 +1,45 @@
+"""Noise on the sum of clients' messages, added by a coordinator that they trust.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+from dataclasses import dataclass
+
+from fed.privacy.clipping import grid_step
+from fed.privacy.noise import NoiseSource, gaussian_units
+from fed.vectors.tensors import Tensor
+
+__all__ = ["NoisySum"]
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    r"""The mean of a cohort, with noise, over the number of clients that were expected.
+
+    .. math:: \frac{1}{m} \left( \sum_{k ∈ S} u_k + N(0, z² C² I) \right)
+
+    Args:
+        clip: C > 0, largest L2 norm of a message.
+        noise_multiplier: z > 0.
+        source: source of the noise.
+    """
+
+    clip: float
+    noise_multiplier: float
+    source: NoiseSource
+
+    def __call__(self, mean_M: Tensor, clients: int, expected: float, number: int) -> Tensor:
+        """The mean as it may be published, in float64.
+
+        Args:
+            mean_M: mean of the messages that count, each on the grid; zeros where there are none.
+            clients: |S| ≥ 0, number of these messages.
+            expected: m > 0, expected size of the cohort.
+            number: number of the round, from 1.
+        """
+        step = grid_step(self.clip)
+        # The sum of numbers on the grid is on it: what the mean has lost by rounding comes back.
+        units_M = (mean_M * (clients / step)).round_()
+        deviation = self.noise_multiplier * self.clip / step
+        generator = self.source.generator("of the sum", number)
+        return units_M.add_(gaussian_units(generator, len(mean_M), deviation)).mul_(step / expected)

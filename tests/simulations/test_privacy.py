@@ -1,0 +1,331 @@
+"""Differential privacy of clients, simulated and on nodes: what is released is the clipped sum with noise."""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fed
+from fed.clients.data import load
+from fed.clients.node.plans import part_of_nodes
+from fed.clients.setup import Preparation
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.errors import InvalidExperiment
+from fed.privacy.accounting import epsilon
+from fed.privacy.clipping import clipped, grid_step
+from fed.privacy.kinds import privacy_of
+from fed.privacy.noise import SeededNoise, SystemNoise
+from fed.privacy.releases import Release
+from fed.protocol.protocol_pb2 import Answer
+from fed.server.grpc import deployment
+from fed.server.grpc.deploy import serve
+from fed.server.observer import Essential
+from fed.simulations.simulate import simulate
+from fed.simulations.simulation import Simulation
+from fed.vectors.randomness import Streams
+from tests.fed.privacy.test_noise import hold_to_normal
+from tests.server.flower.test_app import assert_same
+from tests.server.grpc.threaded import ThreadedNode, nodes_of
+from tests.simulations import users_parts as parts
+from tests.thinned import thinned
+
+CENTRAL = {"kind": "central", "clip": 0.3, "noise_multiplier": 1.0}
+LOCAL = {"kind": "local", "clip": 0.3, "noise_multiplier": 1.0}
+HUSHED = 1e-6
+"""A noise multiplier of which nothing is seen, so that what is released is the sum."""
+
+
+def experiment(**changed: Any) -> fed.Experiment:
+    """Six clients with unequal parts of the digits."""
+    keys: dict[str, Any] = {
+        "data": {"kind": "digits", "clients": 6, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "model": {"kind": "mlp", "hidden": [8]},
+        "local": {"lr": 0.1, "batch_size": 16},
+        "rounds": {"count": 2},
+        "privacy": CENTRAL,
+        "evaluation": "coordinator",
+        "simulation": {"batching": "off", "workers": 0},
+    }
+    return fed.Experiment(**{**keys, **changed})
+
+
+def moved(given: fed.Experiment, **parts_given: Any) -> Tensor:
+    """Movement of the model, in float64."""
+    simulation = Simulation(given, **parts_given)
+    first_V, _ = simulation.layout.pack(simulation.recipe.module)
+    last_V, _ = simulation.layout.pack(simulate(given, **parts_given).model)
+    return last_V.double() - first_V.double()
+
+
+def of_one_client(given: fed.Experiment, client: int) -> Tensor:
+    """Update of a client in the first round without privacy."""
+    assert given.data is not None
+    data = load(given.data, given.data_streams)
+    return moved(given.override({"privacy": None, "data": None, "rounds.count": 1}), data=data.only(client, client))
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+@pytest.mark.parametrize("batching", ["off", "on"])
+def test_the_model_moves_by_the_mean_of_clipped_updates(kind: str, batching: str) -> None:
+    """Each client weighs 1, whatever its samples are, and none counts with more than the clip."""
+    privacy = {"kind": kind, "clip": 0.5, "noise_multiplier": HUSHED}
+    given = experiment(privacy=privacy, rounds={"count": 1}, simulation={"batching": batching, "group": 4})
+    rows = torch.stack([of_one_client(experiment(), client) for client in range(6)])
+    assert 0 < (rows.norm(dim=1) > 0.5).sum() <= 6
+    expected_M = clipped(rows, 0.5).mean(0)
+    torch.testing.assert_close(moved(given), expected_M, atol=2e-5, rtol=0)
+
+
+def released(given: fed.Experiment) -> Tensor:
+    """What noise has added to the sum of the first round, in units of the clip."""
+    settings = privacy_of(given)
+    assert settings is not None
+    quiet = given.override({"privacy.noise_multiplier": 0.01 * settings.multiplier})
+    difference_M: Tensor = (moved(given) - moved(quiet)) / settings.clip
+    return difference_M
+
+
+@pytest.mark.parametrize(
+    ("changed", "divisor", "deviation"),
+    [
+        ({}, 6, 2.0),
+        ({"rounds": {"count": 1, "cohort": 4}}, 4, 2.0),
+        ({"rounds": {"count": 1, "cohort": 4, "sampling": "poisson"}}, 4, 2.0),
+        ({"devices": {"kind": "uniform", "failure": 0.5}}, 6, 2.0),
+        ({"devices": {"kind": "uniform", "failure": 0.999}}, 6, 2.0),
+        ({"simulation": {"batching": "on", "group": 4}}, 6, 2.0),
+        ({"simulation": {"workers": 2}}, 6, 2.0),
+        ({"algorithm": "fedavgm"}, 6, 2.0),
+        ({"hierarchy": {"kind": "edges", "fan_out": 2}}, 6, 2.0),
+        ({"privacy": {**LOCAL, "noise_multiplier": 2.0}}, 6, 2.0 * math.sqrt(6)),
+        ({"privacy": {**LOCAL, "noise_multiplier": 2.0}, "simulation": {"workers": 2}}, 6, 2.0 * math.sqrt(6)),
+    ],
+    ids=["all", "cohort", "poisson", "half fail", "nobody", "groups", "workers", "momentum", "edges", "local", "both"],
+)
+def test_what_is_released_has_the_noise_it_claims(changed: dict[str, Any], divisor: int, deviation: float) -> None:
+    """Over the expected cohort, whoever replies."""
+    privacy = {**CENTRAL, "noise_multiplier": 2.0}
+    keys = {"rounds": {"count": 1}, "model": {"kind": "mlp", "hidden": [64]}, "privacy": privacy, **changed}
+    # The model is of float32, whose rounding is far below the noise.
+    hold_to_normal(released(experiment(**keys)) * divisor, deviation)
+
+
+def test_rounds_without_replies_move_the_model_by_noise_alone() -> None:
+    given = experiment(devices={"kind": "uniform", "failure": 0.999}, rounds={"count": 3})
+    run = simulate(given)
+    assert [line["replied"] for line in run.metrics] == [0, 0, 0]
+    hold_to_normal(moved(given) * 6 / 0.3, math.sqrt(3))
+
+
+@pytest.mark.parametrize("privacy", [CENTRAL, LOCAL], ids=["central", "local"])
+def test_workers_have_the_bits_of_one_process(privacy: dict[str, Any]) -> None:
+    given = experiment(privacy=privacy, simulation={"batching": "on", "group": 2, "workers": 0})
+    in_workers = given.override({"simulation.workers": 2})
+    assert parts.outcome(simulate(given)) == parts.outcome(simulate(in_workers))
+
+
+@pytest.mark.parametrize("privacy", [CENTRAL, LOCAL], ids=["central", "local"])
+@pytest.mark.parametrize("sampling", ["uniform", "poisson"])
+def test_a_resumed_run_has_the_bits_and_the_cost(privacy: dict[str, Any], sampling: str, tmp_path: Path) -> None:
+    rounds = {"count": 4, "cohort": 3, "sampling": sampling}
+    given = experiment(privacy=privacy, rounds=rounds, checkpoints={"every": 2})
+    whole = simulate(given)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(given, output=tmp_path, observers=[Essential(parts.Watcher(interrupt))])
+    assert parts.outcome(simulate(given, output=tmp_path, resume=True)) == parts.outcome(whole)
+
+
+def interrupt(number: int) -> None:
+    """Interrupt the third round."""
+    if number == 3:
+        raise KeyboardInterrupt
+
+
+def costs(given: fed.Experiment) -> list[float]:
+    return [line["epsilon"] for line in simulate(given).metrics]
+
+
+@pytest.mark.parametrize(
+    ("changed", "release", "counts"),
+    [
+        ({}, Release(noise_multiplier=1.0), [1, 2, 3]),
+        ({"rounds.cohort": 3, "rounds.sampling": "poisson"}, Release(noise_multiplier=1.0, sampling=0.5), [1, 2, 3]),
+        ({"rounds.cohort": 2, "rounds.sampling": "round_robin"}, Release(noise_multiplier=1.0), [1, 1, 1]),
+        ({"privacy": LOCAL}, Release(noise_multiplier=0.5), [1, 2, 3]),
+        ({"privacy": LOCAL, "devices.failure": 0.999}, Release(noise_multiplier=0.5), [1, 2, 3]),
+    ],
+    ids=["all", "poisson", "in turn", "local", "asked in vain"],
+)
+def test_each_round_says_what_was_spent(changed: dict[str, Any], release: Release, counts: list[int]) -> None:
+    found = costs(experiment(rounds={"count": 3}).override(changed))
+    assert found == pytest.approx([epsilon({release: count}, 1e-5) for count in counts], rel=3e-3)
+
+
+def test_a_run_ends_before_it_passes_its_budget() -> None:
+    budget = (epsilon({Release(noise_multiplier=1.0): 3}, 1e-5) + epsilon({Release(noise_multiplier=1.0): 4}, 1e-5)) / 2
+    run = simulate(experiment(rounds={"count": 9}, privacy={**CENTRAL, "budget_epsilon": budget}))
+    assert len(run.metrics) == 3
+    assert run.metrics[-1]["epsilon"] <= budget
+    assert run.summary["status"] == "finished"
+    assert "round 4 would pass privacy.budget_epsilon" in run.summary["reason"]
+    assert_no_later_round(run)
+
+
+def assert_no_later_round(run: fed.Run) -> None:
+    """Fail if the model has moved after its last line."""
+    shorter = simulate(run.experiment.override({"rounds.count": len(run.metrics)}))
+    assert run.metrics[-1]["test_loss"] != shorter.metrics[0]["test_loss"]
+    assert math.isfinite(run.metrics[-1]["test_loss"])
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+@pytest.mark.parametrize("sampling", ["uniform", "poisson"])
+def test_the_noise_found_spends_the_epsilon_of_the_run(kind: str, sampling: str) -> None:
+    rounds = {"count": 7, "cohort": 3, "sampling": sampling}
+    given = experiment(rounds=rounds, privacy={"kind": kind, "clip": 0.3, "epsilon": 3.0})
+    resolved = Simulation(given).experiment
+    assert resolved.privacy is not None
+    settings = resolved.privacy.make()
+    spent = epsilon(settings.plan(resolved.rounds.make(), 6).releases(), 1e-5)
+    assert 3.0 * 0.999 <= spent <= 3.0
+
+
+def test_neither_losses_nor_samples_are_told() -> None:
+    run = simulate(experiment())
+    assert all(line["train_loss"] is None for line in run.metrics)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"evaluation": "clients"}, "evaluation clients needs each client's loss"),
+        ({"algorithm": "median"}, "needs each client's own message"),
+        ({"algorithm": "sign_majority"}, "messages that arrive as they were clipped"),
+        ({"algorithm": "dpsgd"}, "needs a coordinator that asks clients"),
+        ({"algorithm": "centralized"}, "privacy needs clients that report"),
+        ({"rounds": {"kind": "buffered", "count": 2}}, "needs rounds that wait for a cohort"),
+        ({"rounds": {"kind": "asynchronous", "count": 2}}, "needs rounds that wait for a cohort"),
+        ({"rounds": {"count": 2, "quorum": 0.5}}, "needs rounds that ask their clients once"),
+        ({"rounds": {"count": 2, "cohort": 2, "over_selection": 1.5}}, "count all whom they ask"),
+        ({"rounds": {"count": 2, "cohort": 2, "sampling": "weighted"}}, "neither losses nor numbers of samples"),
+        ({"uplink": ["int8"]}, "needs messages that arrive as they were clipped"),
+        ({"privacy": {"kind": "central"}}, "needs one of noise_multiplier and epsilon, got neither"),
+        ({"privacy": {**CENTRAL, "epsilon": 1.0}}, "needs one of noise_multiplier and epsilon, got both"),
+        ({"privacy": {**CENTRAL, "unit": "sample"}}, "write kind: local"),
+    ],
+)
+def test_what_noise_does_not_cover_is_refused(changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidExperiment, match=reason):
+        experiment(**changed)
+
+
+def test_buffers_are_refused() -> None:
+    data = fed.FederatedData({number: parts.samples(9, number) for number in range(3)}, classes=3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+    with pytest.raises(InvalidExperiment, match="does not cover a model's buffers"):
+        simulate(experiment(data=None, model=None), data=data, model=model)
+
+
+def test_a_client_that_diverges_is_no_end_of_the_run() -> None:
+    """That the run goes on or not would tell something of one client."""
+    data = parts.unequal()
+    bad = {**data.train, "c1": (torch.full((4, 4), 3e38), torch.zeros(4, dtype=torch.int64))}
+    given = experiment(data=None, model=None, rounds={"count": 1}, local={"steps": 3})
+    run = simulate(given, data=fed.FederatedData(bad, data.test, classes=3), model=torch.nn.Linear(4, 3))
+    assert run.metrics[0]["failed"] == 1
+
+
+def over_grpc(given: fed.Experiment, folder: Path) -> list[ThreadedNode]:
+    assert given.data is not None
+    data, nodes = load(given.data, Streams(given.seed)), list[ThreadedNode]()
+    serve(
+        given,
+        listen="127.0.0.1:0",
+        output=folder / "run",
+        min_nodes=6,
+        on_listen=lambda port: nodes.extend(nodes_of(data, port, folder)),
+    )
+    for node in nodes:
+        node.end()
+    return nodes
+
+
+def test_nodes_send_what_the_simulation_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the simulation's noise the bits are the same; and messages tell nothing beside."""
+    given = experiment()
+    monkeypatch.setattr(deployment, "SystemNoise", lambda: SeededNoise.of(Streams(given.seed), given.dump()))
+    nodes = over_grpc(given, tmp_path)
+    assert_same(tmp_path / "run", simulate(given))
+    for node in nodes:
+        for answer, _ in node.training.answers:
+            assert isinstance(answer, Answer)
+            assert (answer.samples, answer.weight, answer.train_loss) == (1, 1.0, 0.0)
+
+
+def test_real_noise_is_repeated_by_nobody(tmp_path: Path) -> None:
+    given = experiment(rounds={"count": 1})
+    for name in ("a", "b"):
+        over_grpc(given, tmp_path / name)
+    one, two = (fed.Run.load(tmp_path / name / "run") for name in ("a", "b"))
+    assert not torch.equal(*[torch.cat([part.flatten() for part in run.model.parameters()]) for run in (one, two)])
+
+
+def test_cohorts_of_a_real_server_are_secret() -> None:
+    given = experiment(rounds={"count": 2, "cohort": 3, "sampling": "poisson"})
+    assert given.data is not None
+    data = load(given.data, Streams(given.seed))
+    real = [Preparation(given, data, noise=SystemNoise()).cohort_streams.seed for _ in range(2)]
+    assert len({*real, given.seed}) == 3
+    assert Preparation(given, data).cohort_streams.seed == given.seed
+
+
+def test_plans_without_privacy_are_those_of_older_versions() -> None:
+    assert "privacy" not in part_of_nodes(experiment(privacy=None))
+    assert part_of_nodes(experiment())["privacy"]["clip"] == 0.3
+
+
+@pytest.mark.parametrize("algorithm", thinned(["fedavg", "scaffold", "fedadam", "feddyn", "fednova"], quick=2))
+@pytest.mark.parametrize("batching", ["off", "on"])
+def test_no_client_changes_the_sum_by_more_than_the_clip(algorithm: str, batching: str) -> None:
+    """Of whatever a client reports, before the noise, beside the same round without it."""
+    given = experiment(
+        data=None,
+        model=None,
+        algorithm=algorithm,
+        rounds={"count": 1},
+        privacy={"kind": "central", "clip": 0.2, "noise_multiplier": HUSHED},
+        simulation={"batching": batching, "workers": 0},
+    )
+    data = parts.unequal()
+    huge = {**data.train, "c3": (1e4 * data.train["c3"][0], data.train["c3"][1])}
+    without = {name: pair for name, pair in data.train.items() if name != "c3"}
+    whole_M, changed_M, without_M = (
+        _sum(given, fed.FederatedData(train, data.test, classes=3)) for train in (data.train, huge, without)
+    )
+    assert (whole_M - without_M).norm() <= 0.2 * (1 + 1e-5)
+    assert (changed_M - without_M).norm() <= 0.2 * (1 + 1e-5)
+    assert (whole_M - without_M).norm() > 0.01
+
+
+def _sum(given: fed.Experiment, data: fed.FederatedData) -> Tensor:
+    """Sum of the first round's messages."""
+    released_M: list[Tensor] = []
+    simulation = Simulation(given, data, parts.small)
+    federation: Any = simulation.federation(InProcess(partial(Work, simulation.recipe), [torch.device("cpu")]))
+    noisy = federation.coordinator._way_in.noisy_sum
+
+    def noted(mean_M: Tensor, clients: int, expected: float, number: int) -> Tensor:
+        released_M.append(mean_M * clients)
+        return mean_M
+
+    federation.coordinator._way_in.noisy_sum = noted
+    federation.round(1)
+    assert noisy is not None
+    units_M = released_M[0] / grid_step(0.2)
+    assert torch.allclose(units_M, units_M.round(), atol=1e-6, rtol=0)
+    return released_M[0]
