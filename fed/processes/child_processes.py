@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 __all__ = ["UNKNOWN_EXIT_CODE", "end_with_parent", "load_for_children", "spawned", "stop"]
@@ -83,7 +84,7 @@ def spawned(target: Callable[..., None], *arguments: Any, **named: Any) -> tuple
     ours, its = _CHILDREN.Pipe()
     with its:  # closed here, or the end of the process would never be seen
         process = _CHILDREN.Process(target=_begin, args=(dict(os.environ), target, its, *arguments), **named)
-        with _interrupts_blocked(), _environment(_WHILE_LIBRARIES_LOAD):
+        with _interrupts_blocked(), _environment(_WHILE_LIBRARIES_LOAD), _importable_program():
             try:
                 process.start()
             except EOFError:
@@ -136,6 +137,21 @@ def _interrupts_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _importable_program() -> Iterator[None]:
+    """Hide the file of a program that has none: Python calls that from standard input <stdin>, and children open it."""
+    program = sys.modules["__main__"]
+    name = getattr(program, "__file__", None)
+    if name is None or program.__spec__ is not None or Path(name).exists():
+        yield
+        return
+    del program.__file__
+    try:
+        yield
+    finally:
+        program.__file__ = name
 
 
 @contextlib.contextmanager

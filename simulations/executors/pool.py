@@ -294,7 +294,11 @@ class Workers(QueuedExecutor[_Task]):
             content = RunFailed(f"the answer of a worker cannot be read here: {error!r}")
         if answer == WorkerReply.NOT_MADE:
             self.close()
-            raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE.format(words=content))
+            if isinstance(content, FedError):
+                raise content
+            if "<module '__main__'" in content:
+                raise in_one_sentence(RunFailed(_NOT_THERE.format(words=content)))
+            raise RunFailed(_NOT_MADE.format(words=content))
         # The worker ends by itself: its work's state may be half changed.
         if answer == WorkerReply.RAISED:
             self._remove_dead(worker, content)
@@ -357,7 +361,11 @@ class Workers(QueuedExecutor[_Task]):
 
 _GIVEN_UP = f"{{label}} ended {_DEATHS} worker processes; last words: {{words}}"
 _NOT_MADE = "worker processes cannot begin: {words}; use workers: 0 to train in this process and see where it fails"
+_NOT_THERE = (
+    "worker processes do not find a part of the program itself ({words}): define it in a file of its own and import "
+    "it, or use workers: 0"
+)
 _NO_START = (
     "a worker process could not start ({words}): a program that uses workers must do so under "
-    "if __name__ == '__main__':, or use workers: 0; so must one that comes from standard input or a notebook"
+    "if __name__ == '__main__':, or use workers: 0"
 )

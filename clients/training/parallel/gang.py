@@ -19,7 +19,7 @@ from fed.clients.training.parallel.rank_process import Meeting, RankReply, packe
 from fed.clients.training.parallel.setup import SharedSetup
 from fed.clients.training.parallel.way import Rank
 from fed.clients.training.working_process import FAULT_BYTES, fault_in
-from fed.errors import DeviceFailed, FedError, InvalidExperiment, RunFailed, os_errors_as
+from fed.errors import DeviceFailed, FedError, InvalidExperiment, RunFailed, in_one_sentence, os_errors_as
 from fed.processes.child_processes import spawned
 from fed.processes.crash_report import words_of_exit
 from fed.vectors.layout import Layout
@@ -40,7 +40,7 @@ _SILENT_S = 3600.0
 
 _NO_START = (
     "a process of local.devices could not start ({words}): a program that uses several devices must do so under "
-    "if __name__ == '__main__':, or set local.devices to 1; so must one that comes from standard input or a notebook"
+    "if __name__ == '__main__':, or set local.devices to 1"
 )
 
 
@@ -221,14 +221,14 @@ class Gang:
             raise self._failure(silent[0], f"{words}: {_TRAIN_ALONE}", details)
         raise self._failure(number, f"{words}: {_TRAIN_ALONE}", details)
 
-    def _silent_failure(self, number: int, code: int | None) -> RunFailed:
+    def _silent_failure(self, number: int, code: int | None) -> FedError:
         """Error of a rank that has told none, and was not ended for another one's."""
         if number in self._deaths.stopped:
             words = f"a signal had stopped its process for {_STOPPED_S} s, so that it was ended"
             return self._failure(number, f"{words}: let it run, or train where nothing stops it")
         words = words_of_exit(code, fault_in(self._memory))
         if not self._is_ready and code is not None and code >= 0:
-            return RunFailed(_NO_START.format(words=words))
+            return in_one_sentence(RunFailed(_NO_START.format(words=words)))
         if code == -signal.SIGKILL:
             return self._failure(number, f"{words}; lower local.batch_size, or share the model among more devices")
         return self._failure(number, f"{words}: {_TRAIN_ALONE}")

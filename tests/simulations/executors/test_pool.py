@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import random
 import signal
 import subprocess
@@ -622,8 +623,40 @@ def test_a_program_without_main_guard_is_told_so(tmp_path: Path) -> None:
     assert parent.returncode == 1
     last = said.splitlines()[-1]
     assert ": a worker process could not start (ended with exit code 1): a program that uses workers" in last
-    assert "under if __name__ == '__main__':, or use workers: 0; so must" in last
+    assert "under if __name__ == '__main__':, or use workers: 0" in last
     assert "RunFailed" not in said, "no traceback of its own"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("work.caller", ""),
+        (
+            "lines",
+            r"<stdin>:6: worker processes do not find a part of .* 'lines' .*: define it in a file of its own .*\n",
+        ),
+    ],
+)
+def test_a_program_from_standard_input_has_workers(make: str, said: str) -> None:
+    """It cannot be imported, and its workers do not try."""
+    lines = (
+        "from fed.simulations.executors.pool import Workers",
+        "from tests.simulations.executors import pure_work as work",
+        "",
+        "def lines(device): pass",
+        "",
+        f"with Workers({make}, work.devices(1), 1 << 16, awaits=True): print(__file__)",
+    )
+    ended = subprocess.run(
+        [sys.executable],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert re.fullmatch(said, ended.stderr)
+    assert ended.stdout == ("" if said else "<stdin>\n")
 
 
 def test_a_single_small_item_is_done_in_this_process(caplog: pytest.LogCaptureFixture) -> None:
