@@ -33,7 +33,8 @@ def check_parallel(kind: Parallel, devices: int, module: "nn.Module", loss: Loss
     Raises:
         InvalidExperiment: if a term of the loss compares whole models, or the loss of a batch is not known from those
             of its parts.
-        InvalidModel: if the model normalises over the batch, and the devices split it.
+        InvalidModel: if the model normalises over the batch, and the devices split it, or some layer's gradients are
+            sparse, and they cannot be summed.
     """
     for phase in phases:
         if phase.rule is not None and phase.rule.contrasts:
@@ -43,6 +44,12 @@ def check_parallel(kind: Parallel, devices: int, module: "nn.Module", loss: Loss
             )
     if isinstance(kind, FSDP):
         unit_names(kind.units, module)
+        for name, layer in module.named_modules():
+            if getattr(layer, "sparse", False):
+                raise InvalidModel(
+                    f"local.parallel: fsdp sums no sparse gradients, got {name or type(layer).__name__}: make it with "
+                    "sparse=False, or use another local.parallel"
+                )
     if isinstance(kind, TensorParallel):
         plan_for(module, kind.plan)
     if isinstance(kind, Pipeline):

@@ -415,7 +415,11 @@ def test_a_program_without_a_main_guard_is_told_of_it(tmp_path: Path) -> None:
     )
     ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert "could not start (ended with exit code 1): a program that uses several devices must do so" in ended.stderr
+    *_, last = ended.stderr.splitlines()
+    assert re.match(
+        r".*program\.py:4: a process of local.devices could not start .*: a program that uses several", last
+    )
+    assert "RunFailed" not in ended.stderr, "no traceback of its own"
 
 
 def test_ranks_end_with_their_trainer() -> None:
@@ -459,6 +463,7 @@ def test_ranks_end_with_their_trainer() -> None:
         ),
         ("tensor", {"module": nn.Conv2d(1, 1, 1)}, "must have linear layers, embeddings or attention of PyTorch"),
         ("fsdp", {"module": Scaled()}, "got the single number scale: give it the shape"),
+        ("fsdp", {"module": nn.Embedding(5, 3, sparse=True)}, "sums no sparse gradients, got Embedding: make it with"),
         ("ddp", {"phase": Phase(rule=MOON())}, "MOON compares the representations of three whole models"),
         ("ddp", {"module": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, "batch normalisation cannot be"),
         ("ddp", {"loss": cox}, "must be a mean over samples, got cox, which does not say so"),
