@@ -4,8 +4,8 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import random
+import re
 import signal
 import subprocess
 import sys
