@@ -186,7 +186,8 @@ class Accountant:
         self._before = dict(releases or {})
         self._bundle: dict[Release, int] = {}
         self._repeats = 0
-        self._room: dict[tuple[frozenset[tuple[Release, int]], float], int] = {}
+        self._room: dict[float, int] = {}  # budget → number of bundles that it allows
+        self._knots: dict[int, float] = {}  # number of bundles → ε
 
     @property
     def releases(self) -> dict[Release, int]:
@@ -205,7 +206,8 @@ class Accountant:
             self._before = self.releases
             self._bundle = dict(releases)
             self._repeats = 0
-            self._room = {}
+            self._room.clear()
+            self._knots.clear()
         self._repeats += 1
 
     def epsilon(self) -> float:
@@ -228,12 +230,9 @@ class Accountant:
             return True
         if dict(releases) != self._bundle or self._is_cheap(releases):
             return epsilon(after, self.delta) <= budget
-        key = (frozenset(releases.items()), budget)
-        if key not in self._room:
-            self._room[key] = _most_within(
-                lambda repeats: epsilon(self._after(releases, repeats), self.delta) <= budget, _MOST_ROUNDS
-            )
-        return self._repeats < self._room[key]
+        if budget not in self._room:
+            self._room[budget] = _most_within(lambda repeats: self._at(repeats) <= budget, _MOST_ROUNDS)
+        return self._repeats < self._room[budget]
 
     def _is_cheap(self, releases: Mapping[Release, int]) -> bool:
         """True if ε of the bundle and all before is in closed form, or Rényi's bound."""
@@ -241,14 +240,20 @@ class Accountant:
         unsampled = all(release.sampling == 1 for release in release_kinds)
         return unsampled or any(release.skellam_l2 is not None for release in release_kinds)
 
+    def _at(self, repeats: int) -> float:
+        """ε after a number of bundles."""
+        if repeats not in self._knots:
+            self._knots[repeats] = epsilon(self._after(self._bundle, repeats), self.delta)
+        return self._knots[repeats]
+
     def _interpolated(self, repeats: int) -> float:
         """ε after a number of bundles, from a cubic through those of four numbers near, on logarithms of both."""
         if repeats <= 4 or self._is_cheap(self._bundle):
             return epsilon(self._after(self._bundle, repeats), self.delta)
         knots = _knots_around(repeats)
         if repeats == knots[1]:
-            return epsilon(self._after(self._bundle, repeats), self.delta)
-        values = [epsilon(self._after(self._bundle, knot), self.delta) for knot in knots]
+            return self._at(repeats)
+        values = [self._at(knot) for knot in knots]
         if values[0] == 0:
             return values[2]
         logarithm = 0.0

@@ -96,7 +96,7 @@ def _sampled_gaussian(alpha: float, z: float, q: float) -> float:
 
 
 def _skellam(alpha: _Array, z: float, l2: float, l1: float) -> _Array:
-    """The bound of Agarwal et al. (theorem 3.5) for noise of variance μ = (z·Δ₂)²; infinite off the whole numbers."""
+    """The bound of Agarwal et al. for noise of variance μ = (z·Δ₂)²; infinite off the whole numbers."""
     variance = (z * l2) ** 2
     first = ((2 * alpha - 1) * l2**2 + 6 * l1) / (4 * variance**2)
     bound = alpha * l2**2 / (2 * variance) + np.minimum(first, 3 * l1 / (2 * variance))
@@ -104,7 +104,7 @@ def _skellam(alpha: _Array, z: float, l2: float, l1: float) -> _Array:
 
 
 def _sampled_skellam(release: Release) -> _Array:
-    """Amplification of any mechanism by Poisson sampling (Zhu & Wang, theorem 5); infinite off the whole numbers."""
+    """Amplification of any mechanism by Poisson sampling (Zhu & Wang); infinite off the whole numbers."""
     q = release.sampling
     assert release.skellam_l2 is not None
     assert release.skellam_l1 is not None

@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fed.errors import InvalidExperiment
-from fed.privacy import loss_distributions
+from fed.privacy import accounting, loss_distributions
 from fed.privacy.accounting import Accountant, epsilon, epsilon_rdp, noise_multiplier_for, rounds_within
 from fed.privacy.plan import PrivacyPlan
 from fed.privacy.releases import Release
@@ -78,6 +78,18 @@ def test_sampled_epsilon_equals_an_integral(noise_multiplier: float, sampling: f
     assert expected * (1 - 1e-5) <= found <= expected * (1 + 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("noise_multiplier", "sampling", "count", "fine_interval"),
+    [(1.0, 0.001, 1000, 2**-15), (0.5, 0.5, 1000, 2**-8), (1.0, 0.01, 100, 2**-13), (0.3, 0.9, 1, 2**-10)],
+)
+def test_grid_of_losses_is_fine_enough(
+    noise_multiplier: float, sampling: float, count: int, fine_interval: float
+) -> None:
+    releases = {Release(noise_multiplier=noise_multiplier, sampling=sampling): count}
+    fine = loss_distributions.sampled_epsilon(releases, mu=0.0, delta=1e-6, interval=fine_interval)
+    assert epsilon(releases, 1e-6) == pytest.approx(fine, rel=1e-3)
+
+
 @pytest.mark.parametrize(("noise_multiplier", "count"), [(0.5, 1), (1.0, 3), (20.0, 1000), (300.0, 1)])
 def test_gaussian_epsilon_equals_closed_form_and_losses(noise_multiplier: float, count: int) -> None:
     delta = 1e-6
@@ -106,6 +118,19 @@ def test_skellam_divergence_is_the_papers() -> None:
     found = _divergence(release)[list(_ORDERS).index(order)]
     correction = min((5 * 100 + 6 * 70) / (4 * variance**2), 3 * 70 / (2 * variance))
     assert found == pytest.approx(order * 100 / (2 * variance) + correction, rel=1e-12)
+    assert np.isinf(_divergence(release)[_ORDERS == 2.5]).all(), "proven for whole orders alone"
+
+
+def test_sampled_skellam_divergence_is_the_papers() -> None:
+    q = 0.1
+    of_two, of_three = (
+        _divergence(Release(noise_multiplier=1.0, skellam_l2=10.0, skellam_l1=70.0))[list(_ORDERS).index(order)]
+        for order in (2, 3)
+    )
+    sampled = Release(noise_multiplier=1.0, sampling=q, skellam_l2=10.0, skellam_l1=70.0)
+    found = _divergence(sampled)[list(_ORDERS).index(3)]
+    terms = (1 - q) ** 2 * (2 * q + 1), 3 * q**2 * (1 - q) * math.exp(of_two), 3 * q**3 * math.exp(2 * of_three)
+    assert found == pytest.approx(math.log(math.fsum(terms)) / 2, rel=1e-12)
 
 
 def test_fine_skellam_noise_costs_as_much_as_gaussian() -> None:
@@ -155,6 +180,12 @@ def test_epsilon_of_nothing_is_zero() -> None:
     assert epsilon({Release(noise_multiplier=1e6): 1}, 1e-3) == 0
 
 
+def test_tiny_delta_takes_the_bound() -> None:
+    releases = {Release(noise_multiplier=1.0, sampling=0.1): 20}
+    assert epsilon(releases, 1e-11) == epsilon_rdp(releases, 1e-11)
+    assert epsilon(releases, 1e-9) < epsilon_rdp(releases, 1e-9)
+
+
 @pytest.mark.parametrize(("count", "delta"), [(1, 0.0), (1, 1.0), (-1, 1e-5)])
 def test_impossible_accounts_are_refused(count: int, delta: float) -> None:
     with pytest.raises(ValueError, match=r"must be in|0 times or more"):
@@ -187,6 +218,23 @@ def test_estimates_are_near_and_rise(before: dict[Release, int]) -> None:
     for rounds in (1, 5, 23, 90, 181):
         exact = epsilon(PrivacyPlan.union(before, {release: rounds}), 1e-5)
         assert curve[rounds - 1] == pytest.approx(exact, rel=2e-3)
+
+
+def test_a_thousand_rounds_take_few_computations(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[float] = []
+
+    def counting(*_: Any, mu: float, delta: float, interval: float) -> float:
+        computed.append(interval)
+        return 0.01 * math.sqrt(len(computed))
+
+    monkeypatch.setattr(accounting, "sampled_epsilon", counting)
+    release = Release(noise_multiplier=1.0625, sampling=0.0625)  # of no other test
+    account = Accountant(1e-5)
+    for _ in range(1000):
+        assert account.affords({release: 1}, 1e3)
+        account.add({release: 1})
+        account.estimate()
+    assert len(computed) <= 14, "those of powers of 2, and of 3 rounds"
 
 
 @pytest.mark.parametrize(
@@ -227,6 +275,7 @@ def test_budget_is_kept_to_the_last_round(sampling: float) -> None:
     assert rounds == rounds_within(plan, budget) > 0
     assert epsilon(plan.releases(rounds), plan.delta) <= budget < epsilon(plan.releases(rounds + 1), plan.delta)
     assert rounds_within(plan, 0.0) == 0
+    assert rounds_within(plan, 1e9, most=5) == 5
 
 
 def test_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
