@@ -14,7 +14,7 @@ from fed.quantities import counted, epsilon_text
 
 __all__ = ["Cell", "Costs", "as_json", "as_markdown", "costs_of", "facts_of", "table_of"]
 
-_NOISE_FACTORS = (0.5, 0.7, 1.0, 1.4, 2.0)
+_NOISE_FACTORS = (0.5, 0.7, 1.4, 2.0)
 _COHORT_FACTORS = (0.5, 1.0, 2.0, 4.0)
 _MOST_ROUNDS = 1_000_000
 """Rounds beyond which no budget is followed."""
@@ -116,10 +116,8 @@ def facts_of(costs: Costs) -> list[tuple[str, str]]:
         ("amplification", plan.amplification),
         ("composition", _composition(plan)),
     ]
-    if plan.participations is not None:
-        facts.append(
-            ("participation", f"a unit takes part in {_rounds(plan.participations)} at most, which is enforced")
-        )
+    if plan.participations is not None and plan.participations < plan.rounds:
+        facts.append(("participation", f"a unit takes part in {_rounds(plan.participations)} at most"))
     if plan.budget_epsilon is not None:
         facts.append(("budget", _budget(costs)))
     facts += [("trust model", line) for line in plan.trust]
@@ -159,7 +157,7 @@ def table_of(costs: Costs) -> list[list[str]]:
     rows: dict[float, list[str]] = {}
     for cell in costs.cells:
         rows.setdefault(cell.noise_multiplier, []).append(epsilon_text(cell.epsilon))
-    return [["noise_multiplier", *headings], *([f"{noise:g}", *texts] for noise, texts in rows.items())]
+    return [["noise_multiplier", *headings], *([f"{noise:.4g}", *texts] for noise, texts in rows.items())]
 
 
 def as_markdown(costs: Costs, name: str) -> str:
@@ -198,6 +196,7 @@ def as_json(costs: Costs, name: str) -> dict[str, Any]:
         "experiment": name,
         "epsilon": costs.epsilon,
         **values,
+        "noise_multiplier": costs.plan.noise_multiplier * costs.plan.key_multiplier,
         "rounds_within_budget": costs.rounds_within_budget,
         "noise_for_budget": costs.noise_for_budget,
         "table": [asdict(cell) for cell in costs.cells],
