@@ -20,7 +20,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import fed
-from fed.cli import algorithms, codecs, documents, export, keys, nodes, peers, runs, tables, topology
+from fed.cli import algorithms, codecs, documents, export, keys, nodes, peers, privacy, runs, tables, topology
 from fed.cli import compare as comparisons
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
@@ -70,6 +70,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "algorithms": algorithms.algorithms,
     "codecs": codecs.codecs,
     "topology": topology.topology,
+    "privacy": privacy.privacy,
     "schema": documents.schema,
     "flower-app": documents.flower_app,
     "doctor": _doctor,

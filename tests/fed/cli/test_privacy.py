@@ -1,0 +1,85 @@
+"""``fed privacy``: what a plan costs, on the terminal and in files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fed.privacy.accounting import epsilon
+from fed.privacy.releases import Release
+from tests.fed.cli.commands import Run, runner
+
+EXPERIMENT = """
+name: private
+data: {kind: digits, clients: 20}
+rounds: {count: 30, cohort: 2, sampling: poisson}
+privacy: {kind: central, clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-5, budget_epsilon: 4}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    (tmp_path / "private.yaml").write_text(EXPERIMENT)
+    return runner(tmp_path, monkeypatch, capsys, "privacy")
+
+
+def test_terminal_shows_cost_budget_and_promise(run: Run) -> None:
+    code, out, err = run("private.yaml")
+    assert (code, err) == (0, "")
+    spent = epsilon({Release(noise_multiplier=1.0, sampling=0.1): 30}, 1e-5)
+    assert f"{spent:.3g}"[:3] in out.splitlines()[0]
+    for text in (
+        "δ                1e-05",
+        "Poisson sampling",
+        "ε = 4 allows",
+        "not covered",
+        "noise_multiplier   1 clients",
+    ):
+        assert text in out
+
+
+@pytest.mark.parametrize("suffix", [".md", ".json"])
+def test_files_hold_the_sheet_and_are_kept(run: Run, tmp_path: Path, suffix: str) -> None:
+    sheet = tmp_path / f"sheet{suffix}"
+    arguments = ["private.yaml", "--noise", "2", "--cohort", "4", "--clients", "40", "--budget", "2", "--json"]
+    code, out, _ = run(*arguments, "--to", str(sheet))
+    assert code == 0
+    values = json.loads(out)
+    assert values["clients"] == 40
+    assert values["sampling"] == 0.05
+    assert values["budget_epsilon"] == 2
+    (cell,) = values["table"]
+    assert cell == {"noise_multiplier": 2, "cohort": 4, "epsilon": cell["epsilon"]}
+    assert cell["epsilon"] == epsilon({Release(noise_multiplier=2.0, sampling=0.1): 30}, 1e-5)
+    text = sheet.read_text()
+    assert text == out if suffix == ".json" else "NIST SP 800-226" in text
+    assert run(*arguments, "--to", str(sheet)).code == 2
+    assert sheet.read_text() == text
+    assert run(*arguments, "--to", str(sheet), "--overwrite").code == 0
+
+
+def test_local_noise_is_told_by_its_key(run: Run) -> None:
+    local = "privacy={kind: local, clip: 1, epsilon: 50}"
+    code, out, _ = run("private.yaml", "--set", local, "--json")
+    assert code == 0
+    values = json.loads(out)
+    assert 50 * 0.999 <= values["epsilon"] <= 50
+    of_run = [cell for cell in values["table"] if cell["noise_multiplier"] == values["noise_multiplier"]]
+    assert [cell["epsilon"] for cell in of_run] == [values["epsilon"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "privacy=null"], "private.yaml must have the section privacy, got none: write one"),
+        (["--noise", "0"], "--noise must exceed 0, got 0"),
+        (["--cohort", "21"], "--cohort must be at most the 20 clients, got 21"),
+        (["--set", "rounds.sampling=uniform", "--cohort", "4"], "--cohort changes ε only where Poisson sampling"),
+        (["--to", "sheet.txt"], "--to must end in .md or .json, got sheet.txt"),
+    ],
+)
+def test_a_mistake_is_one_sentence(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("private.yaml", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert len(err.splitlines()) == 1
