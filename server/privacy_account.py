@@ -80,7 +80,15 @@ class PrivacyAccount:
 
     def epsilon(self) -> float:
         """ε of the client that has lost most."""
-        return epsilon(Counter(self._of_all.releases) + Counter(self._most), self.privacy.delta)
+        return epsilon(self._releases(), self.privacy.delta)
+
+    def _releases(self) -> Counter[Release]:
+        """Releases about the client that has lost most."""
+        return Counter(self._of_all.releases) + Counter(self._most)
+
+    def summary(self) -> dict[str, Any]:
+        """Part of the summary: ε, δ, and the releases about the client that has lost most."""
+        return {"epsilon": self.epsilon(), "delta": self.privacy.delta, "releases": _written(self._releases())}
 
     def estimate(self) -> float:
         """The same within 0.2 %, at a cost that no round feels."""

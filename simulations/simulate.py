@@ -23,6 +23,7 @@ from fed.server.assembly import assembled
 from fed.server.evaluation import say_without_scores
 from fed.server.observer import Essential, Expectation, Observer
 from fed.server.resume import Parts, check_given_parts, newest_checkpoint, run_fingerprint
+from fed.server.rounds.coordinated import Coordinated
 from fed.server.telling import Observers
 from fed.server.tracking import tracked
 from fed.server.training_loop import TrainingLoop
@@ -194,7 +195,9 @@ def _loop(
         uncaptured = simulation.groups.uncaptured
         without_graphs = f"; steps without CUDA graphs, for {uncaptured}" if uncaptured else ""
         training = {"training": f"{simulation.batching}{in_parts}{without_graphs}"}
-        return {**counts, **training, **federation.occupation(), **adversaries, **codecs, **sessions}
+        account = federation.coordinator.account if isinstance(federation, Coordinated) else None
+        spent = account.summary() if account is not None else {}
+        return {**counts, **training, **federation.occupation(), **adversaries, **codecs, **sessions, **spent}
 
     return assembled(
         simulation.experiment,

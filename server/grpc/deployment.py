@@ -389,6 +389,7 @@ class Deployment:
                 "nodes": fleet.counts.lines(),
                 **facts_of(federation.coordinator.message.encoder),
                 **sessions,
+                **({} if federation.coordinator.account is None else federation.coordinator.account.summary()),
             },
             fingerprint=fingerprint,
             clock=fleet.time,

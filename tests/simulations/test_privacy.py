@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import fed
+from fed.cli.main import main
 from fed.clients.data import load
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
@@ -22,6 +23,7 @@ from fed.privacy.kinds import privacy_of
 from fed.privacy.noise import SeededNoise, SystemNoise
 from fed.privacy.releases import Release
 from fed.protocol.protocol_pb2 import Answer
+from fed.quantities import epsilon_text
 from fed.server.grpc import deployment
 from fed.server.grpc.deploy import serve
 from fed.server.observer import Essential
@@ -166,6 +168,33 @@ def test_each_round_says_what_was_spent(changed: dict[str, Any], release: Releas
     assert found == pytest.approx([epsilon({release: count}, 1e-5) for count in counts], rel=3e-3)
 
 
+def test_summary_has_the_computed_epsilon_and_its_releases() -> None:
+    rounds = {"count": 6, "cohort": 2, "sampling": "poisson"}
+    summary = simulate(experiment(rounds=rounds, privacy={**CENTRAL, "delta": 1e-6})).summary
+    release = Release(noise_multiplier=1.0, sampling=2 / 6)
+    assert summary["delta"] == 1e-6
+    assert summary["epsilon"] == epsilon({release: 6}, 1e-6)
+    assert summary["releases"] == [[release.keys(), 6]]
+    assert not {"epsilon", "delta", "releases"} & simulate(experiment(privacy=None)).summary.keys()
+
+
+def test_compare_says_what_private_runs_cost_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 1):
+        simulate(experiment(seed=seed), output=tmp_path / f"runs/{seed}")
+    assert main(["compare", "runs/0", "runs/1", "--output", "both"]) == 0
+    union = epsilon({Release(noise_multiplier=1.0): 4}, 1e-5)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        f"Privacy: ε = {epsilon_text(union)} at δ = 1e-05 for those whose data are in all of the 2 private runs" in said
+    )
+    assert "all their releases as one" in said
+    assert main(["runs", "runs"]) == 0
+    assert "ε" in capsys.readouterr().out
+
+
 def test_a_run_ends_before_it_passes_its_budget() -> None:
     budget = (epsilon({Release(noise_multiplier=1.0): 3}, 1e-5) + epsilon({Release(noise_multiplier=1.0): 4}, 1e-5)) / 2
     run = simulate(experiment(rounds={"count": 9}, privacy={**CENTRAL, "budget_epsilon": budget}))
@@ -260,7 +289,13 @@ def test_nodes_send_what_the_simulation_sends(tmp_path: Path, monkeypatch: pytes
     given = experiment()
     monkeypatch.setattr(deployment, "SystemNoise", lambda: SeededNoise.of(Streams(given.seed), given.dump()))
     nodes = over_grpc(given, tmp_path)
-    assert_same(tmp_path / "run", simulate(given))
+    simulated = simulate(given)
+    assert_same(tmp_path / "run", simulated)
+    summary = fed.Run.load(tmp_path / "run").summary
+    assert {key: summary[key] for key in ("epsilon", "delta")} == {
+        "epsilon": simulated.summary["epsilon"],
+        "delta": 1e-5,
+    }
     for node in nodes:
         for answer, _ in node.training.answers:
             assert isinstance(answer, Answer)
