@@ -125,8 +125,8 @@ class WayOut:
         if self.message.hides_numbers:
             count = len(trained.samples)
             trained = trained._replace(samples=(1,) * count, train_losses=(0.0,) * count, metrics=())
-        averages_models = self._models_leave and trained.task.wants == "mean" and trained.begin.ndim == 1
-        if averages_models and self._reports_updates:
+        is_mean_of_models = self._models_leave and trained.task.wants == "mean" and trained.begin.ndim == 1
+        if is_mean_of_models and self._reports_updates:
             return completed(trained, self._mean_of_models(trained, _by_samples(trained)))
         if self._models_leave and self._reports_updates and trained.task.wants == "payload":
             return completed(trained, (trained.params_KV[:1], trained.integers_KI))  # the coordinator finds the update
@@ -134,7 +134,7 @@ class WayOut:
         trained = trained._replace(client_state=client_state)
         weights = tuple(rows.numbers.weights)
         is_update = rows.params_KV is not None
-        if averages_models and is_update:
+        if is_mean_of_models and is_update:
             return completed(trained, self._mean_of_models(trained, weights), weights)
         if not is_update and (overflown := self._overflown(rows.update_KM, "what it reports")):
             return completed(trained, (), weights, overflown=overflown)
@@ -151,6 +151,11 @@ class WayOut:
             lost=outgoing.lost,
             overflown=outgoing.overflown,
         )
+
+    @property
+    def averages_models(self) -> bool:
+        """True if the mean of a group that started from one model is that of its models, weighted by samples."""
+        return self._models_leave and self._reports_updates and not self.message.hides_numbers
 
     def report(self, trained: TrainedClients) -> tuple[Rows, Any]:
         """Messages as the algorithm reports them, and its new state of the clients."""
@@ -227,7 +232,8 @@ class WayOut:
         return self.message.sends_models and self.message.fixed is None and not changes
 
     def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
-        update_V = _mean(trained.params_KV.double(), weights) - trained.begin
+        mean_V = trained.params_KV[0] if trained.is_mean else _mean(trained.params_KV.double(), weights)
+        update_V = mean_V - trained.begin
         return update_V, _largest(trained)
 
     def _as_models(self, rows: Rows) -> Outgoing:

@@ -44,6 +44,7 @@ class PretendedDevice(DispatchMode):
         device: the device.
         done: names of the operations that it has done, in their order.
         waits: number of operations that it had done whenever the program waited for it.
+        read: number of numbers of each tensor that was copied to the processor.
     """
 
     current: "PretendedDevice | None" = None
@@ -53,6 +54,7 @@ class PretendedDevice(DispatchMode):
         self.device = register()
         self.done: list[str] = []
         self.waits: list[int] = []
+        self.read: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _computed(func, args, kwargs or {})
@@ -154,6 +156,10 @@ def _note_copy(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], goes_to
         ends.add(goes_to)
     if len(ends) > 1 and not does_not_wait:
         _wait()
+    if PretendedDevice.current is not None and len(ends) > 1:
+        source = tensors[-1]
+        if isinstance(source, _OnDevice):
+            PretendedDevice.current.read.append(source.numel())
 
 
 def _wait() -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +22,7 @@ from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Batches, Block, GroupBatch, GroupSteps, Places
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.copies_ahead import lane_to
-from fed.clients.training.devices import read_back, room_for_samples
+from fed.clients.training.devices import read_back, room_for_samples, uploaded
 from fed.clients.training.draws import RandomDraw, UnlikeDraws
 from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
@@ -42,7 +43,7 @@ from fed.vectors.fixed_part import in_training
 from fed.vectors.tensors import torch
 from fed.vectors.trees import Tree
 
-__all__ = ["BatchedTrainer"]
+__all__ = ["BatchedTrainer", "GroupMean"]
 
 _NOTHING = LocalContext()
 _KEPT_GROUPS = 64  # number of groups whose plans may be used again
@@ -50,6 +51,32 @@ _SEVERAL_LENGTHS = (
     "it draws random numbers, and its collate gives clients' batches of several lengths: pad to one length"
 )
 _EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach the first of many clients alone
+
+
+class GroupMean(NamedTuple):
+    """Mean of a group's trained states.
+
+    Args:
+        mean_V: weighted mean of the vectors, in float64.
+        integers_KI: each client's trained integers.
+        losses: each client's mean loss over the samples that it trained on.
+        not_finite: rows of the clients whose vectors are not finite.
+    """
+
+    mean_V: Tensor
+    integers_KI: Tensor
+    losses: list[float]
+    not_finite: list[int]
+
+
+class _Done(NamedTuple):
+    """Trained clients: their vectors, or with a weight above 0 the mean [1, V] of these."""
+
+    params_KV: Tensor
+    integers_KI: Tensor
+    losses: list[float]
+    are_finite: list[bool]
+    weight: float
 
 
 class BatchedTrainer(TorchTrainer):
@@ -141,11 +168,66 @@ class BatchedTrainer(TorchTrainer):
             UnequalBatches: if a collate gives clients' batches several shapes.
             torch.OutOfMemoryError: if one client alone does not fit into the device's memory.
         """
+        done = self._in_parts(start_V, integers_I, samples, orders, context, seeds, dtype, ())
+        if len(done) == 1:
+            (group,) = done
+            return (group.params_KV, group.integers_KI), group.losses
+        params_KV = torch.cat([part.params_KV for part in done])
+        integers_KI = torch.cat([part.integers_KI for part in done])
+        return (params_KV, integers_KI), [loss for part in done for loss in part.losses]
+
+    def train_mean(
+        self,
+        start_V: Tensor,
+        integers_I: Tensor,
+        samples: Sequence[Held],
+        orders: Sequence[Callable[[], np.random.Generator]],
+        context: LocalContext,
+        seeds: Sequence[Callable[[], int]],
+        weights: Sequence[float],
+    ) -> GroupMean:
+        """Train a group, and find the mean of its states where they are: one vector leaves the device.
+
+        Args:
+            start_V: the state from which all clients start; or [K, V], each client's own.
+            integers_I: the integer buffers to start with; or [K, I].
+            samples: each client's (inputs, targets).
+            orders: each client's stream that shuffles them, made when something is drawn.
+            context: contents of the tasks beside the model.
+            seeds: each client's seed of what makes its batches, made when something is drawn.
+            weights: weight of each client in the mean, > 0.
+
+        Raises:
+            InvalidModel: as :meth:`train` does, and all its other errors.
+        """
+        done = self._in_parts(start_V, integers_I, samples, orders, context, seeds, torch.float64, weights)
+        shares = torch.tensor([part.weight for part in done], dtype=torch.float64) / sum(weights)
+        means_KV = torch.cat([part.params_KV for part in done])
+        are_finite = [is_finite for part in done for is_finite in part.are_finite]
+        return GroupMean(
+            mean_V=means_KV[0] if len(done) == 1 else shares @ means_KV,
+            integers_KI=torch.cat([part.integers_KI for part in done]),
+            losses=[loss for part in done for loss in part.losses],
+            not_finite=[row for row, is_finite in enumerate(are_finite) if not is_finite],
+        )
+
+    def _in_parts(
+        self,
+        start_V: Tensor,
+        integers_I: Tensor,
+        samples: Sequence[Held],
+        orders: Sequence[Callable[[], np.random.Generator]],
+        context: LocalContext,
+        seeds: Sequence[Callable[[], int]],
+        dtype: "torch.dtype | None",
+        weights: Sequence[float],
+    ) -> "list[_Done]":
+        """Results of a group, or of parts of it that fit into the device's memory, one after another."""
         count = len(samples)
         seeds = seeds or [lambda: 0] * count
         if count <= (self.most_together or count):
             try:
-                return self._together(start_V, integers_I, samples, orders, context, seeds, dtype)
+                return [self._together(start_V, integers_I, samples, orders, context, seeds, dtype, weights)]
             except torch.OutOfMemoryError:
                 if count == 1:
                     raise
@@ -163,10 +245,10 @@ class BatchedTrainer(TorchTrainer):
             rows = slice(number * count // pieces, (number + 1) * count // pieces)
             start, integers = (part if part.ndim == 1 else part[rows] for part in (start_V, integers_I))
             of_rows = context.of(rows)._replace(steps=context.steps[rows])
-            done.append(self.train(start, integers, samples[rows], orders[rows], of_rows, seeds[rows], dtype))
-        states, losses = zip(*done, strict=True)
-        params_KV, integers_KI = map(torch.cat, zip(*states, strict=True))
-        return (params_KV, integers_KI), [loss for part in losses for loss in part]
+            done += self._in_parts(
+                start, integers, samples[rows], orders[rows], of_rows, seeds[rows], dtype, weights[rows]
+            )
+        return done
 
     def _together(
         self,
@@ -177,8 +259,9 @@ class BatchedTrainer(TorchTrainer):
         context: LocalContext,
         seeds: Sequence[Callable[[], int]],
         dtype: "torch.dtype | None",
-    ) -> tuple[tuple[Tensor, Tensor], list[float]]:
-        """Train a group as one computation, as :meth:`train` says."""
+        weights: Sequence[float],
+    ) -> "_Done":
+        """Train a group as one computation, as :meth:`train` says, or with weights as :meth:`train_mean` does."""
         plans, rows, back = self._plans(tuple([size_of(held) for held in samples]), context.steps)
         if back is not None:
             start_V = start_V if start_V.ndim == 1 else start_V[rows]
@@ -202,14 +285,24 @@ class BatchedTrainer(TorchTrainer):
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
             sums_K = self._run(stack, group, blocks, context)
-        states = stack.states(dtype or self.layout.dtype)
-        sums_K, integers_KI, params_KV = read_back([sums_K, *reversed(states)])
+        params_KV, integers_KI = stack.states(dtype or self.layout.dtype)
+        if weights:
+            in_order = weights if back is None else [weights[row] for row in rows]
+            found = [sums_K, params_KV.isfinite().all(1), integers_KI, _mean(params_KV, in_order)]
+            sums_K, finite_K, integers_KI, params_KV = read_back(found)
+        else:
+            sums_K, integers_KI, params_KV = read_back([sums_K, integers_KI, params_KV])
+            finite_K = None
         if back is not None:
             sums_K = sums_K[back]
-            params_KV = params_KV[back]
             integers_KI = integers_KI[back]
+            if finite_K is None:
+                params_KV = params_KV[back]
+            else:
+                finite_K = finite_K[back]
         losses = [loss_sum / plan.seen for loss_sum, plan in zip(sums_K.tolist(), plans, strict=True)]
-        return (params_KV, integers_KI), losses
+        are_finite = [] if finite_K is None else finite_K.tolist()
+        return _Done(params_KV, integers_KI, losses, are_finite=are_finite, weight=sum(weights))
 
     @property
     def uncaptured(self) -> str:
@@ -457,6 +550,14 @@ class BatchedTrainer(TorchTrainer):
         if not isinstance(output, Tensor):
             raise _unfit(f"a model must return a tensor to a loss of your own, got {type(output).__name__}")
         return output
+
+
+def _mean(params_KV: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weighted mean of vectors, [1, V], in float64; of a single vector the vector itself."""
+    if len(weights) == 1:
+        return params_KV
+    shares_K = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    return (uploaded(shares_K, params_KV.device) @ params_KV).unsqueeze(0)
 
 
 def _rehearsed(draws: GroupDraws | None) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from fed.aggregators.client_side import starting_states
 from fed.clients.data import ClientId, Held
 from fed.clients.data.held import dense, size_of
 from fed.clients.scoring.measures import Loss
-from fed.clients.training.batched_trainer import BatchedTrainer
+from fed.clients.training.batched_trainer import BatchedTrainer, GroupMean
 from fed.clients.training.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.training.determinism import deterministic
 from fed.clients.training.draws import UnlikeDraws
@@ -73,6 +73,8 @@ class GroupTraining:
     def __init__(self, recipe: Recipe, loss: Loss, device: "torch.device") -> None:
         self._recipe = recipe
         self._device = device
+        # On the CPU the way out finds the same mean; Apple's GPUs have no float64.
+        self._sums_on_device = device.type not in ("cpu", "mps") and not recipe.private
         self._phases = [
             _PhaseTraining(recipe, number, loss=loss, device=device) for number in range(len(recipe.phases))
         ]
@@ -159,14 +161,17 @@ class GroupTraining:
         params, integers = self._whole(begin, sent)
         reasons: dict[int, str] = {}
         told: list[LocalResult] = []
+        is_mean = False
         for phase in self._phases:
             if phase.is_personal:
                 own, own_losses = phase(sent, own)
-                _note_diverged(reasons, own[0], own_losses)
+                _note_diverged(reasons, phase.not_finite(own[0]), own_losses)
             else:
-                (params, integers), losses = phase(sent, (params, integers))
+                as_mean = self._is_mean_enough(sent, begin, phase)
+                (params, integers), losses = phase(sent, (params, integers), as_mean=as_mean)
                 told = phase.told
-                _note_diverged(reasons, params, losses)
+                is_mean = phase.mean is not None
+                _note_diverged(reasons, phase.not_finite(params), losses)
         if self._layout.private:
             (params, integers), own = self._layout.split(params, integers)
         samples = _counted(sent, told)
@@ -184,8 +189,16 @@ class GroupTraining:
             kept=codec_state(sent.state),
             facts=partial(self._facts, sent, losses, samples),
             metrics=tuple(one.metrics for one in told) if any(one.metrics for one in told) else (),
+            is_mean=is_mean,
         )
         return trained, tuple((sent.task.clients[row], reasons[row]) for row in sorted(reasons))
+
+    def _is_mean_enough(self, sent: _Sent, begin: Tensor, phase: "_PhaseTraining") -> bool:
+        """True if nothing but the mean of the models that a phase leaves is wanted, which their device can find."""
+        if sent.task.wants != "mean" or not self._sums_on_device or phase is not self._phases[-1]:
+            return False
+        way_out = self._recipe.way_out
+        return begin.ndim == 1 and way_out is not None and way_out.averages_models
 
     def _facts(self, sent: _Sent, losses: Sequence[float], samples: Sequence[int]) -> dict[str, Any]:
         """Numbers that a report needs beside models and states, by :class:`fed.aggregators.base.ClientWork`'s names."""
@@ -260,6 +273,7 @@ class _PhaseTraining:
         # A mean is computed in float64: models that nobody keeps need no copy in their own type.
         self._may_widen = not phase.is_personal and not recipe.private and device.type == "cpu"
         self.told: list[LocalResult] = []  # of the last group that trained one by one
+        self.mean: GroupMean | None = None  # of the last group, where that alone has left the device
         self._streams = recipe.own_streams
         self._named = f" of phase {number}" if number else ""
 
@@ -273,17 +287,37 @@ class _PhaseTraining:
         """Reason why steps are no CUDA graphs; empty where they are, or need not be."""
         return "" if self._batched is None else self._batched.uncaptured
 
-    def __call__(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
-        """Trained states and mean losses of clients, from one state for all or from each client's own."""
+    def __call__(self, sent: _Sent, states: _States, *, as_mean: bool = False) -> tuple[_States, list[float]]:
+        """Trained states and mean losses of clients, from one state for all or from each client's own.
+
+        Args:
+            sent: task.
+            states: states to start from.
+            as_mean: True if nothing but the mean of the vectors is wanted, weighted by samples: it may come alone,
+                [1, V], and is then :attr:`mean` too.
+        """
+        self.mean = None
         if self._batched is None:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
         seeds = [partial(self._seed, sent.task, row) for row in range(len(sent.pairs))]
         dtype = torch.float64 if self._may_widen and sent.task.wants == "mean" else None
         try:
+            if as_mean:
+                weights = [float(count) for count in sent.samples]
+                self.mean = self._batched.train_mean(*states, sent.pairs, orders, sent.context, seeds, weights)
+                return (self.mean.mean_V[None], self.mean.integers_KI), self.mean.losses
             return self._batched.train(*states, sent.pairs, orders, sent.context, seeds, dtype=dtype)
         except (UnequalBatches, UnlikeDraws):  # the choice of batching has not seen such samples
             return self._one_by_one(sent, states)
+
+    def not_finite(self, params_KV: Tensor) -> list[int]:
+        """Rows of the clients of the last group whose vectors are not finite.
+
+        Args:
+            params_KV: vectors that :meth:`__call__` has returned.
+        """
+        return rows_not_finite(params_KV) if self.mean is None else self.mean.not_finite
 
     def _one_by_one(self, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
         trained = []
@@ -325,12 +359,12 @@ def _columns(*numbers: Sequence[float]) -> tuple[Tensor, ...]:
     return torch.tensor(numbers, dtype=torch.float64).unsqueeze(2).unbind()
 
 
-def _note_diverged(reasons: dict[int, str], params_KV: Tensor, losses: Sequence[float]) -> None:
+def _note_diverged(reasons: dict[int, str], not_finite: Sequence[int], losses: Sequence[float]) -> None:
     """Note each row whose numbers are not finite after a phase, with the first reason."""
     for row, loss in enumerate(losses):
         if not math.isfinite(loss):
             reasons.setdefault(row, f"the training loss became {loss}")
-    for row in rows_not_finite(params_KV):
+    for row in not_finite:
         reasons.setdefault(row, "the trained model is not finite")
 
 

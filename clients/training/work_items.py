@@ -181,6 +181,7 @@ class TrainedClients(NamedTuple):
         facts: () → all else that :class:`fed.aggregators.base.ClientWork` has, for algorithms with a report of their
             own.
         metrics: further numbers of each client, where an app tells some; else empty.
+        is_mean: True if ``params_KV`` is the models' mean [1, V] weighted by samples, in float64: all that is wanted.
     """
 
     task: Train
@@ -196,10 +197,15 @@ class TrainedClients(NamedTuple):
     kept: CodecState
     facts: Callable[[], Mapping[str, Any]]
     metrics: tuple[Mapping[str, float], ...] = ()
+    is_mean: bool = False
 
 
 class Leaving(Protocol):
     """The way out of clients that report to a coordinator: :class:`fed.clients.way_out.WayOut`."""
+
+    @property
+    def averages_models(self) -> bool:
+        """True if the mean of a group that started from one model is that of its models, weighted by samples."""
 
     def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
         """The answer that a task wants of its trained clients."""

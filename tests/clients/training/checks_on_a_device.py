@@ -25,9 +25,13 @@ from fed.clients.training.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.optimizers import SGD
 from fed.clients.training.trainer import Trainer
+from fed.clients.training.work_items import Train, Trained
+from fed.clients.training.worker import Work
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
+from fed.simulations.simulation import Simulation
 from fed.vectors.layout import Layout
+from tests.clients.training.client_groups import of_a_small_device
 from tests.clients.training.pretended_graphs import PretendedGraphs
 from tests.clients.training.pretended_lane import PretendedLane
 from tests.pretended_device import Misplaced, PretendedDevice, pretended, register
@@ -198,6 +202,58 @@ def test_scores_are_those_of_the_cpu(model: Model) -> None:
         for score in BatchedEvaluator(module, cross_entropy, metrics, device.device).scores(rows[0], rows[1], samples):
             assert score.loss == pytest.approx(expected.loss, abs=1e-12)
             assert score.metrics == pytest.approx(expected.metrics, abs=1e-12)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(5, 3, bias=False)
+
+
+def work_of(
+    data: FederatedData, model: Model, keys: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Work, tuple[Tensor, Tensor]]:
+    monkeypatch.setattr(devices, "devices_named", lambda name: [device])
+    execution = {"batching": "on", "device": "cuda:0"}
+    simulation = Simulation(fed.Experiment(simulation=execution, local={"batch_size": 4, **keys}), data, model)
+    return Work(simulation.recipe, device), simulation.layout.pack(simulation.recipe.module)
+
+
+@pytest.mark.parametrize("room", [4, 2], ids=["together", "in halves"])
+def test_one_vector_of_a_groups_mean_leaves_the_device(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    clients = {client: (torch.randn(9 + client, 5).double(), torch.arange(9 + client) % 3) for client in range(4)}
+    data = FederatedData(clients)
+    task = Train((2, 0, 3, 1), 1, wants="mean")
+    work, state = work_of(data, perceptron, {}, CPU, monkeypatch)
+    expected, (expected_V, _) = work(task, state)
+    with pretended() as device:
+        work, state = work_of(data, perceptron, {}, device.device, monkeypatch)
+        of_a_small_device(monkeypatch, room)
+        work(task, state)  # records the steps
+        device.waits.clear()
+        device.read.clear()
+        trained, (mean_V, _) = work(task, state)
+    assert isinstance(trained, Trained)
+    assert isinstance(expected, Trained)
+    assert trained.train_losses == pytest.approx(expected.train_losses, abs=1e-12)
+    torch.testing.assert_close(mean_V, expected_V, rtol=0, atol=1e-12)
+    assert len(device.waits) == 4 // room
+    assert max(device.read) == len(mean_V)
+
+
+def test_a_mean_on_the_device_names_clients_that_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
+    nines = torch.full((9, 5), 9.0)
+    inputs = {"still": torch.zeros(3, 5), "far": nines[:3], "near": torch.zeros(5, 5), "away": nines}
+    data = FederatedData({client: (held, torch.zeros(len(held)).long()) for client, held in inputs.items()})
+    task = Train(tuple(inputs), 1, wants="mean")
+    keys = {"lr": 1e38, "batch_size": 9}  # the loss is finite, and the step is not
+    work, state = work_of(data, linear, keys, CPU, monkeypatch)
+    expected = work(task, state)
+    with pretended() as device:
+        work, _ = work_of(data, linear, keys, device.device, monkeypatch)
+        found = work(task, state)
+    assert isinstance(expected[0], Trained)
+    assert [client for client, _ in expected[0].diverged] == ["far", "away"]
+    assert found == expected
 
 
 RUNS: list[dict[str, Any]] = [
