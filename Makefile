@@ -14,7 +14,7 @@ LINKED := build/linked-$(FILES)
 # Tests and commands start many processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help compare edge secure-edge gossip deployment strangers benchmark time gossip-benchmark compression secure results test test-all flower lint format docs protocol clean
+.PHONY: help compare edge secure-edge gossip deployment strangers benchmark benchmark-gpu time gossip-benchmark compression secure results test test-all flower lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,9 @@ strangers: $(LINKED)  ## rounds of nodes and peers while strangers without a cer
 
 benchmark: $(LINKED) benchmarks/.venv/installed  ## speed beside PyTorch, pfl-research, JAX, Flower and byzfl; a quarter of an hour
 	$(BIN)/python benchmarks/simulation.py
+
+benchmark-gpu: $(LINKED) benchmarks/.venv/installed  ## speed and memory on a GPU beside pfl-research and its limits
+	$(BIN)/python benchmarks/gpu.py
 
 time: $(LINKED)  ## events a second of the simulator's clock, with 1,000 to 1,000,000 clients; two minutes
 	$(BIN)/python benchmarks/clock.py

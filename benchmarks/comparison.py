@@ -96,6 +96,7 @@ class Comparison:
                 "title": side.title,
                 "processes": side.processes,
                 "accuracy": first[name]["accuracy"],
+                "memory": first[name].get("memory"),
                 "warm_up_rounds": plan[name][0],
                 "timed_rounds": plan[name][1],
                 "rounds_per_s": rates[name],

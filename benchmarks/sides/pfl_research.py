@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,14 @@ class Model(nn.Module):
             return {"loss": Weighted(float(self.loss(inputs, targets)) * len(targets), len(targets))}
 
 
-def train(problem: Problem, rounds: int, processes: int) -> Trained:
+def train(problem: Problem, rounds: int, processes: int, device: str, precision: str) -> Trained:
     """Train so many rounds in so many processes, of which this is the first."""
+    os.environ["PFL_PYTORCH_DEVICE"] = device
+    # As fed has it, for PyTorch takes TF32 for convolutions unless it is told otherwise.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    # pfl would copy each batch of each round.
+    clients = [(inputs.to(device), targets.to(device)) for inputs, targets in problem.clients]
+    problem = replace(problem, clients=clients)
     others = _start_others(processes) if processes > 1 and RANK not in os.environ else []
     trained = _train(problem, rounds)
     if RANK in os.environ and os.environ[RANK] != "0":
@@ -73,6 +80,8 @@ def _train(problem: Problem, rounds: int) -> Trained:
         """Notes when each round ended."""
 
         def after_central_iteration(self, *args: Any, **keys: Any) -> tuple[bool, Metrics]:
+            if torch.cuda.is_available() and torch.cuda.is_initialized():
+                torch.cuda.synchronize()
             ends_s.append(time.perf_counter())
             return False, Metrics()
 
@@ -100,7 +109,7 @@ def _train(problem: Problem, rounds: int) -> Trained:
         callbacks=[Clock()],
         send_metrics_to_platform=False,  # which would print them
     )
-    return Trained(ends_s, module.module)
+    return Trained(ends_s, module.module.cpu())
 
 
 def _start_others(processes: int) -> list[subprocess.Popen[bytes]]:
@@ -120,4 +129,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    main(train, packages=("pfl",), processes=1)
+    main(train, packages=("pfl",), processes=1, device="cpu", precision="float32")

@@ -8,11 +8,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformer import Transformer
 
 Pair = tuple[Tensor, Tensor]
 
@@ -64,6 +66,10 @@ class Problem:
 
     def module(self) -> nn.Module:
         """The first model, built from the shapes of its weights."""
+        if "embedding.weight" in self.weights:
+            transformer = Transformer.of(self.weights)
+            transformer.load_state_dict(self.weights)
+            return transformer
         shapes = [tuple(value.shape) for name, value in self.weights.items() if name.endswith(".weight")]
         module = _cnn(shapes) if any(len(shape) == 4 for shape in shapes) else _mlp(shapes)
         module.load_state_dict(self.weights)
@@ -102,8 +108,21 @@ def main(train: Callable[..., Trained], packages: tuple[str, ...] = (), **option
     trained = train(problem, given.pop("rounds"), **given)
     versions = {package: version(package) for package in ("torch", "numpy", *packages)}
     score = accuracy(trained.module, problem.test) if trained.module is not None else None
-    answer = {"ends_s": trained.ends_s, "accuracy": score, "versions": versions}
+    answer = {"ends_s": trained.ends_s, "accuracy": score, "versions": versions, "memory": _memory()}
     print(json.dumps(answer), flush=True)
+
+
+def _memory() -> dict[str, float]:
+    """The most memory of this process and on the GPU, in megabytes."""
+    found: dict[str, float] = {}
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        found["peak_resident_mb"] = int(line.split()[1]) * 1024 / 1e6
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["allocated_mb"] = torch.cuda.max_memory_allocated() / 1e6
+        found["reserved_mb"] = torch.cuda.max_memory_reserved() / 1e6
+    return found
 
 
 def accuracy(module: nn.Module, test: Pair) -> float:
