@@ -217,7 +217,10 @@ class Preparation:
                 message, weighs_samples=False, weighs_alike=True, hides_numbers=True, clip=private.accepted_clip
             )
         message.check_codecs()
-        return secured(message, secure, most or clients) if secure else message
+        if secure is None:
+            return message
+        noise = None if private is None else private.lane_noise(secure.least_honest())
+        return secured(message, secure, most or clients, noise)
 
     def update_stages(self, own_streams: Streams | None = None) -> UpdateStages:
         """The stages that change updates; the others cost nothing at clients.
@@ -236,7 +239,14 @@ class Preparation:
             own_streams: the streams of clients' own draws, where nobody else may follow them; None: the run's.
         """
         stages = self.update_stages(own_streams)
-        return WayOut(self.algorithm, self.layout.shared, message=message, stages=stages, protection=self._protection())
+        return WayOut(
+            self.algorithm,
+            self.layout.shared,
+            message=message,
+            stages=stages,
+            protection=self._protection(),
+            lane_noise=None if message.fixed is None or message.fixed.noise is None else self.noise,
+        )
 
     def _protection(self) -> Protection | None:
         """Protection of a client's message by differential privacy; None where it has none."""

@@ -33,6 +33,7 @@ from fed.clients.training.group_trainer import completed, rows_not_finite
 from fed.clients.training.work_items import Trained, TrainedClients
 from fed.compression.codec import CodecState, Draw
 from fed.compression.stage import Stage
+from fed.privacy.noise import NoiseSource
 from fed.privacy.protection import Protection
 from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.vectors.layout import Layout
@@ -109,6 +110,7 @@ class WayOut:
         message: the format of clients' messages.
         stages: the changes of messages before they are encoded.
         protection: the clip and the noise of messages under differential privacy; None without.
+        lane_noise: source of the noise that clients add to their lanes; None where they add none.
         is_fused: True if plain reports, which are the updates, are made without a call of the algorithm; the bits are
             the same.
     """
@@ -118,6 +120,7 @@ class WayOut:
     message: Format
     stages: UpdateStages
     protection: Protection | None = None
+    lane_noise: NoiseSource | None = None
     is_fused: bool = True
 
     def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
@@ -207,7 +210,8 @@ class WayOut:
             rows = rows._replace(update_KM=update_KM, params_KV=None)
         draw = Draw(self.stages.streams, rounds, clients, own_streams=self.stages.own_streams)
         if self.message.fixed is not None:
-            return hide(self.message, rows.update_KM, kept, draw, rows.numbers)
+            draw = draw._replace(repeats=repeats)
+            return hide(self.message, rows.update_KM, kept, draw, rows.numbers, source=self.lane_noise)
         if self.message.sends_models:
             return self._as_models(rows)
         outgoing = self.message.encode(rows.update_KM, kept, draw)

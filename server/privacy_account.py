@@ -10,6 +10,7 @@ from fed.errors import BudgetSpent
 from fed.privacy.accounting import Accountant, epsilon
 from fed.privacy.kinds import Privacy
 from fed.privacy.releases import Release
+from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.storage.checkpoints import Tree
 
 __all__ = ["PrivacyAccount"]
@@ -27,9 +28,11 @@ class PrivacyAccount:
 
     Args:
         privacy: settings of the experiment.
+        fixed: fixed point of the messages under secure aggregation; None without.
     """
 
     privacy: Privacy
+    fixed: FixedPoint | None = None
     expected: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +54,7 @@ class PrivacyAccount:
             BudgetSpent: if the round would cost more than the budget allows.
         """
         self.expected = expected
-        releases = {self.privacy.release(sampling): 1}
+        releases = {self.privacy.release(sampling, self.fixed): 1}
         costs_all = sampling < 1
         charged = {client: self._of_client.get(client, Counter()) + Counter(releases) for client in asked}
         if costs_all:

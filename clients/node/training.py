@@ -208,7 +208,7 @@ class NodeTraining:
             rows = [before[name] for name in (*states.names, *states.codec_names)]
             self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
             path.unlink(missing_ok=True)
-            return Hidden(answer, self.fixed.nothing(), reason)
+            return Hidden(answer, self.fixed.nothing(SystemNoise().generator("in lanes")), reason)
         count = len(self._message.uplink)
         # Before the answer goes, which the server may count at once.
         rows = [part[0].clone() for part in tensors[count:]]

@@ -283,7 +283,7 @@ SECURE_AGGREGATIONS = Family(
 PRIVACIES = Family(
     "privacy",
     Component,
-    _in("privacy.kinds", central="CentralPrivacy", local="LocalPrivacy"),
+    _in("privacy.kinds", central="CentralPrivacy", local="LocalPrivacy", distributed="DistributedPrivacy"),
     default="central",
 )
 

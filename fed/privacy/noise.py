@@ -79,6 +79,8 @@ class SeededNoise:
             experiment: keys of the experiment.
         """
         named = {key: value for key, value in experiment.items() if key not in _BESIDE}
+        if secure := named.get("secure_aggregation"):  # the protocol and its arithmetic alone have the same bits
+            named["secure_aggregation"] = {key: value for key, value in secure.items() if key != "mode"}
         text = json.dumps(named, sort_keys=True, default=str)
         return cls(streams, hashlib.sha256(text.encode()).hexdigest())
 

@@ -17,12 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
+from fed.secure_aggregation.lane_noise import LaneNoise
 from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
 
 _MOST_LEVELS = 2**40  # beyond them float64 has too few bits left to round by chance
 _MOST_SAMPLES = 2**53
+_LEAST_UNITS = 16.0  # of a clip: with fewer, most messages would be cut to nothing
 _COUNT_BITS = 54  # of numbers of samples, and of clipped coordinates
 _LOSS_BITS = 64
 _LOSS_UNIT = 2.0**-16
@@ -97,6 +99,8 @@ class FixedPoint:
         clips: C > 0, the clip of each part.
         most_clients: n, the largest number of clients in a session.
         max_weight: w_max ≥ 1, the largest weight; larger ones are capped.
+        noise: clip and noise of each message under differential privacy, in the place of the parts' clips and of u;
+            None without.
 
     Raises:
         InvalidExperiment: if so many clients with such weights leave no level.
@@ -112,6 +116,7 @@ class FixedPoint:
     clips: tuple[float, ...]
     most_clients: int
     max_weight: int = 1
+    noise: LaneNoise | None = None
 
     def __post_init__(self) -> None:
         """Check that there is a level."""
@@ -120,6 +125,11 @@ class FixedPoint:
                 f"secure_aggregation: {self.most_clients} clients of weight {self.max_weight} do not fit into "
                 f"{self.bits} bits: raise bits, or lower max_weight"
             )
+        if self.noise is not None and self.l2_units < _LEAST_UNITS:
+            raise InvalidExperiment(
+                f"secure_aggregation: the noise of {self.most_clients} clients leaves no room for their messages in "
+                f"{self.bits} bits: raise bits, or lower privacy.noise_multiplier"
+            )
 
     @cached_property
     def levels(self) -> int:
@@ -127,9 +137,22 @@ class FixedPoint:
         largest = (1 << (self.bits - 1)) - 1
         return min(largest // (self.most_clients * self.max_weight), _MOST_LEVELS)
 
+    @cached_property
+    def l2_units(self) -> float:
+        """Δ₂, the largest L2 norm of a message in units, under differential privacy."""
+        assert self.noise is not None
+        return self.noise.l2_units(self.levels, self.most_clients)
+
+    @property
+    def l1_units(self) -> float:
+        """Δ₁, the largest L1 norm of a message in units, whose numbers are whole."""
+        return min(math.sqrt(self.numbers) * self.l2_units, self.l2_units**2)
+
     @property
     def error_bounds(self) -> tuple[float, ...]:
         """C/L of each part: the mean differs from that of the clipped messages by less than this."""
+        if self.noise is not None:
+            return (self.noise.clip / self.l2_units,) * len(self.clips)
         return tuple(clip / self.levels for clip in self.clips)
 
     @property
@@ -155,7 +178,7 @@ class FixedPoint:
         Args:
             message_KM: finite numbers of any floating type.
             beside: numbers of the clients that are summed beside their messages.
-            generators: random generator of each client, which draws u.
+            generators: random generator of each client, which draws u, or its noise.
 
         Raises:
             InvalidInput: if a number of a message is not finite.
@@ -171,11 +194,18 @@ class FixedPoint:
         lanes, values = zip(*rows, strict=True)
         return Quantised(torch.stack(lanes), torch.stack(values))
 
-    def nothing(self) -> Tensor:
-        """Lanes of a client without a message, such as one whose training diverged: weight and numbers are 0."""
+    def nothing(self, generator: np.random.Generator) -> Tensor:
+        """Lanes of a client without a message, such as one whose training diverged.
+
+        Weight and numbers are 0. Under differential privacy it weighs 1, as all do, and adds its noise.
+
+        Args:
+            generator: random generator of the client's noise.
+        """
         zeros_1M = torch.zeros(1, self.numbers)
-        without = ClientNumbers(weights=(0.0,), samples=(0,), losses=(0.0,))
-        return self.quantise(zeros_1M, without, [np.random.default_rng(0)]).lanes[0]
+        is_private = self.noise is not None
+        beside = ClientNumbers(weights=(float(is_private),), samples=(int(is_private),), losses=(0.0,))
+        return self.quantise(zeros_1M, beside, [generator]).lanes[0]
 
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""
@@ -232,21 +262,33 @@ class FixedPoint:
             raise InvalidExperiment(f"a client's {_TOO_LARGE}")
         numbers_M = message_M.double().numpy()
         counted = min(int(weight), self.max_weight)
+        if self.noise is not None:
+            units_M = self.noise.units(numbers_M, self.l2_units, generator)
+            return self._lanes(units_M, counted, samples=samples, loss=loss, clipped=0, capped=0)
         clipped_M = np.clip(numbers_M, -self._clips_M, self._clips_M)
         # floor(x + u) is right on average: rounding to the nearest would bias the mean of small updates to 0.
         units_M = np.floor(clipped_M * (self.levels / self._clips_M) + generator.random(len(numbers_M)))
         np.clip(units_M, -self.levels, self.levels, out=units_M)  # a product may be rounded beyond the last level
-        beside = (
-            samples,
-            round(loss * samples / _LOSS_UNIT) + (1 << (_LOSS_BITS - 1)),
-            int(np.count_nonzero(clipped_M != numbers_M)),
-            int(weight > self.max_weight),
+        return self._lanes(
+            units_M,
+            counted,
+            samples=samples,
+            loss=loss,
+            clipped=int(np.count_nonzero(clipped_M != numbers_M)),
+            capped=int(weight > self.max_weight),
         )
+
+    def _lanes(
+        self, units_M: np.ndarray, counted: int, *, samples: int, loss: float, clipped: int, capped: int
+    ) -> tuple[Tensor, Tensor]:
+        """Lanes of a message in units, and the numbers that they stand for."""
+        beside = (samples, round(loss * samples / _LOSS_UNIT) + (1 << (_LOSS_BITS - 1)), clipped, capped)
         lanes = np.empty(self.lanes, self._signed)
-        lanes[: self.numbers] = units_M.astype(np.int64) * counted
+        # Modulo 2ᴿ: noise of one client may be larger than a lane is wide.
+        lanes[: self.numbers] = (units_M.astype(np.int64) * counted).astype(self._signed)
         lanes[self.numbers] = counted
         lanes[self.numbers + 1 :] = [*self._written(beside)]
-        return torch.from_numpy(lanes), torch.from_numpy(units_M).mul_(self._steps_M)
+        return torch.from_numpy(lanes), torch.from_numpy(units_M).double().mul_(self._steps_M)
 
     def _written(self, beside: Sequence[int]) -> list[int]:
         """Digits of a client's numbers, lowest first."""
@@ -289,7 +331,9 @@ class FixedPoint:
 
     @cached_property
     def _steps_M(self) -> Tensor:  # noqa: N802  # a shape suffix
-        """C/L at each number."""
+        """Value of a unit at each number: C/L, or under differential privacy C/Δ₂."""
+        if self.noise is not None:
+            return torch.full((self.numbers,), self.noise.clip / self.l2_units, dtype=torch.float64)
         return torch.from_numpy(self._clips_M / self.levels)
 
 

@@ -19,6 +19,7 @@ from fed.secure_aggregation.graph import Degree, complete_degree, harary_degree
 __all__ = ["SecureAggregation", "settings_of"]
 
 _LARGEST_AUTO = 100  # clients up to which graph: auto is complete
+_SESSIONS_TRIED = 100
 _MOST_NEIGHBOURS = 511  # whose shares fit into a message
 
 
@@ -177,6 +178,17 @@ class SecureAggregation(Hyperparameters):
         degree = self.degree(clients, is_begun=True)
         least = degree.threshold if degree.is_complete else clients - math.floor(self.max_drop_out * clients)
         return max(self.minimum_cohort, least)
+
+    def least_honest(self) -> int:
+        """Smallest number h of honest clients in a sum that clients reveal, whatever cohort the coordinator chooses.
+
+        It is that of the smallest sessions: in larger ones more survivors are needed than may collude in addition.
+        """
+        found = []
+        for clients in range(self.minimum_cohort, self.minimum_cohort + _SESSIONS_TRIED):
+            with contextlib.suppress(InvalidExperiment):
+                found.append(self.least_survivors(clients) - self.colluders(clients))
+        return max(min(found, default=1), 1)
 
     def facts(self, fixed: FixedPoint) -> dict[str, float]:
         """Figures of the largest sessions of a run, for its log and its summary.

@@ -6,9 +6,13 @@ Shapes: see :mod:`fed.vectors.layout`.
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from fed.compression.codec import CodecState, Draw
 from fed.errors import InvalidExperiment
+from fed.privacy.noise import NoiseSource
 from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint
+from fed.secure_aggregation.lane_noise import LaneNoise
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.vectors.tensors import Tensor, torch
 from fed.wire.format import Format, Outgoing
@@ -16,13 +20,14 @@ from fed.wire.format import Format, Outgoing
 __all__ = ["hide", "secured"]
 
 
-def secured(message: Format, settings: SecureAggregation, most_clients: int) -> Format:
+def secured(message: Format, settings: SecureAggregation, most_clients: int, noise: LaneNoise | None = None) -> Format:
     """The format of the same messages in lanes that are masked and added.
 
     Args:
         message: format of the messages as they are.
         settings: settings of secure aggregation.
         most_clients: the largest number of clients that a round asks.
+        noise: clip and noise of each message under differential privacy; None without.
 
     Raises:
         InvalidExperiment: if the messages cannot be added in fixed point.
@@ -47,11 +52,19 @@ def secured(message: Format, settings: SecureAggregation, most_clients: int) -> 
         clips=clips,
         most_clients=most_clients,
         max_weight=heaviest,
+        noise=noise,
     )
     return replace(message, fixed=fixed)
 
 
-def hide(message: Format, update_KM: Tensor, state: CodecState, draw: Draw, beside: ClientNumbers) -> Outgoing:
+def hide(
+    message: Format,
+    update_KM: Tensor,
+    state: CodecState,
+    draw: Draw,
+    beside: ClientNumbers,
+    source: NoiseSource | None = None,
+) -> Outgoing:
     """Messages as lanes, to be masked and added.
 
     Args:
@@ -60,6 +73,7 @@ def hide(message: Format, update_KM: Tensor, state: CodecState, draw: Draw, besi
         state: states that the clients keep for the codecs, [K, ·] each.
         draw: the random streams.
         beside: numbers of the clients that are summed beside their messages.
+        source: source of the clients' noise under differential privacy; None without.
     """
     assert message.fixed is not None
     encoder = message.encoder
@@ -72,7 +86,7 @@ def hide(message: Format, update_KM: Tensor, state: CodecState, draw: Draw, besi
             continue
         wanted.append((encoder.feedback.wanted(part.to(encoder.chain.values.dtype), kept), kept))
         values.append(encoder.linear(wanted[-1][0], draw).double())
-    generators = [draw._replace(purpose="rounding").own(row) for row in range(len(update_KM))]
+    generators = [_generator(draw, row, source) for row in range(len(update_KM))]
     values_KJ = message.counted(torch.cat(values, 1))
     overflown = message.fixed.too_large_losses(beside)
     if not torch.isfinite(values_KJ).all():
@@ -102,6 +116,14 @@ def hide(message: Format, update_KM: Tensor, state: CodecState, draw: Draw, besi
         lost=joined[1],
         lanes_KL=lanes,
     )
+
+
+def _generator(draw: Draw, row: int, source: NoiseSource | None) -> np.random.Generator:
+    """Generator of a client's rounding, or of its noise."""
+    if source is None:
+        return draw._replace(purpose="rounding").own(row)
+    repeats = draw.repeats[row] if draw.repeats else 0
+    return source.generator("in lanes", draw.clients[row], draw.rounds[row], repeats)
 
 
 def _kept_by_part(message: Format, state: CodecState) -> Iterator[CodecState]:

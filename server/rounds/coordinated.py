@@ -81,7 +81,7 @@ class Coordinated:
             stages=prepared.stages,
             noisy_sum=prepared.noisy_sum(),
             cohort_streams=prepared.cohort_streams,
-            account=None if prepared.privacy is None else PrivacyAccount(prepared.privacy),
+            account=None if prepared.privacy is None else PrivacyAccount(prepared.privacy, message.fixed),
             observers=observers or Observers(),
             first_task=first_task,
         )

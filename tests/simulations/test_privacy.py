@@ -24,6 +24,7 @@ from fed.privacy.noise import SeededNoise, SystemNoise
 from fed.privacy.releases import Release
 from fed.protocol.protocol_pb2 import Answer
 from fed.quantities import epsilon_text
+from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.grpc import deployment
 from fed.server.grpc.deploy import serve
 from fed.server.observer import Essential
@@ -38,6 +39,7 @@ from tests.thinned import thinned
 
 CENTRAL = {"kind": "central", "clip": 0.3, "noise_multiplier": 1.0}
 LOCAL = {"kind": "local", "clip": 0.3, "noise_multiplier": 1.0}
+DISTRIBUTED = {"kind": "distributed", "clip": 0.3, "noise_multiplier": 1.0}
 HUSHED = 1e-6
 """A noise multiplier of which nothing is seen, so that what is released is the sum."""
 
@@ -117,6 +119,54 @@ def test_what_is_released_has_the_noise_it_claims(changed: dict[str, Any], divis
     hold_to_normal(released(experiment(**keys)) * divisor, deviation)
 
 
+@pytest.mark.parametrize("mode", ["emulated", "real"])
+@pytest.mark.parametrize("uplink", [[], ["rotation"]], ids=["plain", "rotated"])
+def test_clients_together_add_the_noise_that_is_claimed(mode: str, uplink: list[str]) -> None:
+    """Of six, one may collude; with the fewest survivors the other four of five add all of it."""
+    given = experiment(
+        privacy={**DISTRIBUTED, "noise_multiplier": 2.0},
+        model={"kind": "mlp", "hidden": [64]},
+        rounds={"count": 1},
+        secure_aggregation={"mode": mode},
+        uplink=uplink,
+    )
+    hold_to_normal(released(given) * 6, 2.0 * math.sqrt(6 / 4))
+
+
+def test_those_that_are_left_add_enough_noise() -> None:
+    given = experiment(
+        data={"kind": "digits", "clients": 20},
+        privacy={**DISTRIBUTED, "noise_multiplier": 2.0},
+        model={"kind": "mlp", "hidden": [64]},
+        rounds={"count": 1},
+        devices={"kind": "uniform", "failure": 0.2},
+        secure_aggregation={"max_drop_out": 0.3},
+    )
+    survivors = simulate(given).metrics[0]["replied"]
+    assert survivors < 20
+    deviation = 2.0 * math.sqrt(survivors / SecureAggregation(max_drop_out=0.3).least_honest())
+    assert deviation > 2.0
+    hold_to_normal(released(given) * survivors, deviation)
+
+
+def test_protocol_and_arithmetic_have_the_same_noise() -> None:
+    given = experiment(privacy=DISTRIBUTED, secure_aggregation={})
+    one, two = (simulate(given.override({"secure_aggregation.mode": mode})).metrics for mode in ("emulated", "real"))
+    assert [line["test_loss"] for line in one] == [line["test_loss"] for line in two]
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_the_sum_of_private_lanes_is_the_clipped_mean(bits: int) -> None:
+    given = experiment(
+        privacy={"kind": "distributed", "clip": 0.5, "noise_multiplier": 1e-5},
+        rounds={"count": 1},
+        secure_aggregation={"bits": bits},
+    )
+    rows = torch.stack([of_one_client(experiment(), client) for client in range(6)])
+    units = min(2.0**16, (2 ** (bits - 1) - 1) // 6)
+    torch.testing.assert_close(moved(given), clipped(rows, 0.5).mean(0), atol=1.1 * 0.5 / units, rtol=0)
+
+
 def test_rounds_without_replies_move_the_model_by_noise_alone() -> None:
     given = experiment(devices={"kind": "uniform", "failure": 0.999}, rounds={"count": 3})
     run = simulate(given)
@@ -159,9 +209,14 @@ def costs(given: fed.Experiment) -> list[float]:
         ({"rounds.cohort": 3, "rounds.sampling": "poisson"}, Release(noise_multiplier=1.0, sampling=0.5), [1, 2, 3]),
         ({"rounds.cohort": 2, "rounds.sampling": "round_robin"}, Release(noise_multiplier=1.0), [1, 1, 1]),
         ({"privacy": LOCAL}, Release(noise_multiplier=0.5), [1, 2, 3]),
+        (
+            {"privacy": DISTRIBUTED, "secure_aggregation": {}},
+            Release(noise_multiplier=1.0, skellam_l2=2.0**16, skellam_l1=2.0**16 * math.sqrt(610)),
+            [1, 2, 3],
+        ),
         ({"privacy": LOCAL, "devices.failure": 0.999}, Release(noise_multiplier=0.5), [1, 2, 3]),
     ],
-    ids=["all", "poisson", "in turn", "local", "asked in vain"],
+    ids=["all", "poisson", "in turn", "local", "distributed", "asked in vain"],
 )
 def test_each_round_says_what_was_spent(changed: dict[str, Any], release: Release, counts: list[int]) -> None:
     found = costs(experiment(rounds={"count": 3}).override(changed))
@@ -242,6 +297,12 @@ def test_neither_losses_nor_samples_are_told() -> None:
         ({"rounds": {"count": 2, "quorum": 0.5}}, "needs rounds that ask their clients once"),
         ({"rounds": {"count": 2, "cohort": 2, "over_selection": 1.5}}, "count all whom they ask"),
         ({"rounds": {"count": 2, "cohort": 2, "sampling": "weighted"}}, "neither losses nor numbers of samples"),
+        ({"privacy": DISTRIBUTED}, "needs secure_aggregation"),
+        (
+            {"privacy": DISTRIBUTED, "secure_aggregation": {}, "uplink": ["rotation"], "error_feedback": "ef"},
+            "take the noise of one round back",
+        ),
+        ({"privacy": {**DISTRIBUTED, "unit": "sample"}, "secure_aggregation": {}}, "write kind: local"),
         ({"uplink": ["int8"]}, "needs messages that arrive as they were clipped"),
         ({"privacy": {"kind": "central"}}, "needs one of noise_multiplier and epsilon, got neither"),
         ({"privacy": {**CENTRAL, "epsilon": 1.0}}, "needs one of noise_multiplier and epsilon, got both"),

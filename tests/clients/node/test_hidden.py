@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -103,7 +104,7 @@ def test_state_outlives_a_task_that_diverged_and_tells_nothing(tmp_path: Path) -
         each.kept.parent.mkdir(exist_ok=True)
         each.train(1)
     node.tensors[0].fill_(3e38)
-    nothing = node.training.fixed.nothing()  # type: ignore[union-attr]
+    nothing = node.training.fixed.nothing(np.random.default_rng(0))  # type: ignore[union-attr]
     assert torch.equal(node.train(2, kept_after=TaskId(start=1, number=1)), nothing)
     assert not node.began_anew
     node.tensors[0].fill_(1.0)
@@ -135,7 +136,7 @@ def test_training_that_fails_looks_like_any_other(tmp_path: Path) -> None:
     answer, lanes, problem = made["others"]
     assert (answer, problem[:36]) == (made["fits"].answer, "its training has failed: IndexError:")
     assert training.fixed is not None
-    assert torch.equal(lanes, training.fixed.nothing())
+    assert torch.equal(lanes, training.fixed.nothing(np.random.default_rng(0)))
     assert made["fits"].problem == ""
     assert made["fits"].lanes.any()
 

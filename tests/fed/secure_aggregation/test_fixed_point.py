@@ -163,7 +163,7 @@ def test_sum_without_weight_or_samples_is_refused(weight: int, samples: int) -> 
 def test_sum_of_nothing_says_that_all_trainings_failed() -> None:
     fixed = FixedPoint(32, (1,), (1.0,), most_clients=2)
     with pytest.raises(InvalidPayload, match="none of the 2 clients has added anything"):
-        fixed.read(_summed(fixed, torch.stack([fixed.nothing(), fixed.nothing()])))
+        fixed.read(_summed(fixed, fixed.nothing(np.random.default_rng(0)).repeat(2, 1)))
 
 
 class _Highest:

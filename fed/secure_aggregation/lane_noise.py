@@ -1,0 +1,66 @@
+"""Skellam noise that clients add to their lanes, so that the sum promises differential privacy.
+
+Shapes: see :mod:`fed.vectors.layout`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["LaneNoise"]
+
+_MOST_UNITS = 2.0**16
+"""Largest norm in units: a client's numbers are cut to units far below the noise, and its draws stay exact."""
+
+_ROOM = 9.0
+"""Standard deviations of the sum's noise for which there is room: one number in 10¹⁹ wraps."""
+
+_BELOW = 1 - 2.0**-40  # a scaled row is rounded, and must not be longer than the clip for that
+
+
+@dataclass(frozen=True)
+class LaneNoise:
+    r"""Clip and noise of clients whose sum alone is revealed (Agarwal et al. 2021, 2110.04995).
+
+    .. math:: q = \left⌊ \frac{Δ_2}{C} u \min(1, \tfrac{C}{‖u‖}) \right⌋_0 + P_1 - P_2,
+        \qquad P_i \sim \operatorname{Poisson}\left( \frac{(z Δ_2)^2}{2 h} \right)
+
+    Numbers are cut towards zero, which makes no message longer. Any h clients together add Skellam noise of variance
+    (z Δ₂)², so that it is enough where all others collude or drop out.
+
+    Args:
+        clip: C > 0, largest L2 norm of a message.
+        noise_multiplier: z > 0, standard deviation of the noise of h clients over C.
+        least_honest: h ≥ 1, smallest number of honest clients in a sum.
+    """
+
+    clip: float
+    noise_multiplier: float
+    least_honest: int
+
+    def l2_units(self, levels: int, most_clients: int) -> float:
+        """Δ₂, the clip in units.
+
+        Args:
+            levels: largest absolute value that each of so many clients may add to a lane.
+            most_clients: largest number of clients in a sum.
+        """
+        noise = self.noise_multiplier / math.sqrt(most_clients * self.least_honest)
+        return min(levels / (1 + _ROOM * noise), _MOST_UNITS)
+
+    def units(self, numbers_M: np.ndarray, l2_units: float, generator: np.random.Generator) -> np.ndarray:
+        """A message in whole units, clipped, with the client's share of the noise.
+
+        Args:
+            numbers_M: finite numbers.
+            l2_units: Δ₂.
+            generator: generator of this client's noise in this message.
+        """
+        with np.errstate(over="ignore"):  # a norm beyond all numbers leaves nothing of a message
+            norm = float(np.linalg.norm(numbers_M))
+        scale = _BELOW * min(1.0, self.clip / norm) if norm else 1.0
+        units_M = np.trunc(numbers_M * (scale * l2_units / self.clip)).astype(np.int64)
+        rate = (self.noise_multiplier * l2_units) ** 2 / (2 * self.least_honest)
+        size = len(numbers_M)
+        return units_M + generator.poisson(rate, size) - generator.poisson(rate, size)
