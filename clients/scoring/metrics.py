@@ -55,10 +55,8 @@ def _scored(output: Tensor, target: Tensor) -> _Scored:
         target: [B, ...]; labels of classes that are −100 do not count.
     """
     output = scores_of(output)
-    has_classes = output.ndim == target.ndim + 1 and output.shape[1] > 1
-    if has_classes and (*output.shape[:1], *output.shape[2:]) == target.shape:
-        scores = output.movedim(1, -1).flatten(0, -2)
-        labels = target.long().flatten()
+    if _are_of_classes(output, target):
+        scores, labels = _flattened(output, target)
         # One look at the lowest label settles nearly all cases.
         if labels.numel() and int(labels.amin()) < 0:
             counts = labels != IGNORED
@@ -75,9 +73,26 @@ def _scored(output: Tensor, target: Tensor) -> _Scored:
     return _Scored(scores, (labels > 0.5).long(), are_classes=False)
 
 
+def _are_of_classes(scores: Tensor, target: Tensor) -> bool:
+    """True if there is a score of each of several classes for each label."""
+    has_classes = scores.ndim == target.ndim + 1 and scores.shape[1] > 1
+    return has_classes and (*scores.shape[:1], *scores.shape[2:]) == target.shape
+
+
+def _flattened(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores [N, C] and labels [N] of all samples and positions."""
+    return scores.movedim(1, -1).flatten(0, -2), target.long().flatten()
+
+
 @declared(mean_over_samples=True, over_counted=True)
 def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Share of labels that are right, over samples and positions."""
+    scores = scores_of(output)
+    if not target.is_cpu and _are_of_classes(scores, target):
+        # To leave labels out, the program would have to wait for the device.
+        scores_NC, labels_N = _flattened(scores, target)
+        right = (scores_NC.argmax(1) == labels_N).sum()
+        return right.to(torch.float64) / (labels_N != IGNORED).sum()
     scored = _scored(output, target)
     return (scored.predicted == scored.labels).to(torch.float64).mean()
 

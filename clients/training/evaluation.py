@@ -27,7 +27,7 @@ from fed.clients.scoring.measures import (
     takes_scores,
 )
 from fed.clients.training.channel_groups import ChannelGroups
-from fed.clients.training.devices import scoring_device
+from fed.clients.training.devices import scoring_device, uploaded
 from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.reading import AsNeeded, Batch, called, moved, with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
@@ -82,7 +82,8 @@ def evaluate(
                 output = tree_map(lambda part: part.to(scores) if isinstance(part, Tensor) else part, output)
                 batch = batch._replace(targets=moved(batch.targets, scores))
             tally.add(output, batch)
-        return tally.score()
+        loss_value, *values = tally.values().tolist()
+    return Score(loss_value, tuple(values))
 
 
 def confusion_counts(
@@ -163,14 +164,16 @@ class BatchedEvaluator:
             integers_KI: the models' integers.
             samples: (inputs, targets), on any device, or samples on demand.
         """
-        states = [part.to(self.device) for part in self._layout.tensors(vectors_KV, integers_KI)]
+        on_device = [uploaded(part, self.device) for part in (vectors_KV, integers_KI)]
+        states = self._layout.tensors(*on_device)
         counts = may_ignore(samples, is_collated=self.collate is not None)
         tallies_K = [_Tally(self.loss, self.metrics, self.device, counts=counts) for _ in vectors_KV]
         with torch.no_grad():
             for batch in _batches(samples, self.device, self.collate):
                 for tally, output in zip(tallies_K, self._outputs(states, batch.inputs), strict=True):
                     tally.add(output, batch)
-            return [tally.score() for tally in tallies_K]
+            values_KX = torch.stack([tally.values() for tally in tallies_K])
+        return [Score(loss, tuple(measures)) for loss, *measures in values_KX.tolist()]
 
     def _outputs(self, states: list[Tensor], inputs: Tree) -> Tensor:
         leaves = trees.leaves(inputs)
@@ -232,20 +235,19 @@ class _Tally:
             self._outputs.append(output)
             self._targets.append(batch.targets)
 
-    def score(self) -> Score:
-        """The score over all samples."""
+    def values(self) -> Tensor:
+        """Loss and metrics over all samples, on the device."""
         values = torch.as_tensor(self._sums) / (self._weights if self._counts else self._samples)
         if not self._streams_all:
             if self._counts:
                 values = values.where(self._are(streamed=True), 0)
             values += self._values(_joined(self._outputs), trees.concatenated(self._targets), streamed=False)
-        loss, *metrics = values.tolist()
-        return Score(loss, tuple(metrics))
+        return values
 
     def _weights_of(self, batch: Batch) -> Tensor:
         """Weight of the batch in each measure: its samples, or the share of their labels that count."""
         target = batch.targets
-        share = torch.tensor(float(batch.samples), dtype=torch.float64, device=self._device)
+        share = torch.full((), float(batch.samples), dtype=torch.float64, device=self._device)
         if labels_of(target) is None:
             return share.expand(len(self._measures))
         counted_share = counted(target).sum().to(torch.float64) / max(target[0].numel(), 1)

@@ -193,13 +193,20 @@ def test_graphs_and_copies_ahead_wait_for_nothing(keys: dict[str, Any], monkeypa
 def test_scores_are_those_of_the_cpu(model: Model) -> None:
     module, samples = made(model)
     metrics = {"accuracy": accuracy}
+    samples = (samples[0].repeat(30, *[1] * (samples[0].ndim - 1)), samples[1].repeat(30))  # three batches
     expected = evaluate(copy.deepcopy(module), cross_entropy, metrics, samples, CPU)
     with pretended() as device:
         moved = copy.deepcopy(module).to(device.device)
-        assert evaluate(moved, cross_entropy, metrics, samples, device.device) == pytest.approx(expected, abs=1e-12)
         device.waits.clear()
+        assert evaluate(moved, cross_entropy, metrics, samples, device.device) == pytest.approx(expected, abs=1e-12)
+        assert device.waits == [len(device.done)]
         rows = [part.repeat(3, 1) for part in Layout.of(module).pack(module)]
-        for score in BatchedEvaluator(module, cross_entropy, metrics, device.device).scores(rows[0], rows[1], samples):
+        evaluator = BatchedEvaluator(module, cross_entropy, metrics, device.device)
+        evaluator.scores(rows[0], rows[1], samples)  # records the forward pass
+        device.waits.clear()
+        scores = evaluator.scores(rows[0], rows[1], samples)
+        assert device.waits == [len(device.done)]
+        for score in scores:
             assert score.loss == pytest.approx(expected.loss, abs=1e-12)
             assert score.metrics == pytest.approx(expected.metrics, abs=1e-12)
 
@@ -385,6 +392,16 @@ def test_a_runs_group_is_by_memory_and_kept(monkeypatch: pytest.MonkeyPatch, tmp
     kept = fed.Experiment.load(tmp_path / "experiment.yaml").simulation
     assert (kept.batching, kept.group) == ("on", 3)
     assert anew.experiment.simulation.group == 128
+
+
+@pytest.mark.parametrize("labels", [[0, 2, 1, 0], [0, -100, 1, -100], [-100] * 4], ids=str)
+def test_accuracy_leaves_labels_out_without_a_look(labels: list[int]) -> None:
+    scores = torch.eye(3)[[0, 2, 0, 1]]
+    expected = accuracy(scores, torch.tensor(labels))
+    with pretended() as device:
+        found = accuracy(scores.to(device.device), torch.tensor(labels).to(device.device))
+        assert device.waits == [0, 0]  # for the copies alone
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 def train_and_score(device: PretendedDevice) -> None:
