@@ -35,6 +35,7 @@ from fed.simulations.simulation import Simulation
 from fed.simulations.standardization import standardized
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
+from fed.vectors.computing_device import computing_on
 from fed.vectors.tensors import nn, torch
 
 __all__ = ["simulate"]
@@ -159,6 +160,7 @@ def simulate(
             folder.begin(simulation.experiment, given, parts.kept())
         if expectation is not None:
             told.tell(expectation)
+        stack.enter_context(computing_on(simulation.device))
         return loop.run()
 
 

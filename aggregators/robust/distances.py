@@ -267,8 +267,10 @@ class Bulyan(_Selection):
             best = _by_score(squares_SS[rest][:, rest], self.attackers)[0]
             chosen.append(rest.pop(best))
         count = len(messages_SM) - 4 * self.attackers
-        rows = sorted(chosen)
-        return by_columns(lambda part_SJ: _about_the_median(part_SJ[rows], count), messages_SM).unsqueeze(0)
+        rows_Z = torch.tensor(sorted(chosen))
+        return by_columns(
+            lambda part_SJ: _about_the_median(part_SJ.index_select(0, rows_Z.to(part_SJ.device)), count), messages_SM
+        ).unsqueeze(0)
 
 
 def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
@@ -288,6 +290,8 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
 
 def _about_the_median(part_ZJ: Tensor, count: int) -> Tensor:
     """Mean of the ``count`` values nearest to each column's median."""
+    if not part_ZJ.is_cpu:
+        return _about_the_median_on_a_device(part_ZJ, count)
     values_ZJ = ascending(part_ZJ).numpy()
     middle = len(values_ZJ) // 2
     median_J = (values_ZJ[middle] + values_ZJ[-1 - middle]) / 2
@@ -296,3 +300,14 @@ def _about_the_median(part_ZJ: Tensor, count: int) -> Tensor:
     np.maximum(farther_WJ, median_J - values_ZJ[: len(farther_WJ)], out=farther_WJ)
     first_J = torch.from_numpy(farther_WJ.argmin(0))  # in half of PyTorch's time
     return torch.from_numpy(values_ZJ).gather(0, first_J + torch.arange(count).unsqueeze(1)).mean(0)
+
+
+def _about_the_median_on_a_device(part_ZJ: Tensor, count: int) -> Tensor:
+    """The same mean by PyTorch's operations, which a device has."""
+    values_ZJ = ascending(part_ZJ)
+    middle = len(values_ZJ) // 2
+    median_J = (values_ZJ[middle] + values_ZJ[-1 - middle]) / 2
+    farther_WJ = values_ZJ[count - 1 :] - median_J
+    farther_WJ = torch.maximum(farther_WJ, median_J - values_ZJ[: len(farther_WJ)])
+    window_C1 = torch.arange(count, device=part_ZJ.device).unsqueeze(1)
+    return values_ZJ.gather(0, farther_WJ.argmin(0) + window_C1).mean(0)

@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fed.vectors.computing_device import computing_device, parts_on
 from fed.vectors.tensors import Tensor, nn, torch
 
 __all__ = ["Gram", "differences_from", "squared_distances"]
@@ -42,10 +43,22 @@ class Gram(NamedTuple):
         # By the median, so that fewer than half of the messages, the attackers', cannot choose a far one.
         centre = int(sample_SS.nan_to_num(torch.inf).median(1).values.argmin())
         # Products are of differences from the centre: those of alike messages themselves would cancel in float64.
+        device = computing_device()
+        if device is not None:
+            return cls(_products_on(device, messages_SM, centre), centre)
         products_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
         for away_SJ in differences_from(messages_SM, messages_SM[centre]):
             products_SS.addmm_(away_SJ, away_SJ.T)
         return cls(products_SS, centre)
+
+
+def _products_on(device: "torch.device", messages_SM: Tensor, centre: int) -> Tensor:
+    """The products, found on a device, on the CPU."""
+    products_SS = torch.zeros(len(messages_SM), len(messages_SM), dtype=messages_SM.dtype, device=device)
+    for part_SJ in parts_on(device, messages_SM):
+        away_SJ = part_SJ - part_SJ[centre]
+        products_SS.addmm_(away_SJ, away_SJ.T)
+    return products_SS.cpu()
 
 
 def squared_distances(messages_SM: Tensor) -> Tensor:

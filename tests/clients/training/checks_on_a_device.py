@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 import fed
 from fed.aggregators.base import Phase
+from fed.aggregators.robust.centres import Median, TrimmedMean
+from fed.aggregators.robust.distances import Bulyan, GeometricMedian, Krum, MultiKrum
+from fed.aggregators.transforms import Messages, Reducer
 from fed.clients.data import FederatedData
 from fed.clients.data.collate import Collating
 from fed.clients.models import char_gru, mlp
@@ -30,6 +33,7 @@ from fed.clients.training.worker import Work
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
 from fed.simulations.simulation import Simulation
+from fed.vectors import computing_device
 from fed.vectors.layout import Layout
 from tests.clients.training.client_groups import of_a_small_device
 from tests.clients.training.pretended_graphs import PretendedGraphs
@@ -270,6 +274,7 @@ RUNS: list[dict[str, Any]] = [
     {"algorithm": "ditto", "evaluation": {"kind": "clients", "fraction": 0.3}},
     {"algorithm": "fedavg", "uplink": ["int8"], "error_feedback": "ef"},
     {"algorithm": "dpsgd", "topology": "ring"},
+    {"algorithm": {"kind": "median"}},
 ]
 
 
@@ -289,6 +294,7 @@ def test_a_run_has_the_numbers_of_the_cpu(keys: dict[str, Any], batching: str, m
         monkeypatch.setattr(devices, "devices_named", lambda name: [device.device])
         run = fed.simulate(experiment, data=data, model=perceptron)
     assert device.done
+    assert "aten::sort" in device.done or keys["algorithm"] != {"kind": "median"}
     for name, value in expected.summary.items():
         if name.startswith("final_"):
             assert run.summary[name] == pytest.approx(value, abs=1e-9)
@@ -402,6 +408,35 @@ def test_accuracy_leaves_labels_out_without_a_look(labels: list[int]) -> None:
         found = accuracy(scores.to(device.device), torch.tensor(labels).to(device.device))
         assert device.waits == [0, 0]  # for the copies alone
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+RULES: list[Reducer] = [
+    Median(),
+    TrimmedMean(attackers=2),
+    Krum(attackers=2),
+    MultiKrum(attackers=2),
+    Bulyan(attackers=2),
+    GeometricMedian(attackers=2),
+]
+
+
+@pytest.mark.parametrize("weights", ["equal", "unequal"])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_robust_rules_compute_on_the_device(rule: Reducer, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing_device, "_NUMBERS_AT_ONCE", 11 * 7)  # several parts
+    generator = torch.Generator().manual_seed(1)
+    messages_SM = torch.randn(11, 40, generator=generator, dtype=torch.float64)
+    weights_S = torch.ones(11, dtype=torch.float64)
+    if weights == "unequal" and isinstance(rule, Median | TrimmedMean | GeometricMedian):
+        weights_S += torch.arange(11) / 7
+    messages = Messages(messages_SM, weights_S)
+    _, expected = rule.reduce(None, messages, np.random.default_rng(0))
+    with pretended() as device, computing_device.computing_on(device.device):
+        _, found = rule.reduce(None, messages, np.random.default_rng(0))
+    assert "aten::sort" in device.done or "aten::addmm_" in device.done
+    assert found.vectors_SM.device == CPU
+    torch.testing.assert_close(found.vectors_SM, expected.vectors_SM, rtol=0, atol=1e-12)
+    assert torch.equal(found.weights_S, expected.weights_S)
 
 
 def train_and_score(device: PretendedDevice) -> None:
