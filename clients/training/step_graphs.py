@@ -3,6 +3,7 @@
 A step is many small operations, and a GPU does one in less time than the program takes to ask for it.
 """
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -78,8 +79,17 @@ class CudaGraphs:
             try:
                 results = work()
             finally:
-                graph.capture_end()
+                self._end(graph)
         return _CudaGraph(graph, results)
+
+    def _end(self, graph: "torch.cuda.CUDAGraph") -> None:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            # PyTorch's allocator would take the capture to go on, and free no memory that several streams have used.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+            raise
 
     def finish(self) -> None:
         """Wait for the stream that computes."""
@@ -155,9 +165,11 @@ class StepGraphs:
             try:
                 graph = _StepGraph(self._backend, step, state, inputs, numbers)
             except RuntimeError as error:
-                _raise_if_out_of_memory(error)
+                cause = _first_of(error)
+                if isinstance(cause, torch.OutOfMemoryError):
+                    raise cause from None
                 self._refused.add(key)
-                self.problem = self.problem or first_line(error)
+                self.problem = self.problem or first_line(cause)
                 return step(*state, *inputs, *numbers)
             self._graphs[place] = graph
         return graph(inputs, lasting)
@@ -192,10 +204,8 @@ class _StepGraph:
         return (*results[:first], *(result.clone() for result in results[first:]))
 
 
-def _raise_if_out_of_memory(error: BaseException) -> None:
-    """Raise an error for want of memory, which the end of the capture may have taken the place of."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, torch.OutOfMemoryError):
-            raise cause
-        cause = cause.__context__
+def _first_of(error: BaseException) -> BaseException:
+    """The error that came first: that of an operation is followed by that of the capture's end."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

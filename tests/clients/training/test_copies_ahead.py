@@ -14,9 +14,10 @@ from fed.clients.data.collate import Collating
 from fed.clients.models import mlp
 from fed.clients.scoring.losses import cross_entropy
 from fed.clients.training.batched_trainer import BatchedTrainer
-from fed.clients.training.copies_ahead import lane_to
+from fed.clients.training.copies_ahead import CudaLane, lane_to
 from fed.config.experiment import Local
 from fed.vectors.layout import Layout
+from tests.clients.training.pretended_cuda import PretendedCuda
 from tests.clients.training.pretended_lane import PretendedLane
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -84,6 +85,17 @@ def test_samples_that_have_room_are_not_copied_again() -> None:
 def test_a_step_before_its_batch_is_there_shows() -> None:
     _, losses = trained({}, PretendedLane(arrives=False))
     assert np.isnan(losses).all()
+
+
+def test_cuda_is_asked_for_copies_beside_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected_KV, expected_losses = trained({"steps": 4, "epochs": None}, None)
+    cuda = PretendedCuda(monkeypatch)
+    lane = CudaLane(CPU)
+    params_KV, losses = trained({"steps": 4, "epochs": None}, lane)
+    assert torch.equal(params_KV, expected_KV)
+    assert losses == expected_losses
+    step = ["computing waits for an event of beside", *2 * ["memory kept for computing"]]
+    assert cuda.done == 4 * step
 
 
 @needs_gpu

@@ -21,9 +21,10 @@ from fed.clients.training import batched_trainer, step_graphs
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.devices import read_back
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.step_graphs import StepGraphs
+from fed.clients.training.step_graphs import CudaGraphs, StepGraphs
 from fed.config.experiment import Local
 from fed.vectors.layout import Layout
+from tests.clients.training.pretended_cuda import PretendedCuda
 from tests.clients.training.pretended_graphs import PretendedGraphs
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -202,6 +203,49 @@ def test_a_run_says_once_that_it_goes_without_graphs(
     assert run.summary["training"].endswith(f"; steps without CUDA graphs, for {REFUSAL}")
     said = [record.message for record in caplog.records if "CUDA graph" in record.message]
     assert said == [f"a step goes on without a CUDA graph, which is slower: {REFUSAL}"]
+
+
+def doubled(x: Tensor) -> tuple[Tensor, ...]:
+    return (2 * x,)
+
+
+def test_cuda_is_asked_for_graphs_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = PretendedCuda(monkeypatch)
+    graphs = StepGraphs(CudaGraphs(torch.device("cuda:0")))
+    state: list[Tensor] = []
+    seen = []
+    for _ in range(5):
+        graphs.run("step", doubled, state=state, inputs=[torch.ones(2)], numbers=(), lasting=1)
+        seen.append(list(cuda.done))
+        cuda.done.clear()
+    assert seen[:3] == 3 * [["beside waits for computing", "computing waits for beside", "memory kept for computing"]]
+    assert seen[3] == [
+        "cache emptied",
+        "begin of a capture on beside, thread_local",
+        "end of a capture",
+        "replay on computing",
+    ]
+    assert seen[4] == ["replay on computing"]
+    graphs.clear()
+    assert cuda.done == ["program waits for computing"]
+
+
+def test_a_capture_that_fails_leaves_cuda_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = PretendedCuda(monkeypatch)
+    cuda.is_invalid = True
+    graphs = StepGraphs(CudaGraphs(torch.device("cuda:0")))
+
+    def reading(x: Tensor) -> tuple[Tensor, ...]:
+        if cuda.is_capturing:
+            raise RuntimeError(REFUSAL)
+        return doubled(x)
+
+    for _ in range(5):
+        (found,) = graphs.run("step", reading, state=[], inputs=[torch.ones(2)], numbers=(), lasting=1)
+        assert found.tolist() == [2, 2]
+    assert cuda.done[-2:] == ["end of a capture", "pool (0, 1) closed on 0"]
+    assert cuda.current.name == "computing"
+    assert graphs.problem == REFUSAL
 
 
 @needs_gpu
