@@ -49,6 +49,7 @@ from fed.compression.stage import Stage, check_stage
 from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidExperiment, InvalidModel, users_errors_as
+from fed.privacy.adaptive_clip import AdaptiveClip
 from fed.privacy.kinds import privacy_of
 from fed.privacy.noise import NoiseSource, SeededNoise
 from fed.privacy.noisy_sum import NoisySum
@@ -214,7 +215,12 @@ class Preparation:
         )
         if private is not None:
             message = replace(
-                message, weighs_samples=False, weighs_alike=True, hides_numbers=True, clip=private.accepted_clip
+                message,
+                weighs_samples=False,
+                weighs_alike=True,
+                hides_numbers=True,
+                clip=private.accepted_clip,
+                has_bits=private.has_bits,
             )
         message.check_codecs()
         if secure is None:
@@ -254,7 +260,7 @@ class Preparation:
             return None
         return self.privacy.protection(self.noise)
 
-    def noisy_sum(self) -> NoisySum | None:
+    def noisy_sum(self) -> NoisySum | AdaptiveClip | None:
         """The noise that a trusted coordinator adds to sums; None where it adds none."""
         if self.privacy is None or self.noise is None:
             return None

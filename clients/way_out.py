@@ -144,7 +144,9 @@ class WayOut:
         if trained.task.wants == "reported":
             return completed(trained, (rows.update_KM, trained.integers_KI), weights)
         task = trained.task
-        outgoing = self.leave(rows, trained.kept, task.rounds, clients=task.clients, repeats=task.repeats)
+        outgoing = self.leave(
+            rows, trained.kept, task.rounds, clients=task.clients, repeats=task.repeats, clip=task.clip
+        )
         return completed(
             trained,
             self._wanted(trained, outgoing, weights),
@@ -190,6 +192,7 @@ class WayOut:
         rounds: Sequence[int],
         clients: Sequence[ClientId],
         repeats: Sequence[int] = (),
+        clip: float | None = None,
     ) -> Outgoing:
         """Stages, then the residual and the encoding: messages as they leave clients, and as they are received.
 
@@ -199,6 +202,7 @@ class WayOut:
             rounds: the round of each row, from 1.
             clients: the client of each row.
             repeats: number of earlier tasks of each row's client in that round; empty: none had one.
+            clip: largest L2 norm of a message in this round; None: the experiment's.
         """
         if self.stages:
             update_KM = self.stages(rows.update_KM, rounds, clients=clients, repeats=repeats)
@@ -206,7 +210,7 @@ class WayOut:
             if overflown := self._overflown(rows.update_KM, "what stages make of its update"):
                 return Outgoing([], rows.update_KM, overflown=overflown)
         if self.protection is not None:
-            update_KM = self.protection(rows.update_KM, rounds, clients=clients, repeats=repeats)
+            update_KM = self.protection(rows.update_KM, rounds, clients=clients, repeats=repeats, clip=clip)
             rows = rows._replace(update_KM=update_KM, params_KV=None)
         draw = Draw(self.stages.streams, rounds, clients, own_streams=self.stages.own_streams)
         if self.message.fixed is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from fed.aggregators.base import Aggregator
 from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
+from fed.privacy.adaptive_clip import AdaptiveClip
 from fed.privacy.noisy_sum import NoisySum
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
@@ -76,14 +77,14 @@ class Coordinator:
     lr_in: Callable[[int, int], float] | None = None
     drops_diverged: bool = False
     stages: InitVar[tuple[Stage, ...]] = ()
-    noisy_sum: InitVar[NoisySum | None] = None
+    noisy_sum: InitVar[NoisySum | AdaptiveClip | None] = None
     cohort_streams: Streams | None = None
     account: PrivacyAccount | None = None
     observers: Observers = field(default_factory=Observers)
     first_task: int = 0
 
     def __post_init__(
-        self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...], noisy_sum: NoisySum | None
+        self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...], noisy_sum: NoisySum | AdaptiveClip | None
     ) -> None:
         """Begin with the aggregator's state of the first model."""
         self.losses: dict[int | str, float] = {}
@@ -127,6 +128,12 @@ class Coordinator:
     def next_task(self) -> int:
         """Id of the next task."""
         return self._tasks
+
+    @property
+    def clip(self) -> float | None:
+        """Clip of the round's messages, where it moves from round to round; else None."""
+        noisy_sum = self._way_in.noisy_sum
+        return noisy_sum.clip if isinstance(noisy_sum, AdaptiveClip) else None
 
     def new_accumulator(self, *, mixes: bool = False) -> UpdateAccumulator:
         """An empty accumulator, for the updates that move the model next.
@@ -182,6 +189,7 @@ class Coordinator:
                 deadline_s=deadline_s,
                 takes_parts=takes_parts,
                 differences=self._downlink.missing(client) if self._downlink else None,
+                clip=self.clip,
             )
             for place, client in enumerate(clients)
         ]
@@ -299,6 +307,7 @@ class Coordinator:
             "population": self._population,
             "losses": self.losses,
             "asked": self._asked,
+            "clip": self.clip,
             "privacy": self.account and self.account.state(),
             "sent_sum": self._sent_sum and self._sent_sum.state(),
             "downlink": self._downlink and self._downlink.state(),
@@ -319,6 +328,8 @@ class Coordinator:
         self._population = state["population"]
         self.losses = state["losses"]
         self._asked = state["asked"]
+        if isinstance(self._way_in.noisy_sum, AdaptiveClip):
+            self._way_in.noisy_sum.clip = state["clip"]
         if self.account is not None:
             self.account.restore(state["privacy"])
         # What is kept for sending is of the time before the resume.

@@ -272,6 +272,7 @@ class RealFleet(ABC):
             round=task.round,
             repeats=task.repeats,
             lr=task.lr,
+            clip=task.clip,
             steps=task.steps,
             broadcast_count=len(task.model.broadcast),
             population=len(members),

@@ -30,6 +30,7 @@ from fed.aggregators.base import Aggregator, Reduced
 from fed.compression.codec import Draw
 from fed.compression.stage import Stage
 from fed.errors import InvalidPayload
+from fed.privacy.adaptive_clip import AdaptiveClip
 from fed.privacy.clipping import is_within
 from fed.privacy.noisy_sum import NoisySum
 from fed.protocol.protocol_pb2 import Answer as AnswerHeader
@@ -133,9 +134,21 @@ def _content(
         raise InvalidPayload(reason) from error
     if message.encoder:
         _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
-    if message.clip is not None and not is_within(update_M, message.clip):
-        raise InvalidPayload(f"the message must be clipped to privacy.clip = {message.clip:g}, got a longer one")
+    _refuse_longer(update_M, message, task)
     return Update(update_M, 1.0 if message.votes else header.weight)
+
+
+def _refuse_longer(update_M: Tensor, message: Format, task: Task) -> None:
+    """Refuse a message that is longer than the clip, whatever the client says of it."""
+    clip = message.clip if task.clip is None else task.clip
+    if clip is None:
+        return
+    if message.has_bits:
+        if abs(float(update_M[-1])) != 0.5:
+            raise InvalidPayload(f"the number behind a message must be ½ or −½, got {float(update_M[-1]):g}")
+        update_M = update_M[:-1]
+    if not is_within(update_M, clip):
+        raise InvalidPayload(f"the message must be clipped to {clip:g}, got a longer one")
 
 
 def _refuse_claim(header: AnswerHeader, message: Format) -> None:
@@ -390,7 +403,7 @@ class WayIn:
     message: Format
     streams: Streams
     stages: tuple[Stage, ...] = ()
-    noisy_sum: NoisySum | None = None
+    noisy_sum: NoisySum | AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
@@ -441,7 +454,7 @@ class WayIn:
             update_M = self._changed(update_M, clients, number)
         parts = len(self.message.parts)
         is_one = parts == 1 and not self.message.buffers
-        mean = (update_M,) if is_one else update_M.split_with_sizes(self.message.sizes)
+        mean = (update_M,) if is_one else update_M.split_with_sizes(self.message.part_sizes)
         reduced = Reduced(mean[:parts], clients=clients, population=population, stream=partial(self._stream, number))
         return self.aggregator.apply(state, reduced), mean[-1]
 

@@ -280,8 +280,7 @@ class SimulatedFleet:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
         if self.attackers is not None:
-            repeats = {flight.task.id: flight.task.repeats for flight in counting}
-            encode = partial(self._encoded, repeats=repeats)
+            encode = partial(self._encoded, tasks={flight.task.id: flight.task for flight in counting})
             yield from self.attackers.attacked(singly, self.message, encode)
         else:
             yield from singly
@@ -295,7 +294,7 @@ class SimulatedFleet:
         for flight in cancelled:
             if self.attackers is not None and flight.answer is not None:
                 # From the state that the task began with.
-                outgoing = self._outgoing(flight.answer, flight.lost, flight.task.repeats)
+                outgoing = self._outgoing(flight.answer, flight.lost, flight.task)
                 flight.lost = client_state(None, (), _first_row(outgoing.lost))
             self.states.commit(flight.task.client, flight.lost)
 
@@ -453,19 +452,19 @@ class SimulatedFleet:
             self._busy.add(task.client)
             self._let_in(task.client)
 
-    def _encoded(self, answer: Answer, repeats: Mapping[int, int]) -> Answer:
+    def _encoded(self, answer: Answer, tasks: Mapping[int, Task]) -> Answer:
         """An answer as the coordinator receives it, where attackers have seen it first.
 
         Args:
             answer: report of a client, or of an attacker in its place.
-            repeats: id of a task → number of earlier tasks of its client in its round.
+            tasks: id of a task → the task.
         """
         if self.message.sends_models:
             return answer
         task = answer.tasks[0]
         client = answer.clients[0]
         _, before, after = self._unsettled.get(task, (client, {}, {}))
-        outgoing = self._outgoing(answer, before, repeats[task])
+        outgoing = self._outgoing(answer, before, tasks[task])
         if outgoing.counted:
             lost = client_state(None, (), _first_row(outgoing.lost))
             counted = client_state(None, (), _first_row(outgoing.counted))
@@ -475,12 +474,14 @@ class SimulatedFleet:
             return answer._replace(content=Lanes(outgoing.lanes_KL[0]), size_bytes=size_bytes)
         return answer.with_update(outgoing.update_KM[0])._replace(size_bytes=size_bytes)
 
-    def _outgoing(self, answer: Answer, before: ClientState, repeats: int) -> Outgoing:
+    def _outgoing(self, answer: Answer, before: ClientState, task: Task) -> Outgoing:
         """Rest of the way out for the message that a client, or an attacker in its place, reports."""
         kept = {name: part[None] for name, part in codec_state(before).items()}
         update = answer.update
         rows = Rows(update.update_M[None], ClientNumbers([update.weight], answer.samples, answer.train_losses))
-        return self.way_out.leave(rows, kept, [answer.round], clients=answer.clients, repeats=[repeats])
+        return self.way_out.leave(
+            rows, kept, [answer.round], clients=answer.clients, repeats=[task.repeats], clip=task.clip
+        )
 
     def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:
         """Bytes of clients' messages; ``coded`` has the bytes of the values where a codec encodes them, or is empty."""

@@ -226,10 +226,12 @@ class Simulation:
         broadcast = self.prepared.first_context().broadcast
         states = self.prepared.client_states(self.message)
         unreduced: Wants = "updates" if self._forgers is None else "reported"
+        private = self.prepared.privacy
         train = Train(
             clients=tuple(clients),
             round=1,
             wants="mean" if self.adds_in_groups else unreduced,
+            clip=private.first_clip if private is not None and private.has_bits else None,
             broadcast_count=len(broadcast),
             population=self.population,
             places=(0,) * len(clients) if self.algorithm.needs_fixed_members else (),

@@ -257,6 +257,7 @@ class NodeTraining:
             client=self._client,
             model=GlobalModel(version=0, params_V=params_V, integers_I=integers_I, broadcast=tuple(broadcast)),
             lr=assignment.lr if assignment.HasField("lr") else None,
+            clip=assignment.clip if assignment.HasField("clip") else None,
             steps=assignment.steps if assignment.HasField("steps") else None,
             repeats=assignment.repeats,
         )

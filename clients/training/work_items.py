@@ -63,6 +63,7 @@ class Train:
         round: round of the task, from 1; with the client it names the random streams, unless ``keys`` do.
         wants: kind of result that is sent back.
         lr: step size, > 0; None: the experiment's.
+        clip: largest L2 norm of a message in this round, where it moves from round to round; None: the experiment's.
         steps: number of optimizer steps of each client, None for the experiment's; empty: the experiment's for all.
         broadcast_count: number of tensors that the algorithm sends beside the model.
         population: number of all clients.
@@ -75,6 +76,7 @@ class Train:
     round: int
     wants: Wants
     lr: float | None = None
+    clip: float | None = None
     steps: tuple[int | None, ...] = ()
     broadcast_count: int = 0
     population: int = 1
@@ -110,6 +112,7 @@ class Train:
             round=first.round,
             wants=wants,
             lr=first.lr,
+            clip=first.clip,
             steps=tuple(cuts.get(task.id, task.steps) for task in tasks),
             broadcast_count=len(first.model.broadcast),
             population=population,

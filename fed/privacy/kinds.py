@@ -13,6 +13,7 @@ from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
+from fed.privacy.adaptive_clip import AdaptiveClip, check_cohort
 from fed.privacy.noise import NoiseSource
 from fed.privacy.noisy_sum import NoisySum
 from fed.privacy.protection import Protection
@@ -49,11 +50,15 @@ class Privacy(Hyperparameters, ABC):
 
     Attributes:
         sees_single: True if the coordinator, or anybody else, may use each client's message by itself.
+        takes_adaptive_clip: True if the clip may move from round to round.
         multiplier_of_plan: z over the noise multiplier of a release, which is over the release's sensitivity.
 
     Args:
         clip: C, the largest L2 norm of a client's whole message, to which longer ones are shortened; under ``unit:
-            sample`` of a sample's gradient.
+            sample`` of a sample's gradient. ``adaptive``: it follows a quantile of the messages' norms, which is found
+            with noise of its own (Andrew et al. 2021, 1905.03871).
+        quantile: γ in (0, 1), the share of messages that an adaptive clip leaves as they are.
+        first_clip: C of the first round, where it is adaptive.
         noise_multiplier: z, the standard deviation of the noise over C; null: it is found for ``epsilon``.
         epsilon: ε of the whole run, for which the noise is found; null: ``noise_multiplier`` is given.
         delta: δ, the probability that the promise of ε does not hold; far below one over the number of clients.
@@ -61,7 +66,9 @@ class Privacy(Hyperparameters, ABC):
         unit: share of the data that one person may have: all data of a client, or one of its samples.
     """
 
-    clip: PositiveFloat = 1.0
+    clip: PositiveFloat | Literal["adaptive"] = 1.0
+    quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    first_clip: PositiveFloat = 0.1
     noise_multiplier: PositiveFloat | None = None
     epsilon: PositiveFloat | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
@@ -70,6 +77,7 @@ class Privacy(Hyperparameters, ABC):
 
     sees_single: ClassVar[bool] = False
     multiplier_of_plan: ClassVar[float] = 1.0
+    takes_adaptive_clip: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Hold the keys to each other."""
@@ -79,6 +87,25 @@ class Privacy(Hyperparameters, ABC):
                 "privacy needs one of noise_multiplier and epsilon, got "
                 f"{'neither' if self.epsilon is None else 'both'}: give the noise, or the ε that the run may cost"
             )
+
+    @property
+    def has_bits(self) -> bool:
+        """True if clients say, in a number behind their message, whether it was clipped."""
+        return self.clip == "adaptive"
+
+    @property
+    def fixed_clip(self) -> float:
+        """C, where it is given.
+
+        Raises:
+            InvalidExperiment: if it is adaptive.
+        """
+        if self.clip == "adaptive":
+            raise InvalidExperiment(
+                "privacy.clip adaptive is for kind central, which releases a noisy quantile beside the sum: give a "
+                "number as the clip, or write kind: central"
+            )
+        return self.clip
 
     @property
     def multiplier(self) -> float:
@@ -109,6 +136,8 @@ class Privacy(Hyperparameters, ABC):
                 "privacy does not cover the sums by which tables are standardized, got table.standardize: federated: "
                 "write means and deviations, such as {age: [40, 12]}"
             )
+        if not self.takes_adaptive_clip:
+            self.fixed_clip  # noqa: B018  # for its error
         rounds = experiment.rounds.make()
         if getattr(rounds, "over_selection", 1.0) != 1:
             raise InvalidExperiment(
@@ -132,6 +161,19 @@ class Privacy(Hyperparameters, ABC):
                 f"{integer_buffers} in integer ones: replace batch normalisation by GroupNorm, or give it "
                 "track_running_stats=False"
             )
+
+    def check_rounds(self, rounds: _Policy, population: int) -> None:
+        """Refuse cohorts that are too small for the noise.
+
+        Args:
+            rounds: policy of the rounds.
+            population: number of clients of the roster.
+
+        Raises:
+            InvalidExperiment: if they are.
+        """
+        if self.clip == "adaptive":
+            check_cohort(self.multiplier, rounds.cohort_of(population))
 
     def amplified(self, rounds: _Policy, population: int) -> float:
         """Probability q with which each client is in a round, where nobody can tell who is; 1 elsewhere.
@@ -172,7 +214,7 @@ class Privacy(Hyperparameters, ABC):
         """
         return None
 
-    def noisy_sum(self, source: NoiseSource) -> NoisySum | None:
+    def noisy_sum(self, source: NoiseSource) -> NoisySum | AdaptiveClip | None:
         """Noise of the coordinator on the sum of the messages; None where it adds none.
 
         Args:
@@ -201,6 +243,8 @@ class CentralPrivacy(Privacy):
     poisson`` each client's chance of being in a round amplifies the promise; without it a client's rounds are counted.
     """
 
+    takes_adaptive_clip: ClassVar[bool] = True
+
     def check_experiment(self, experiment: Sections) -> None:
         """Refuse codecs, after which a message may be longer than the clip."""
         super().check_experiment(experiment)
@@ -221,9 +265,9 @@ class CentralPrivacy(Privacy):
             )
 
     @property
-    def accepted_clip(self) -> float:
-        """C: no client may change the sum by more, whatever it says."""
-        return self.clip
+    def accepted_clip(self) -> float | None:
+        """C: no client may change the sum by more, whatever it says; None where tasks say it."""
+        return None if self.clip == "adaptive" else self.clip
 
     def amplified(self, rounds: _Policy, population: int) -> float:
         """Q = cohort / population under Poisson sampling."""
@@ -237,10 +281,12 @@ class CentralPrivacy(Privacy):
 
     def protection(self, source: NoiseSource) -> Protection:
         """The clip alone."""
-        return Protection(clip=self.clip)
+        return Protection(clip=None if self.clip == "adaptive" else self.clip)
 
-    def noisy_sum(self, source: NoiseSource) -> NoisySum:
+    def noisy_sum(self, source: NoiseSource) -> NoisySum | AdaptiveClip:
         """Gaussian noise of standard deviation z·C on the sum."""
+        if self.clip == "adaptive":
+            return AdaptiveClip(self.first_clip, self.quantile, self.multiplier, source)
         return NoisySum(clip=self.clip, noise_multiplier=self.multiplier, source=source)
 
     def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
@@ -296,7 +342,7 @@ class LocalPrivacy(Privacy):
 
     def protection(self, source: NoiseSource) -> Protection:
         """The clip, and Gaussian noise of standard deviation z·C."""
-        return Protection(clip=self.clip, noise_multiplier=self.multiplier, source=source)
+        return Protection(clip=self.fixed_clip, noise_multiplier=self.multiplier, source=source)
 
     def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
         """Gaussian releases, one in each round that a client takes part in."""
@@ -364,7 +410,7 @@ class DistributedPrivacy(Privacy):
 
     def lane_noise(self, least_honest: int) -> LaneNoise:
         """Skellam noise, of which h clients add a variance of z²C²."""
-        return LaneNoise(clip=self.clip, noise_multiplier=self.multiplier, least_honest=least_honest)
+        return LaneNoise(clip=self.fixed_clip, noise_multiplier=self.multiplier, least_honest=least_honest)
 
     def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
         """Skellam releases, one in each round that a client takes part in."""
@@ -431,10 +477,14 @@ def with_noise(experiment: Experiment, population: int) -> Experiment:
         population: number of clients, at least as many as take part.
 
     Raises:
-        InvalidExperiment: if no noise does, or the package dp-accounting is missing.
+        InvalidExperiment: if no noise does, if its rounds are too small for it, or if the package dp-accounting is
+            missing.
     """
     settings = privacy_of(experiment)
-    if settings is None or settings.epsilon is None:
+    if settings is None:
+        return experiment
+    if settings.epsilon is None:
+        settings.check_rounds(experiment.rounds.make(), population)
         return experiment
     from fed.privacy.accounting import noise_multiplier_for
 
@@ -444,7 +494,8 @@ def with_noise(experiment: Experiment, population: int) -> Experiment:
     except ValueError as error:
         raise InvalidExperiment(f"privacy.epsilon cannot be reached: {error}") from None
     noise = found * settings.multiplier_of_plan
-    return experiment.override({"privacy.epsilon": None, "privacy.noise_multiplier": noise})
+    resolved = experiment.override({"privacy.epsilon": None, "privacy.noise_multiplier": noise})
+    return with_noise(resolved, population)  # for its checks
 
 
 def _term(feature: Feature, why: str = "") -> Term:

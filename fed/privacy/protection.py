@@ -3,12 +3,14 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fed.errors import InvalidPayload
 from fed.privacy.clipping import clipped, grid_step
 from fed.privacy.noise import NoiseSource, gaussian_units
-from fed.vectors.tensors import Tensor
+from fed.vectors.tensors import Tensor, torch
 
 __all__ = ["Protection"]
 
@@ -19,18 +21,25 @@ class Protection:
 
     .. math:: u ← u \min(1, \tfrac{C}{‖u‖}) + N(0, z² C² I)
 
+    Where the clip moves from round to round, the number b − ½ follows a message: b is 1 where it was not clipped.
+
     Args:
-        clip: C > 0, largest L2 norm of a message.
+        clip: C > 0, largest L2 norm of a message; None: each task says it.
         noise_multiplier: z ≥ 0; 0 where the client adds no noise.
         source: source of the noise; None where there is none.
     """
 
-    clip: float
+    clip: float | None
     noise_multiplier: float = 0.0
     source: NoiseSource | None = None
 
     def __call__(
-        self, update_KM: Tensor, rounds: Sequence[int], clients: Sequence[int | str], repeats: Sequence[int] = ()
+        self,
+        update_KM: Tensor,
+        rounds: Sequence[int],
+        clients: Sequence[int | str],
+        repeats: Sequence[int] = (),
+        clip: float | None = None,
     ) -> Tensor:
         """Messages as they may leave clients, on the grid, in float64.
 
@@ -39,7 +48,17 @@ class Protection:
             rounds: the round of each row, from 1.
             clients: the client of each row.
             repeats: number of earlier tasks of each row's client in that round; empty: none had one.
+            clip: C of the round, where it moves.
+
+        Raises:
+            InvalidPayload: if it moves, and the task does not say it.
         """
+        if self.clip is None:
+            if clip is None or not 0 < clip < math.inf:
+                raise InvalidPayload(
+                    f"a task must say the round's clip, above 0, under privacy.clip adaptive, got {clip}"
+                )
+            return _with_bits(update_KM, clip)
         clipped_KM = clipped(update_KM, self.clip)
         if self.source is None:
             return clipped_KM
@@ -51,3 +70,10 @@ class Protection:
             noise_M = gaussian_units(generator, numbers, deviation)
             clipped_KM[row] += noise_M.mul_(step)
         return clipped_KM
+
+
+def _with_bits(update_KM: Tensor, clip: float) -> Tensor:
+    """Clipped messages, each followed by ½ where it was short enough, and by −½ where it was not."""
+    norms_K1 = torch.linalg.vector_norm(update_KM, dim=1, keepdim=True)
+    bits_K1 = torch.where(norms_K1 <= clip, 0.5, -0.5)
+    return torch.cat([clipped(update_KM, clip), bits_K1.double()], 1)

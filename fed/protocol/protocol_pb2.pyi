@@ -135,7 +135,7 @@ class Difference(_message.Message):
     def __init__(self, number: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "reference", "since", "differences", "attempt", "model_sha256", "lost_after")
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "reference", "since", "differences", "attempt", "clip", "model_sha256", "lost_after")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class Assignment(_message.Message):
     SINCE_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
     LOST_AFTER_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
@@ -174,9 +175,10 @@ class Assignment(_message.Message):
     since: str
     differences: _containers.RepeatedCompositeFieldContainer[Difference]
     attempt: int
+    clip: float
     model_sha256: bytes
     lost_after: _containers.RepeatedCompositeFieldContainer[TaskId]
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., attempt: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., attempt: _Optional[int] = ..., clip: _Optional[float] = ..., model_sha256: _Optional[bytes] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Examination(_message.Message):
     __slots__ = ("id", "payload", "kept_after", "kept_discount", "round")

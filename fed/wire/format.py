@@ -99,7 +99,8 @@ class Format:
         is_factored: True if movements of these values may travel as factors, in place of the values.
         hides_numbers: True if clients tell neither losses nor numbers of samples, and weigh 1, under differential
             privacy.
-        clip: largest L2 norm of a message that the coordinator accepts; None: no bound.
+        clip: largest L2 norm of a message that the coordinator accepts; None: no bound, or that of the task.
+        has_bits: True if a number follows each message that says whether it was clipped.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -127,6 +128,7 @@ class Format:
     is_factored: bool = False
     hides_numbers: bool = False
     clip: float | None = None
+    has_bits: bool = False
 
     @property
     def most_clients(self) -> int:
@@ -182,12 +184,17 @@ class Format:
     @property
     def numbers(self) -> int:
         """M, the numbers of a client's message with its float buffers."""
-        return sum(self.parts) + self.buffers
+        return sum(self.sizes)
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """The numbers of each part and of the float buffers."""
+        return [*self.parts, self.buffers]
 
     @property
     def sizes(self) -> list[int]:
-        """The numbers of each part and of the float buffers."""
-        return [*self.parts, self.buffers]
+        """The numbers of each part, and those that follow: float buffers, and what says whether it was clipped."""
+        return [*self.parts, self.buffers + self.has_bits]
 
     @cached_property
     def uplink(self) -> tuple[TensorSpec, ...]:

@@ -116,6 +116,7 @@ class Task(NamedTuple):
         takes_parts: True if the client may answer with fewer steps, where it cannot do more in time.
         differences: differences that are sent in place of the model, to a client that has an earlier version; None: the
             whole model is sent.
+        clip: largest L2 norm of the message in this round, where it moves from round to round; None: the experiment's.
     """
 
     id: int
@@ -128,6 +129,7 @@ class Task(NamedTuple):
     deadline_s: float | None = None
     takes_parts: bool = False
     differences: tuple[Difference, ...] | None = None
+    clip: float | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

@@ -106,9 +106,11 @@ class Coordinated:
         return self.coordinator.fleet.registered()
 
     def measures(self) -> dict[str, float]:
-        """The ε that the run has cost, where it promises privacy."""
+        """The ε that the run has cost, where it promises privacy; and the next round's clip, where it moves."""
         account = self.coordinator.account
-        return {} if account is None else {"epsilon": account.estimate()}
+        clip = self.coordinator.clip
+        measured = {} if account is None else {"epsilon": account.estimate()}
+        return measured if clip is None else {**measured, "clip": clip}
 
     def state(self) -> Tree:
         """State of the coordinator, the fleet and the policy."""

@@ -90,7 +90,7 @@ def released(given: fed.Experiment) -> Tensor:
     settings = privacy_of(given)
     assert settings is not None
     quiet = given.override({"privacy.noise_multiplier": 0.01 * settings.multiplier})
-    difference_M: Tensor = (moved(given) - moved(quiet)) / settings.clip
+    difference_M: Tensor = (moved(given) - moved(quiet)) / settings.fixed_clip
     return difference_M
 
 
@@ -164,7 +164,48 @@ def test_the_sum_of_private_lanes_is_the_clipped_mean(bits: int) -> None:
     )
     rows = torch.stack([of_one_client(experiment(), client) for client in range(6)])
     units = min(2.0**16, (2 ** (bits - 1) - 1) // 6)
-    torch.testing.assert_close(moved(given), clipped(rows, 0.5).mean(0), atol=1.1 * 0.5 / units, rtol=0)
+    torch.testing.assert_close(moved(given), clipped(rows, 0.5).mean(0), atol=1.1 * 0.5 / units + 1e-6, rtol=0)
+
+
+ADAPTIVE = {"kind": "central", "clip": "adaptive", "noise_multiplier": 0.1, "first_clip": 0.3}
+
+
+def norms_of(given: fed.Experiment) -> list[float]:
+    return [float(of_one_client(given, client).norm()) for client in range(6)]
+
+
+@pytest.mark.parametrize("batching", ["off", "on"])
+@pytest.mark.parametrize("first_clip", [1e-3, 0.4, 100.0])
+def test_an_adaptive_clip_moves_by_the_share_it_leaves(first_clip: float, batching: str) -> None:
+    """The noise of the share is m/20: within six deviations of it."""
+    privacy = {**ADAPTIVE, "first_clip": first_clip}
+    given = experiment(privacy=privacy, rounds={"count": 1}, simulation={"batching": batching, "group": 4})
+    share = sum(norm <= first_clip for norm in norms_of(experiment())) / 6
+    found = simulate(given).metrics[0]["clip"]
+    assert math.log(found / first_clip) == pytest.approx(-0.2 * (share - 0.5), abs=0.2 * 6 / 20)
+
+
+def test_an_adaptive_clip_bounds_the_sum() -> None:
+    given = experiment(privacy={**ADAPTIVE, "noise_multiplier": HUSHED, "first_clip": 0.5}, rounds={"count": 1})
+    rows = torch.stack([of_one_client(experiment(), client) for client in range(6)])
+    torch.testing.assert_close(moved(given), clipped(rows, 0.5).mean(0), atol=2e-5, rtol=0)
+
+
+def test_the_second_round_has_the_clip_of_the_first() -> None:
+    """Deep below all norms: each round's sum is of unit vectors times its clip."""
+    given = experiment(privacy={**ADAPTIVE, "noise_multiplier": HUSHED, "first_clip": 1e-6}, local={"lr": 1e-4})
+    one = moved(given.override({"rounds.count": 1})).norm()
+    two = moved(given).norm()
+    clip = simulate(given).metrics[0]["clip"]
+    assert two / one == pytest.approx(1 + clip / 1e-6, rel=0.02)
+
+
+def test_a_resumed_run_has_the_clip(tmp_path: Path) -> None:
+    given = experiment(privacy=ADAPTIVE, rounds={"count": 4}, checkpoints={"every": 2})
+    whole = simulate(given)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(given, output=tmp_path, observers=[Essential(parts.Watcher(interrupt))])
+    assert parts.outcome(simulate(given, output=tmp_path, resume=True)) == parts.outcome(whole)
 
 
 def test_rounds_without_replies_move_the_model_by_noise_alone() -> None:
@@ -298,6 +339,8 @@ def test_neither_losses_nor_samples_are_told() -> None:
         ({"rounds": {"count": 2, "cohort": 2, "over_selection": 1.5}}, "count all whom they ask"),
         ({"rounds": {"count": 2, "cohort": 2, "sampling": "weighted"}}, "neither losses nor numbers of samples"),
         ({"privacy": DISTRIBUTED}, "needs secure_aggregation"),
+        ({"privacy": {**LOCAL, "clip": "adaptive"}}, "is for kind central"),
+        ({"privacy": {**DISTRIBUTED, "clip": "adaptive"}, "secure_aggregation": {}}, "is for kind central"),
         (
             {"privacy": DISTRIBUTED, "secure_aggregation": {}, "uplink": ["rotation"], "error_feedback": "ef"},
             "take the noise of one round back",
@@ -312,6 +355,11 @@ def test_neither_losses_nor_samples_are_told() -> None:
 def test_what_noise_does_not_cover_is_refused(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidExperiment, match=reason):
         experiment(**changed)
+
+
+def test_a_cohort_too_small_for_an_adaptive_clip_is_refused() -> None:
+    with pytest.raises(InvalidExperiment, match="needs more than 10 clients a round"):
+        Simulation(experiment(privacy={**ADAPTIVE, "noise_multiplier": 1.0}))
 
 
 def test_buffers_are_refused() -> None:
@@ -345,9 +393,12 @@ def over_grpc(given: fed.Experiment, folder: Path) -> list[ThreadedNode]:
     return nodes
 
 
-def test_nodes_send_what_the_simulation_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("privacy", [CENTRAL, ADAPTIVE], ids=["fixed", "adaptive"])
+def test_nodes_send_what_the_simulation_sends(
+    privacy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the simulation's noise the bits are the same; and messages tell nothing beside."""
-    given = experiment()
+    given = experiment(privacy=privacy)
     monkeypatch.setattr(deployment, "SystemNoise", lambda: SeededNoise.of(Streams(given.seed), given.dump()))
     nodes = over_grpc(given, tmp_path)
     simulated = simulate(given)
