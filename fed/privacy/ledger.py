@@ -8,9 +8,10 @@ longer one counts, and two that contradict each other are refused.
 import logging
 import os
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from platformdirs import user_state_path
 
@@ -29,6 +30,8 @@ STATE_VARIABLE = "FED_STATE"
 """Environment variable that names another folder of the user's state."""
 
 _log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 
 def ledger_folder(identity: str) -> Path:
@@ -254,9 +257,8 @@ class Ledger:
         """
         if not self._is_writable:
             raise LedgerFailed("this ledger is open for reading alone: open it with Ledger.open")
-        key = _what_is_released(self.run, number, costs, content)
-        if self._repeats_noise and content is not None and key in self._by_content:
-            return self._by_content[key]
+        if self._repeats_noise and content is not None and (earlier := self._again(number, costs, content)):
+            return earlier
         entry = LedgerEntry(
             run=self.run, round=number, attempt=self.attempts(number), costs=tuple(costs), content=content
         )
@@ -269,6 +271,41 @@ class Ledger:
         if self._copy is not None:
             self._append_to_copy(line)
         return entry
+
+    def record(self, number: int, costs: Sequence[Cost], make: Callable[[int], tuple[Made, str | None]]) -> Made:
+        """Make what a round releases, and write it down before anybody has it.
+
+        Where noise is repeated, a round that was released before is made again: with the noise of an earlier attempt if
+        it then is the same to the bit, and else as a new attempt, with noise of its own. Two sums with one noise would
+        show their difference.
+
+        Args:
+            number: number of the round, from 1.
+            costs: costs of the round.
+            make: function from the number of the attempt, from 0, to what is released and its SHA-256 in hexadecimal
+                digits, which may be None where noise is not repeated.
+
+        Returns:
+            The release, which is written down.
+
+        Raises:
+            LedgerFailed: if it cannot be written down; then nothing may be released.
+        """
+        attempts = self.attempts(number)
+        if not self._repeats_noise:
+            made, content = make(attempts)
+            self.append(number, costs, content)
+            return made
+        for attempt in range(attempts + 1):
+            made, content = make(attempt)
+            entry = self.append(number, costs, content) if attempt == attempts else self._again(number, costs, content)
+            if entry is not None:
+                return made
+        raise AssertionError("the last attempt is always written down")
+
+    def _again(self, number: int, costs: Sequence[Cost], content: str | None) -> LedgerEntry | None:
+        """The entry of an earlier attempt that has released the same."""
+        return self._by_content.get(_what_is_released(self.run, number, costs, content))
 
     def _count(self, entry: LedgerEntry) -> None:
         for cost in entry.costs:
