@@ -67,6 +67,8 @@ from fed.wire.lanes import secured
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fed.privacy.ledger import Ledger
+
 __all__ = ["Preparation"]
 
 
@@ -94,6 +96,7 @@ class Preparation:
         secure_aggregation: settings of the experiment, or None.
         privacy: differential privacy of the experiment, or None.
         noise: source of its noise.
+        ledger: ledger of what is released; None: it is kept in memory.
         cohort_streams: random streams of the draws of cohorts, which nobody can follow where privacy rests on them.
         recipe: everything that a process needs to train these clients one by one, except their way out.
 
@@ -156,6 +159,7 @@ class Preparation:
         self.secure_aggregation = settings_of(experiment)
         self.privacy = privacy_of(experiment)
         self.noise: NoiseSource | None = noise
+        self.ledger: Ledger | None = None  # given to a coordinator's preparation, once its folder is known
         # A plan tells nodes the seed, from which they could tell who is in which cohort.
         is_secret = self.privacy is not None and noise is not None
         self.cohort_streams = Streams(secrets.randbits(256)) if is_secret else self.streams

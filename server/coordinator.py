@@ -290,6 +290,8 @@ class Coordinator:
         if suffice or self._way_in.acts_alone:
             self._apply(accumulator if suffice else None, number, share)
             self.version += 1
+        elif self.account is not None:
+            self.account.release_nothing(number)
         self.fleet.settle(counted)  # after the model has moved: client states follow what counted
         self._tell_verdict(accumulator, number, counted)
         for over in [earlier for earlier in self._asked if earlier < number]:
@@ -375,7 +377,13 @@ class Coordinator:
             state = self.aggregator.resized(state, self._population, population)
         expected = 0.0 if self.account is None else self.account.expected
         state, mean_R = self._way_in.apply(
-            state, accumulator, number=number, population=population, share=share, expected=expected
+            state,
+            accumulator,
+            number=number,
+            population=population,
+            share=share,
+            expected=expected,
+            account=self.account,
         )
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         self._check_numbers(state.model_P, number)

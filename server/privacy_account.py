@@ -1,17 +1,21 @@
 """Account of a run's privacy: what its rounds have cost, and whether the budget allows one more."""
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fed.errors import BudgetSpent
 from fed.privacy.accounting import Accountant, epsilon
+from fed.privacy.entries import Cost, Head
 from fed.privacy.kinds import Privacy
+from fed.privacy.ledger import Ledger
 from fed.privacy.releases import Release
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.storage.checkpoints import Tree
+from fed.vectors.tensors import Tensor
 
 __all__ = ["PrivacyAccount"]
 
@@ -23,23 +27,28 @@ class PrivacyAccount:
     Where chance hides who takes part, a round costs all clients the same. Elsewhere it costs those that were asked,
     whether they have answered or not.
 
+    The costs are those of the ledger, and a checkpoint has no say in them. With fresh noise all entries count, of other
+    runs too, and a round's entry is written before its tasks are sent. In a simulation, whose noise is repeated, the
+    entries of rounds that are still to come belong to an earlier run of the same experiment: each counts once its round
+    has come, and an entry is written before the model moves.
+
     Attributes:
         expected: expected number of clients of the round that has begun.
 
     Args:
         privacy: settings of the experiment.
+        ledger: ledger of what is released.
         fixed: fixed point of the messages under secure aggregation; None without.
     """
 
     privacy: Privacy
+    ledger: Ledger
     fixed: FixedPoint | None = None
     expected: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
-        self._of_all = Accountant(self.privacy.delta)
-        self._of_client: dict[int | str, Counter[Release]] = {}
-        self._most: Mapping[Release, int] = {}  # of the client that has lost most in rounds of its own
+        self._count_until(0)
 
     def begin(self, number: int, asked: Sequence[int | str], *, sampling: float, expected: float) -> None:
         """Account for a round before anything of it is released.
@@ -52,34 +61,53 @@ class PrivacyAccount:
 
         Raises:
             BudgetSpent: if the round would cost more than the budget allows.
+            LedgerFailed: if it cannot be written down.
         """
         self.expected = expected
-        releases = {self.privacy.release(sampling, self.fixed): 1}
-        costs_all = sampling < 1
-        charged = {client: self._of_client.get(client, Counter()) + Counter(releases) for client in asked}
-        if costs_all:
-            charged = {}
-        most = max([self._most, *charged.values()], key=_cost)
-        if not self._allows(releases if costs_all else {}, most):
-            spent = self.epsilon()
-            raise BudgetSpent(
-                f"round {number} would pass privacy.budget_epsilon = {self.privacy.budget_epsilon:g}: the rounds "
-                f"before it have cost {spent:.4g}"
-            )
-        self._of_client |= charged
-        self._most = most
-        if costs_all:
-            self._of_all.add(releases)
+        self._round = number
+        # Who was drawn must stay a secret where the promise rests on it.
+        clients = None if sampling < 1 else sorted(asked, key=lambda client: (isinstance(client, str), client))
+        self._cost = Cost(releases={self.privacy.release(sampling, self.fixed): 1}, clients=clients)
+        if not self.ledger.repeats_noise:
+            self._charge(number, [self._cost])
+            self.ledger.append(number, [self._cost])
+            return
+        earlier = [entry.costs for entry in self.ledger.entries if entry.round == number]
+        self._charge(number, [cost for costs in earlier for cost in costs] or [self._cost])
 
-    def _allows(self, releases: Mapping[Release, int], most: Mapping[Release, int]) -> bool:
-        """True if the budget allows more releases about all, and what one client has in rounds of its own."""
-        budget = self.privacy.budget_epsilon
-        if budget is None:
-            return True
-        if not most:
-            return self._of_all.affords(releases, budget)
-        total = Counter(self._of_all.releases) + Counter(most) + Counter(releases)
-        return epsilon(total, self.privacy.delta) <= budget
+    def release(self, number: int, make: Callable[[int], Tensor]) -> Tensor:
+        """Make what a round releases, once it is written down.
+
+        Args:
+            number: number of the round, from 1.
+            make: function from the number of other sums that the round has released before to the release.
+
+        Raises:
+            BudgetSpent: if the budget does not allow what the round releases beside its earlier releases.
+            LedgerFailed: if it cannot be written down.
+        """
+        if not self.ledger.repeats_noise:
+            return make(0)  # with noise that is never drawn again
+        attempts = self.ledger.attempts(number)
+
+        def made(attempt: int) -> tuple[Tensor, str | None]:
+            if attempt == attempts and attempts:  # it is none of the earlier ones
+                self._charge(number, [self._cost])
+            found = make(attempt)
+            content = found.cpu().numpy().data if self.ledger.is_kept else None
+            return found, None if content is None else hashlib.sha256(content).hexdigest()
+
+        return self.ledger.record(number, [self._cost], made)
+
+    def release_nothing(self, number: int) -> None:
+        """Write down a round in which the model does not move: who was asked is told all the same.
+
+        Args:
+            number: number of the round, from 1.
+        """
+        if self.ledger.repeats_noise:
+            nothing = hashlib.sha256(b"nothing").hexdigest()
+            self.ledger.record(number, [self._cost], lambda _: (None, nothing))
 
     def epsilon(self) -> float:
         """ε of the client that has lost most."""
@@ -98,27 +126,82 @@ class PrivacyAccount:
         return self.epsilon() if self._most else self._of_all.estimate()
 
     def state(self) -> Tree:
-        """State for a checkpoint."""
-        return {
-            "of_all": _written(self._of_all.releases),
-            "of_client": [[client, _written(counts)] for client, counts in self._of_client.items()],
-        }
+        """The last round, and the head of the ledger, for a checkpoint."""
+        head = self.ledger.head
+        return {"round": self._round, "ledger": [head.count, head.sha256]}
 
     def restore(self, state: Any) -> None:
-        """Resume from what :meth:`state` wrote down."""
-        self._of_all = Accountant(self.privacy.delta, _read(state["of_all"]))
-        self._of_client = {client: Counter(_read(counts)) for client, counts in state["of_client"]}
-        self._most = max(self._of_client.values(), key=_cost, default={})
+        """Resume from what :meth:`state` wrote down.
+
+        Raises:
+            InvalidLedger: if the ledger is older than the checkpoint.
+        """
+        count, sha256 = state["ledger"]
+        self.ledger.check(Head(count, sha256), f"the checkpoint of round {state['round']}")
+        self._count_until(state["round"])
+
+    def _count_until(self, number: int) -> None:
+        """Count the ledger's entries, in a simulation those until this round alone."""
+        self._round = number
+        self._of_all = Accountant(self.privacy.delta)
+        self._of_client: dict[int | str, Counter[Release]] = {}
+        self._most: Mapping[Release, int] = {}  # of the client that has lost most in rounds of its own
+        costs = [
+            cost
+            for entry in self.ledger.entries
+            if not self.ledger.repeats_noise or entry.round <= number
+            for cost in entry.costs
+        ]
+        self._add(costs)
+
+    def _charge(self, number: int, costs: Sequence[Cost]) -> None:
+        """Count costs, if the budget allows them.
+
+        Raises:
+            BudgetSpent: if it does not.
+        """
+        budget = self.privacy.budget_epsilon
+        if budget is not None and not self._affords(costs, budget):
+            raise BudgetSpent(
+                f"round {number} would pass privacy.budget_epsilon = {budget:g}: what was released before it has cost "
+                f"{self.epsilon():.4g}"
+            )
+        self._add(costs)
+
+    def _affords(self, costs: Sequence[Cost], budget: float) -> bool:
+        of_all, most, _ = self._with(costs)
+        if not most:
+            return self._of_all.affords(of_all, budget)
+        total = Counter(self._of_all.releases) + Counter(of_all) + Counter(most)
+        return epsilon(total, self.privacy.delta) <= budget
+
+    def _add(self, costs: Sequence[Cost]) -> None:
+        of_all, self._most, of_client = self._with(costs)
+        self._of_client |= of_client
+        if of_all:
+            self._of_all.add(of_all)
+
+    def _with(
+        self, costs: Sequence[Cost]
+    ) -> tuple[Mapping[Release, int], Mapping[Release, int], dict[int | str, Counter[Release]]]:
+        """Costs of all clients, those of the client that then has most in rounds of its own, and all that change."""
+        of_all: Counter[Release] = Counter()
+        charged: dict[int | str, Counter[Release]] = {}
+        for cost in costs:
+            if cost.clients is None:
+                of_all.update(cost.releases)
+                continue
+            for client in cost.clients:
+                before = charged.get(client) or self._of_client.get(client, Counter())
+                charged[client] = before + Counter(cost.releases)
+        most = max([self._most, *charged.values()], key=_weight)
+        return of_all, most, charged
 
 
-def _cost(releases: Mapping[Release, int]) -> float:
+def _weight(releases: Mapping[Release, int]) -> float:
     """Σ 1/z², by which the costs of releases without sampling are compared."""
     return math.fsum(count / release.noise_multiplier**2 for release, count in releases.items())
 
 
 def _written(releases: Mapping[Release, int]) -> list[Any]:
     return [[release.keys(), count] for release, count in releases.items()]
-
-
-def _read(written: Any) -> dict[Release, int]:
-    return {Release.from_keys(keys): count for keys, count in written}

@@ -6,7 +6,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload
@@ -26,6 +26,9 @@ from fed.wire.messages import Answer, Failure, Task, one_line
 from fed.wire.payloads import described
 from fed.wire.rate_limits import Allowance, Refusals
 
+if TYPE_CHECKING:
+    from fed.privacy.ledger import Ledger
+
 __all__ = ["RealFleet"]
 
 _log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ class RealFleet(ABC):
         run: name of the run, the same after a resume.
         time: clock by which it waits; :attr:`clock` counts from the run's beginning.
         observers: observers that are told of nodes that come and go, and of refused messages.
+        ledger: ledger of what the federation has released, whose head tasks tell; None: the run promises no privacy.
 
     Args:
         clock: time, by which it waits.
@@ -52,6 +56,7 @@ class RealFleet(ABC):
     def __init__(self, clock: Clock) -> None:
         self.time = clock
         self.observers = Observers()
+        self.ledger: Ledger | None = None
         self._noted: deque[Event] = deque(maxlen=_MOST_NOTED)
         self.run = secrets.token_hex(16)
         self._start = secrets.randbits(63)  # a resumed server numbers tasks anew: nodes tell them apart by this
@@ -269,6 +274,7 @@ class RealFleet(ABC):
         """
         return pb.Assignment(
             task=pb.TaskId(start=self._start, number=task.id),
+            ledger=self._ledger_head(),
             round=task.round,
             repeats=task.repeats,
             lr=task.lr,
@@ -290,6 +296,13 @@ class RealFleet(ABC):
             since=_base_of(task),
             differences=[pb.Difference(number=one.number, after=one.after) for one in task.differences or ()],
         )
+
+    def _ledger_head(self) -> pb.LedgerHead | None:
+        """The head of the ledger, by which nodes know an older one."""
+        if self.ledger is None:
+            return None
+        head = self.ledger.head
+        return pb.LedgerHead(count=head.count, sha256=bytes.fromhex(head.sha256))
 
     def _kept_state(self, client: int | str) -> dict[str, Any]:
         """The task whose state a client resumes from, and its discount; none for the first state."""

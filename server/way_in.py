@@ -36,6 +36,7 @@ from fed.privacy.noisy_sum import NoisySum
 from fed.protocol.protocol_pb2 import Answer as AnswerHeader
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskAnswered, TaskFailed, TaskLate
+from fed.server.privacy_account import PrivacyAccount
 from fed.server.round_stats import Participation, RoundStats, mean_loss, mean_metrics
 from fed.server.sent_sum import SentSum
 from fed.server.telling import Observers
@@ -425,6 +426,7 @@ class WayIn:
         population: int,
         share: float | None,
         expected: float = 0.0,
+        account: PrivacyAccount | None = None,
     ) -> tuple[Any, Tensor]:
         """Make the mean of the updates that count, change it, and apply it.
 
@@ -436,6 +438,7 @@ class WayIn:
             share: share of all clients that the updates come from, where the mean over all is wanted, in which the
                 updates of the others are 0; None: the mean of the updates that came.
             expected: expected number of updates, by which a sum with noise is divided.
+            account: account of the run's privacy, which writes down what is released; None where it promises none.
 
         Returns:
             The algorithm's next state, and the mean update of the float buffers, of which there may be none.
@@ -447,8 +450,11 @@ class WayIn:
             state, update_M = self._mean(state, accumulator, number=number, share=share)
             replied = len(accumulator.replied)
         clients = replied if share is None else len(self.fleet.registered())  # that the mean is over
+        if account is not None:
+            # Everything that follows is computed from what is written down here.
+            make = partial(self._protected, update_M, clients, expected, number)
+            update_M = account.release(number, make)
         if self.noisy_sum is not None:
-            update_M = self.noisy_sum(update_M, clients, expected=expected, number=number)
             clients = round(expected)  # how many have answered is not to be told
         if self.stages:
             update_M = self._changed(update_M, clients, number)
@@ -457,6 +463,12 @@ class WayIn:
         mean = (update_M,) if is_one else update_M.split_with_sizes(self.message.part_sizes)
         reduced = Reduced(mean[:parts], clients=clients, population=population, stream=partial(self._stream, number))
         return self.aggregator.apply(state, reduced), mean[-1]
+
+    def _protected(self, mean_M: Tensor, clients: int, expected: float, number: int, attempt: int) -> Tensor:
+        """The mean as it may be published: with noise, where the coordinator adds some."""
+        if self.noisy_sum is None:
+            return mean_M
+        return self.noisy_sum(mean_M, clients, expected=expected, number=number, attempt=attempt)
 
     def _changed(self, mean_M: Tensor, clients: int, number: int) -> Tensor:
         """The mean as the last stage leaves it; each move of the model has draws of its own."""

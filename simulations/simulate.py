@@ -16,6 +16,8 @@ from fed.clients.training.executor import Executor
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment, check_given_once
 from fed.errors import InvalidExperiment, InvalidInput
+from fed.privacy.ledger import LEDGER_FILE, Ledger, ledger_folder
+from fed.privacy.noise import SeededNoise
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.processes.machine import frozen_objects, keep_freed_memory
 from fed.secure_aggregation.settings import settings_of
@@ -152,6 +154,8 @@ def simulate(
         if folder is not None:
             # Before workers start, which take seconds: a second run in this folder ends at once.
             stack.enter_context(folder.held())
+            if (opened := _ledger(simulation, folder, resume=resume)) is not None:
+                simulation.prepared.ledger = stack.enter_context(opened)
         executor = stack.enter_context(hired(simulation, estimate))
         loop = _loop(simulation, executor, fingerprint, folder, told)
         if kept is not None:
@@ -170,6 +174,24 @@ def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFold
             raise InvalidInput("resume needs the folder of a run, got none: give fed.simulate(…, output=…)")
         return None
     return RunFolder.existing(Path(output)) if resume else RunFolder(Path(output), overwrite=overwrite)
+
+
+def _ledger(
+    simulation: Simulation, folder: RunFolder, *, resume: bool
+) -> contextlib.AbstractContextManager[Ledger] | None:
+    """The ledger that all runs of a private experiment share, whatever their names; None where it is not private."""
+    noise = simulation.prepared.noise
+    if not isinstance(noise, SeededNoise):
+        return None
+    identity = f"simulation {noise.experiment_sha256}"
+    return Ledger.open(
+        ledger_folder(identity),
+        identity,
+        run=noise.experiment_sha256,
+        copy=folder.path / LEDGER_FILE,
+        is_resumed=resume,
+        repeats_noise=True,
+    )
 
 
 def _loop(

@@ -1,9 +1,11 @@
 """What all tests share: the house's modules, and an environment in which they repeat to the bit."""
 
 import gc
+import hashlib
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 # A test may load gRPC before fed, which would tell it to be quiet.
 os.environ["GRPC_VERBOSITY"] = "NONE"
+
+# Ledgers of privacy are no business of the user's, nor of another test's.
+_STATE = tempfile.TemporaryDirectory(prefix="fed-state-", ignore_cleanup_errors=True)
+os.environ["FED_STATE"] = _STATE.name
 
 # Examples are drawn from a fixed seed, and a slow machine is no failure.
 settings.register_profile("short", deadline=None, derandomize=True, max_examples=40)
@@ -51,6 +57,13 @@ def _logs_as_before() -> Iterator[None]:
     yield
     level, logger.handlers[:], logger.propagate = before
     logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _state_of_its_own(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Give each test a folder of the user's state."""
+    name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("FED_STATE", f"{_STATE.name}/{name}")
 
 
 @pytest.fixture

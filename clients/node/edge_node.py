@@ -15,6 +15,7 @@ import grpc
 from fed.clients.data import ClientId
 from fed.clients.node.fixed_part import FixedPartMissing
 from fed.clients.node.plans import as_experiment, check_code, check_schema, names_sha256
+from fed.clients.node.privacy import PrivateNode
 from fed.clients.node.said import disclosed
 from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST, Hidden
@@ -40,6 +41,7 @@ _FAREWELL_S = 2.0
 _MOST_WAITING = 100  # requests of a server that are not done yet
 _SHORTEST_S = 0.01  # between heartbeats
 _LONGEST_S = 3600.0
+_OF_LEDGERS = frozenset({Reason.OTHER_LEDGER, Reason.BUDGET_SPENT, Reason.NO_PRIVACY})
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class EdgeNode(Dialler):
         tasks_done: number of tasks of rounds whose answers the server has accepted.
         app: name of the node's own app; None: it trains on data, as fed does.
         secure: sessions of a node that takes part under secure aggregation alone; None for any other.
+        private: account of the node's own privacy; None: it keeps none.
     """
 
     name: str
@@ -94,6 +97,7 @@ class EdgeNode(Dialler):
     tasks_done: int = 0
     app: str | None = None
     secure: SecureNode | None = None
+    private: PrivateNode | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -168,6 +172,9 @@ class EdgeNode(Dialler):
             greeting = pb.FromNode(joining=pb.Joining(name=self.name, held=held))
             greeting.joining.MergeFrom(self._described)
             greeting.joining.code_sha256 = self._code_sha256
+            if self.private is not None and (seen := self.private.seen) is not None:
+                greeting.joining.ledger.count = seen.count
+                greeting.joining.ledger.sha256 = bytes.fromhex(seen.sha256)
             outbox.put(self._disclosed(greeting))
             # Under one lock with the list: a task that ended in between would be told on the old connection.
             self._outbox = outbox
@@ -311,6 +318,8 @@ class EdgeNode(Dialler):
                     self._plans_to_prepare -= 1  # another plan has come, and is prepared next
                 return
             self.training.prepare(experiment, plan, path)
+        if self.private is not None:
+            self.private.prepare(experiment, plan, self.training.fixed)
         if self.secure is not None:
             self.secure.prepare(experiment, plan, self.training.fixed, keeps_states=self.training.keeps_states)
         elif experiment.secure_aggregation is not None:
@@ -431,6 +440,10 @@ class EdgeNode(Dialler):
 
     def _do(self, held: _Held) -> None:
         """Train and send the answer; train once more if the training process dies, and give up if it dies again."""
+        if self.private is not None:
+            self.private.check(held.assignment)
+        # Another attempt sends the message of the first one again: that is no other release.
+        is_recorded = self.secure is not None and self.secure.holds(held.own_sha256)
         try:
             done = self._train(held)
         except TrainingProcessDied as error:
@@ -438,6 +451,8 @@ class EdgeNode(Dialler):
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # into a new file: half an answer may be in the old one
+        if self.private is not None and not is_recorded and isinstance(done, pb.Answer | Hidden):
+            self.private.record(held.assignment)
         if isinstance(done, Hidden):
             assert self.secure is not None
             if done.problem:
@@ -522,7 +537,8 @@ class EdgeNode(Dialler):
         _log.info("round %d: answered%s", held.assignment.round, loss)
 
     def _give_up_with(self, held: _Held, error: Exception) -> None:
-        if self.secure is not None:
+        is_of_ledgers = isinstance(error, ClientRefusal) and error.reason in _OF_LEDGERS
+        if self.secure is not None or is_of_ledgers:
             _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, error)
         self._give_up(held, pb.Failed(reason=self._reason(error)))
 
@@ -546,6 +562,8 @@ class EdgeNode(Dialler):
 
     def _reason(self, error: Exception) -> str:
         """The sentence in which the server is told of an error."""
+        if isinstance(error, ClientRefusal) and error.reason in _OF_LEDGERS:
+            return error.reason  # its own words have what the owner allows, and what was spent elsewhere
         return self._sentence(error) if self.secure is None else reason_of(error, Reason.NO_MESSAGE)
 
     def _in_one_line(self, error: Exception) -> str:

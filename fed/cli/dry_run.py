@@ -37,6 +37,7 @@ def say_what_would_leave(training: "TrainingProcess", name: str, *, secure: bool
         f"{begin}\n"
         f"{_MASKED if secure else _PLAIN}{_OF_AN_APP if is_app and not secure else ''}\n"
         "Where the run names code of users (python:…): that the node accepts it. "
+        "Where it promises privacy: which state of the server's own ledger it was told last. "
         "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: "
         f"{_SECURE_SENTENCES if secure else _PLAIN_SENTENCES}; whether the model that differences are added to was "
         "lost; whether the fixed part of its model is another than the server's.\n"

@@ -235,7 +235,7 @@ def client(
     sessions = None
     if secure:
         sessions = partial(_sessions, loaded, place, given_limits, allows_state=allow_state, begins_record=new_record)
-    return _attend(server, loaded, name, training, place, allow=allow or (), app=own.app, sessions=sessions)
+    return _attend(server, loaded, name, training, place, allow=allow or (), own=own, sessions=sessions)
 
 
 def _described(file: Path | None, app: str | None, node_config: Sequence[str]) -> "NodeData":
@@ -264,7 +264,7 @@ def _attend(
     folder: Path,
     *,
     allow: Sequence[str],
-    app: str | None,
+    own: "NodeData",
     sessions: "Callable[[], SecureNode] | None",
 ) -> int:
     """Do a server's tasks until it says farewell, or a signal comes.
@@ -276,10 +276,11 @@ def _attend(
         training: process that trains.
         folder: folder of the node's state.
         allow: modules whose ``python:`` kinds the server may name.
-        app: name of the node's own app; None: it trains on data.
+        own: node's data or app, and its owner's budget.
         sessions: function that makes the node's sessions under secure aggregation; None: it takes part without it.
     """
     from fed.clients.node.edge_node import EdgeNode
+    from fed.clients.node.privacy import PrivateNode
     from fed.storage.atomic_files import held
     from fed.wire.messages import client_id_of
 
@@ -294,13 +295,26 @@ def _attend(
     with held(folder, "give another --state"):
         folder.chmod(0o700)  # it may be there from an earlier version
         secure = sessions() if sessions else None  # only now: its record is in the folder that is held
-        files = folder / "files"
-        node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow, app=app, secure=secure)
+        authority_pem = credentials.authority_pem if credentials else None
+        private = PrivateNode(name, folder, authority_pem=authority_pem, budget=own.privacy)
+        node = EdgeNode(
+            server,
+            channel,
+            name,
+            client_id_of(name),
+            training,
+            folder / "files",
+            allow,
+            app=own.app,
+            secure=secure,
+            private=private,
+        )
         try:
             farewell = node.run(stopped=stopped)
         finally:
             training.close()
             node.clear_folder()
+            private.close()
     return _say_end(shown, farewell or "stopped", node.tasks_done)
 
 

@@ -5,21 +5,32 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from fed.config.device_names import DeviceName
 from fed.config.document import Document
 from fed.config.registry import DATA, DataSection
 from fed.config.sections import FixedSection
+from fed.config.validation import Section
 from fed.errors import InvalidInput
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment
 
-__all__ = ["NodeData"]
+__all__ = ["NodeData", "NodePrivacy"]
 
 _KINDS_OF_FILES = ("csv", "parquet", "npz")
 """Kinds of data that are files with the kind's name for an ending."""
+
+
+class NodePrivacy(Section):
+    """Owner's limit on what may be learned of the node's data, over all runs that it takes part in."""
+
+    budget_epsilon: PositiveFloat
+    """ε that all releases with messages of this node may cost together: the node refuses a task that would pass it.
+    It counts no amplification by sampling, for it cannot rely on what others do not know."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ of that ε."""
 
 
 class NodeData(Document):
@@ -49,6 +60,8 @@ class NodeData(Document):
     fixed: FixedSection | None = None
     """File of this node with the parameters that are not trained; null: the server sends them once, where its own are
     others than the model makes."""
+    privacy: NodePrivacy | None = None
+    """Budget of privacy of this node, over all runs; null for none. With one it takes part in private runs alone."""
 
     @classmethod
     def load(cls, path: str | Path, objects: Mapping[str, Any] = MappingProxyType({})) -> Self:

@@ -76,6 +76,7 @@ class LedgerEntry:
         attempt: number of entries that the ledger had of this run and round before.
         costs: costs of the round; a client bears all that name it.
         content: SHA-256 of what is released, in hexadecimal digits; None where it is not asked for.
+        told: facts that a node was told with the task, which JSON can hold; None at a coordinator.
     """
 
     run: str
@@ -83,6 +84,7 @@ class LedgerEntry:
     attempt: int
     costs: Sequence[Cost]
     content: str | None = None
+    told: Mapping[str, Any] | None = None
 
     def keys(self) -> dict[str, Any]:
         """The entry as JSON has it."""
@@ -90,7 +92,9 @@ class LedgerEntry:
         for cost in self.costs:
             releases = [[release.keys(), count] for release, count in cost.releases.items()]
             costs.append({"clients": None if cost.clients is None else [*cost.clients], "releases": releases})
+        told = {} if self.told is None else {"told": dict(self.told)}
         return {
+            **told,
             "attempt": self.attempt,
             "content": self.content,
             "costs": costs,
@@ -116,7 +120,14 @@ class LedgerEntry:
         attempt = keys["attempt"]
         if type(number) is not int or type(attempt) is not int or not isinstance(keys["run"], str):
             raise ValueError(f"an entry must have a run, a round and an attempt, got {keys}")
-        return cls(run=keys["run"], round=number, attempt=attempt, costs=tuple(costs), content=keys["content"])
+        return cls(
+            run=keys["run"],
+            round=number,
+            attempt=attempt,
+            costs=tuple(costs),
+            content=keys["content"],
+            told=keys.get("told"),
+        )
 
 
 class LedgerChain:

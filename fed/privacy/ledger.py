@@ -5,13 +5,14 @@ reaches it; beside the run lies a copy that people can read. Whichever of the tw
 longer one counts, and two that contradict each other are refused.
 """
 
+import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from platformdirs import user_state_path
 
@@ -21,7 +22,7 @@ from fed.privacy.ledger_files import MAKE_ROOM, Found, add_line, found_at, say_o
 from fed.privacy.releases import Release
 from fed.storage.atomic_files import held, write_atomically
 
-__all__ = ["LEDGER_FILE", "STATE_VARIABLE", "Ledger", "ledger_folder"]
+__all__ = ["LEDGER_FILE", "STATE_VARIABLE", "Ledger", "federation_of", "ledger_folder"]
 
 LEDGER_FILE = "ledger.jsonl"
 """Name of the file, in its own folder and in a run's."""
@@ -31,7 +32,7 @@ STATE_VARIABLE = "FED_STATE"
 
 _log = logging.getLogger(__name__)
 
-Made = TypeVar("Made")
+_Made = TypeVar("_Made")
 
 
 def ledger_folder(identity: str) -> Path:
@@ -44,11 +45,24 @@ def ledger_folder(identity: str) -> Path:
     return (Path(named) if named else user_state_path("fed")) / "privacy" / identity.replace(" ", "-")
 
 
+def federation_of(authority_pem: bytes | None) -> str:
+    """Name of the ledger that all runs of a federation share.
+
+    Args:
+        authority_pem: certificate of the authority that all its nodes trust; None: there is none, and all runs of this
+            user without one share a ledger.
+    """
+    if authority_pem is None:
+        return "federation without-authority"
+    return f"federation {hashlib.sha256(authority_pem.strip()).hexdigest()}"
+
+
 class Ledger:
     """All that has been released, of one federation or of one simulated experiment.
 
     Attributes:
         run: name of the run that writes.
+        repeats_noise: True if a round that is done again has the noise that it had before.
 
     Args:
         chain: lines of the ledger.
@@ -72,8 +86,9 @@ class Ledger:
         self._chain = chain
         self._path = path
         self._copy = copy
-        self._repeats_noise = repeats_noise
+        self.repeats_noise = repeats_noise
         self._is_writable = True
+        self._has_copy = False  # as this process has left it
         self._attempts: Counter[tuple[str, int]] = Counter((one.run, one.round) for one in chain.entries)
         self._by_content: dict[Hashable, LedgerEntry] = {}
         self._of_all: Counter[Release] = Counter()
@@ -141,7 +156,7 @@ class Ledger:
             ledger = cls(chain, run=run, path=path, copy=copy, repeats_noise=repeats_noise)
             if copy is not None:
                 say_of_copy(copy, beside, chain, run=run, is_resumed=is_resumed)
-                if beside.is_torn or beside.chain is None or beside.chain.head != chain.head:
+                if is_resumed:  # a run that begins writes it with its first entry, once its folder is its own
                     ledger._write_copy()
             try:
                 yield ledger
@@ -237,17 +252,32 @@ class Ledger:
                 kept.append(own)
         return [self._of_all + own for own in kept] or [Counter(self._of_all)]
 
+    @property
+    def is_kept(self) -> bool:
+        """True if it outlives the process."""
+        return self._path is not None
+
     def attempts(self, number: int) -> int:
         """Number of entries of a round of this run."""
         return self._attempts[self.run, number]
 
-    def append(self, number: int, costs: Sequence[Cost], content: str | None = None) -> LedgerEntry:
-        """Write down what a round is about to release; it is on the disk when this returns.
+    def append(
+        self,
+        number: int,
+        costs: Sequence[Cost],
+        content: str | None = None,
+        *,
+        told: Mapping[str, Any] | None = None,
+    ) -> LedgerEntry:
+        """Write down what a round is about to release.
+
+        It is on the disk when this returns; where noise is repeated, as in simulations, perhaps in a cache alone.
 
         Args:
             number: number of the round, from 1.
             costs: costs of the round.
             content: SHA-256 of what will be released, in hexadecimal digits, where noise is repeated; else None.
+            told: facts that a node was told with the task, which JSON can hold; None at a coordinator.
 
         Returns:
             The entry. Where noise is repeated and the round has released the same before, it is the entry of then.
@@ -257,14 +287,20 @@ class Ledger:
         """
         if not self._is_writable:
             raise LedgerFailed("this ledger is open for reading alone: open it with Ledger.open")
-        if self._repeats_noise and content is not None and (earlier := self._again(number, costs, content)):
+        if self.repeats_noise and content is not None and (earlier := self._again(number, costs, content)):
             return earlier
         entry = LedgerEntry(
-            run=self.run, round=number, attempt=self.attempts(number), costs=tuple(costs), content=content
+            run=self.run,
+            round=number,
+            attempt=self.attempts(number),
+            costs=tuple(costs),
+            content=content,
+            told=told,
         )
         line = self._chain.line_of(entry)
         if self._path is not None:
-            add_line(self._path, line, size_bytes=self._chain.size_bytes)
+            # Noise that is repeated protects nothing: a simulation need not wait for the disk.
+            add_line(self._path, line, size_bytes=self._chain.size_bytes, syncs=not self.repeats_noise)
         self._chain.add(entry)
         self._attempts[entry.run, number] += 1
         self._count(entry)
@@ -272,7 +308,7 @@ class Ledger:
             self._append_to_copy(line)
         return entry
 
-    def record(self, number: int, costs: Sequence[Cost], make: Callable[[int], tuple[Made, str | None]]) -> Made:
+    def record(self, number: int, costs: Sequence[Cost], make: Callable[[int], tuple[_Made, str | None]]) -> _Made:
         """Make what a round releases, and write it down before anybody has it.
 
         Where noise is repeated, a round that was released before is made again: with the noise of an earlier attempt if
@@ -292,7 +328,7 @@ class Ledger:
             LedgerFailed: if it cannot be written down; then nothing may be released.
         """
         attempts = self.attempts(number)
-        if not self._repeats_noise:
+        if not self.repeats_noise:
             made, content = make(attempts)
             self.append(number, costs, content)
             return made
@@ -305,7 +341,10 @@ class Ledger:
 
     def _again(self, number: int, costs: Sequence[Cost], content: str | None) -> LedgerEntry | None:
         """The entry of an earlier attempt that has released the same."""
-        return self._by_content.get(_what_is_released(self.run, number, costs, content))
+        found = self._by_content.get(_what_is_released(self.run, number, costs, content))
+        if found is not None and self._copy is not None and not self._has_copy:
+            self._write_copy()
+        return found
 
     def _count(self, entry: LedgerEntry) -> None:
         for cost in entry.costs:
@@ -321,8 +360,9 @@ class Ledger:
     def _append_to_copy(self, line: bytes) -> None:
         assert self._copy is not None
         size_bytes = self._chain.size_bytes - len(line)
-        if not self._copy.exists() or self._copy.stat().st_size != size_bytes:
-            _log.warning("%s was removed or changed while the run went on: it is written anew", self._copy)
+        if not self._has_copy or not self._copy.exists() or self._copy.stat().st_size != size_bytes:
+            if self._has_copy:
+                _log.warning("%s was removed or changed while the run went on: it is written anew", self._copy)
             self._write_copy()
             return
         with os_errors_as(LedgerFailed, f"{self._copy} cannot be written to", MAKE_ROOM), self._copy.open("ab") as file:
@@ -332,6 +372,7 @@ class Ledger:
         assert self._copy is not None
         with os_errors_as(LedgerFailed, f"{self._copy} cannot be written to", MAKE_ROOM):
             write_atomically(self._copy, self._chain.content, mode=0o600)
+        self._has_copy = True
 
 
 def _what_is_released(run: str, number: int, costs: Sequence[Cost], content: str | None) -> Hashable:

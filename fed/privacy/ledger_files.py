@@ -122,13 +122,14 @@ def say_of_copy(copy: Path, beside: Found, chain: LedgerChain, *, run: str, is_r
         _log.warning("%s lacks the run's last %d entries: they are taken from the ledger itself", copy, lacking)
 
 
-def add_line(path: Path, line: bytes, *, size_bytes: int) -> None:
-    """Write a line at the end of a ledger, on the disk and not only in a cache.
+def add_line(path: Path, line: bytes, *, size_bytes: int, syncs: bool = True) -> None:
+    """Write a line at the end of a ledger.
 
     Args:
         path: file of the ledger.
         line: the line.
         size_bytes: size of the file before.
+        syncs: True if it waits for the disk.
 
     Raises:
         LedgerFailed: if it cannot be written, or the file is another one; it is then as it was before.
@@ -144,7 +145,8 @@ def add_line(path: Path, line: bytes, *, size_bytes: int) -> None:
             left = memoryview(line)
             while left:
                 left = left[file.write(left) :]
-            os.fsync(file.fileno())
+            if syncs:
+                os.fsync(file.fileno())
         except OSError:
             with suppress(OSError):  # if this fails, too, the next start leaves the torn line out
                 os.truncate(path, size_bytes)

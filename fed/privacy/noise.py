@@ -16,9 +16,22 @@ from fed.errors import InvalidInput
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["NoiseSource", "SeededNoise", "SystemNoise", "gaussian_units"]
+__all__ = ["NoiseSource", "SeededNoise", "SystemNoise", "experiment_sha256", "gaussian_units"]
 
 _BESIDE = ("name", "checkpoints", "tracking", "simulation")  # sections that change no sum
+
+
+def experiment_sha256(experiment: Mapping[str, Any]) -> str:
+    """Digest of an experiment without its name and what else changes no sum, in hexadecimal digits.
+
+    Args:
+        experiment: keys of the experiment.
+    """
+    named = {key: value for key, value in experiment.items() if key not in _BESIDE}
+    if secure := named.get("secure_aggregation"):  # the protocol and its arithmetic alone have the same bits
+        named["secure_aggregation"] = {key: value for key, value in secure.items() if key != "mode"}
+    text = json.dumps(named, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class NoiseSource(Protocol):
@@ -78,11 +91,7 @@ class SeededNoise:
             streams: random streams of the run.
             experiment: keys of the experiment.
         """
-        named = {key: value for key, value in experiment.items() if key not in _BESIDE}
-        if secure := named.get("secure_aggregation"):  # the protocol and its arithmetic alone have the same bits
-            named["secure_aggregation"] = {key: value for key, value in secure.items() if key != "mode"}
-        text = json.dumps(named, sort_keys=True, default=str)
-        return cls(streams, hashlib.sha256(text.encode()).hexdigest())
+        return cls(streams, experiment_sha256(experiment))
 
     def generator(self, purpose: str, *key: object) -> np.random.Generator:
         """The generator of this draw."""

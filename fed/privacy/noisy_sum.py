@@ -28,7 +28,7 @@ class NoisySum:
     noise_multiplier: float
     source: NoiseSource
 
-    def __call__(self, mean_M: Tensor, clients: int, expected: float, number: int) -> Tensor:
+    def __call__(self, mean_M: Tensor, clients: int, expected: float, number: int, attempt: int = 0) -> Tensor:
         """The mean as it may be published, in float64.
 
         Args:
@@ -36,10 +36,11 @@ class NoisySum:
             clients: |S| ≥ 0, number of these messages.
             expected: m > 0, expected size of the cohort.
             number: number of the round, from 1.
+            attempt: number of other sums that the round has released before, each with noise of its own.
         """
         step = grid_step(self.clip)
         # The sum of numbers on the grid is on it: what the mean has lost by rounding comes back.
         units_M = (mean_M * (clients / step)).round_()
         deviation = self.noise_multiplier * self.clip / step
-        generator = self.source.generator("of the sum", number)
+        generator = self.source.generator("of the sum", number, *([attempt] if attempt else []))
         return units_M.add_(gaussian_units(generator, len(mean_M), deviation)).mul_(step / expected)

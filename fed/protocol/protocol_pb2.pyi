@@ -55,7 +55,7 @@ class Signature(_message.Message):
     def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ..., target_shape: _Optional[_Iterable[int]] = ..., target_dtype: _Optional[str] = ..., form: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
-    __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers", "table_sha256", "code_sha256")
+    __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers", "table_sha256", "code_sha256", "ledger")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class Joining(_message.Message):
     HIDES_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     TABLE_SHA256_FIELD_NUMBER: _ClassVar[int]
     CODE_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     software: str
     name: str
@@ -74,7 +75,16 @@ class Joining(_message.Message):
     hides_numbers: bool
     table_sha256: bytes
     code_sha256: bytes
-    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ..., table_sha256: _Optional[bytes] = ..., code_sha256: _Optional[bytes] = ...) -> None: ...
+    ledger: LedgerHead
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ..., table_sha256: _Optional[bytes] = ..., code_sha256: _Optional[bytes] = ..., ledger: _Optional[_Union[LedgerHead, _Mapping]] = ...) -> None: ...
+
+class LedgerHead(_message.Message):
+    __slots__ = ("count", "sha256")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    sha256: bytes
+    def __init__(self, count: _Optional[int] = ..., sha256: _Optional[bytes] = ...) -> None: ...
 
 class Code(_message.Message):
     __slots__ = ("names",)
@@ -135,7 +145,7 @@ class Difference(_message.Message):
     def __init__(self, number: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "reference", "since", "differences", "attempt", "clip", "model_sha256", "lost_after")
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "reference", "since", "differences", "attempt", "clip", "model_sha256", "ledger", "lost_after")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +166,7 @@ class Assignment(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLIP_FIELD_NUMBER: _ClassVar[int]
     MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
     LOST_AFTER_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     round: int
@@ -177,8 +188,9 @@ class Assignment(_message.Message):
     attempt: int
     clip: float
     model_sha256: bytes
+    ledger: LedgerHead
     lost_after: _containers.RepeatedCompositeFieldContainer[TaskId]
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., attempt: _Optional[int] = ..., clip: _Optional[float] = ..., model_sha256: _Optional[bytes] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., attempt: _Optional[int] = ..., clip: _Optional[float] = ..., model_sha256: _Optional[bytes] = ..., ledger: _Optional[_Union[LedgerHead, _Mapping]] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Examination(_message.Message):
     __slots__ = ("id", "payload", "kept_after", "kept_discount", "round")

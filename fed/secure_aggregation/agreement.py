@@ -18,6 +18,7 @@ __all__ = [
     "TASK_OWN",
     "TaskDigests",
     "digests_of",
+    "ledger_term",
     "model_digest",
     "plan_digest",
     "task_digest",
@@ -48,6 +49,7 @@ TASK_OWN: Mapping[str, str] = {
 TASK_APART: Mapping[str, str] = {
     "task": "a name, which the server chooses",
     "attempt": "a term by itself: another attempt masks the same message",
+    "ledger": "a term by itself: what was released before, without which a repeated round is known",
     "deadline_s": "the time that is left, which ends no training: a secure client takes all steps or drops out",
 }
 """Fields of an assignment that shape no message, each with the reason."""
@@ -85,6 +87,11 @@ def digests_of(plan: Plan, assignment: Assignment) -> TaskDigests:
     # With the run: two runs may have one plan, and messages of one must not be masked in the other.
     own = digest("message", plan.run.encode(), plan_digest(plan), _without(assignment, TASK_APART))
     return TaskDigests(agreed=task_digest(assignment), own=own)
+
+
+def ledger_term(assignment: Assignment) -> bytes:
+    """State of the coordinator's ledger of privacy in a task, as a term; empty where it tells none."""
+    return assignment.ledger.SerializeToString(deterministic=True) if assignment.HasField("ledger") else b""
 
 
 def model_digest(tensors: Sequence[Tensor]) -> bytes:

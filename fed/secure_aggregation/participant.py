@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
 from fed.protocol.protocol_pb2 import Assignment, FromSession, Plan, TaskId, ToSession
-from fed.secure_aggregation.agreement import TaskDigests, digests_of, plan_digest
+from fed.secure_aggregation.agreement import TaskDigests, digests_of, ledger_term, plan_digest
 from fed.secure_aggregation.client import ClientPhase, SessionClient
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.fixed_point import FixedPoint
@@ -336,6 +336,7 @@ class Participant:
             plan_sha256=plan_digest(agreed.plan),
             task_sha256=digests.agreed,
             identities_sha256=agreed.identities.sha256,
+            ledger=ledger_term(assignment),
         )
 
     def _agreed_plan(self) -> AgreedPlan:

@@ -61,6 +61,7 @@ class Terms:
         plan_sha256: digest of the run's plan: the experiment and the format of messages.
         task_sha256: digest of all that the round's tasks have in common: the model and the step size above all.
         identities_sha256: digest of the clients' identities.
+        ledger: state of the coordinator's ledger of privacy, as the round's tasks tell it; empty without.
     """
 
     settings: SecureAggregation
@@ -71,6 +72,7 @@ class Terms:
     plan_sha256: bytes
     task_sha256: bytes
     identities_sha256: bytes
+    ledger: bytes = b""
 
     @cached_property
     def digest(self) -> bytes:
@@ -87,6 +89,7 @@ class Terms:
             self.identities_sha256,
             _json(settings),
             _json(asdict(self.fixed)),
+            *([self.ledger] if self.ledger else []),
         )
 
     def keys_to_sign(self, sealing: bytes, masking: bytes) -> bytes:

@@ -53,10 +53,11 @@ class RunFolder:
     FILES = (
         *("experiment.yaml", "environment.json", *LINES),
         *("summary.json", "model.safetensors", "population.json", "models.safetensors", "report.html"),
-        "tracking.json",
+        *("tracking.json", "ledger.jsonl"),
     )
     """Files of a run. There is ``models.safetensors`` where clients keep models, ``report.html`` once ``fed
-    report`` has drawn it, and ``tracking.json`` where trackers keep ids; there may be ``checkpoints/`` too."""
+    report`` has drawn it, ``tracking.json`` where trackers keep ids, and ``ledger.jsonl`` of a private run; there may
+    be ``checkpoints/`` too."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path

@@ -106,7 +106,7 @@ def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: in
     fleet = FlowerFleet(grid, accepts=deployment.accepts)
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
-    with folder.held():
+    with folder.held(), deployment.keeping_ledger(folder, None, resume=resume):
         deployment.run(fleet, min_nodes, folder, resume=resume, observers=observers)
 
 

@@ -73,7 +73,8 @@ def serve(
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     deployment = Deployment(experiment, credentials.identities if credentials else None, device=device)
     told = Observers(tracked(observers, experiment, output), clock)
-    with folder.held():
+    authority_pem = credentials.authority_pem if credentials else None
+    with folder.held(), deployment.keeping_ledger(folder, authority_pem, resume=resume):
         fleet = NodeFleet(
             listen,
             folder.spool,

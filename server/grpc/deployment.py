@@ -5,7 +5,8 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,10 @@ from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
+from fed.privacy.entries import Head
 from fed.privacy.kinds import with_noise
-from fed.privacy.noise import SystemNoise
+from fed.privacy.ledger import LEDGER_FILE, Ledger, federation_of, ledger_folder
+from fed.privacy.noise import SystemNoise, experiment_sha256
 from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
 from fed.quantities import counted
@@ -105,6 +108,7 @@ class Deployment:
             identities()  # read now, so that unreadable ones are refused before any node dials
         self._identities = identities
         self._device = device_of(device)
+        self._ledger: Ledger | None = None  # while it is kept
         self._run = ""  # name of the run, where it is not the fleet's
         self.experiment = experiment
         self._is_of_app = experiment.app is not None
@@ -128,8 +132,46 @@ class Deployment:
         elif self._is_of_app:
             self._signature = signature_of_an_app()
 
+    @contextmanager
+    def keeping_ledger(self, folder: RunFolder, authority_pem: bytes | None, *, resume: bool) -> Iterator[None]:
+        """Keep the ledger of what the federation has released, where the run promises privacy.
+
+        Args:
+            folder: folder of the run, which gets a copy.
+            authority_pem: certificate of the authority of all nodes, which names the federation; None: there is none.
+            resume: True if the run continues.
+
+        Raises:
+            InvalidLedger: if it has been cut or changed.
+        """
+        if self.experiment.privacy is None:
+            yield
+            return
+        identity = federation_of(authority_pem)
+        opened = Ledger.open(
+            ledger_folder(identity),
+            identity,
+            run=experiment_sha256(self.experiment.dump()),
+            copy=folder.path / LEDGER_FILE,
+            is_resumed=resume,
+        )
+        with opened as self._ledger:
+            _log.info("entries in the ledger of privacy of %s: %d", identity, self._ledger.head.count)
+            yield
+        self._ledger = None
+
     def accepts(self, joining: Joining) -> str | None:
-        """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
+        """The reason why a node is refused, or None: it remembers another ledger, or its samples do not fit.
+
+        A server without data takes the samples of the first node.
+        """
+        if self._ledger is not None and joining.HasField("ledger"):
+            seen = Head(joining.ledger.count, joining.ledger.sha256.hex())
+            if not self._ledger.holds(seen):
+                return (
+                    f"the server's ledger of privacy has {self._ledger.head.count} entries, and this node remembers "
+                    f"another one with {seen.count}: put the newest ledger back at the server"
+                )
         said = joining.signature
         is_app = said == signature_of_an_app()
         if is_app != self._is_of_app:
@@ -193,6 +235,7 @@ class Deployment:
         if kept is not None:
             fleet.restore(kept[1]["federation"]["fleet"])  # before nodes are waited for: the run's members are known
         self._gather(fleet, min_nodes, prepared, is_resumed=kept is not None)
+        prepared.ledger = fleet.ledger = self._ledger
         federation = self._begun(fleet, prepared, observers, first_task)
         loop = self._loop(prepared, federation, fleet, fingerprint=fingerprint, folder=folder, observers=observers)
         if kept is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fed.errors import InvalidExperiment, InvalidPayload, SessionFailed
 from fed.identity.identities import SignedIdentities
 from fed.protocol import protocol_pb2 as pb
-from fed.secure_aggregation.agreement import model_digest, task_digest
+from fed.secure_aggregation.agreement import ledger_term, model_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator, SessionPhase
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
@@ -95,7 +95,8 @@ class NodeSessions:
         self.fleet.renew(signed.content)
         identities = signed.known()
         number = next(iter(self._tasks.values())).round
-        task_sha256 = task_digest(next(iter(assignments.values())))
+        first = next(iter(assignments.values()))
+        task_sha256 = task_digest(first)
         terms = Terms(
             settings=self.settings,
             fixed=self.fixed,
@@ -105,6 +106,7 @@ class NodeSessions:
             plan_sha256=self.plan_sha256,
             task_sha256=task_sha256,
             identities_sha256=identities.sha256,
+            ledger=ledger_term(first),
         )
         self._coordinator = SessionCoordinator(terms, identities)
         self._task_ids = {str(client): assignment.task for client, assignment in assignments.items()}

@@ -11,6 +11,8 @@ from fed.aggregators.base import Aggregator
 from fed.clients.setup import Preparation
 from fed.clients.training.client_states import ClientStates
 from fed.config.experiment import Experiment
+from fed.privacy.ledger import Ledger
+from fed.privacy.noise import SeededNoise
 from fed.server.coordinator import Coordinator
 from fed.server.federation import State
 from fed.server.fleet import Fleet
@@ -81,7 +83,7 @@ class Coordinated:
             stages=prepared.stages,
             noisy_sum=prepared.noisy_sum(),
             cohort_streams=prepared.cohort_streams,
-            account=None if prepared.privacy is None else PrivacyAccount(prepared.privacy, message.fixed),
+            account=_account(prepared, message),
             observers=observers or Observers(),
             first_task=first_task,
         )
@@ -137,3 +139,11 @@ class Coordinated:
 def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], float]:
     """Function from (round, clients asked) to the step size of their local steps."""
     return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)
+
+
+def _account(prepared: Preparation, message: Format) -> PrivacyAccount | None:
+    """Account of a run's privacy, by the ledger that is kept, or else by one in memory."""
+    if prepared.privacy is None:
+        return None
+    in_memory = Ledger.in_memory("this run", repeats_noise=isinstance(prepared.noise, SeededNoise))
+    return PrivacyAccount(prepared.privacy, prepared.ledger or in_memory, message.fixed)

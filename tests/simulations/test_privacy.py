@@ -466,7 +466,7 @@ def _sum(given: fed.Experiment, data: fed.FederatedData) -> Tensor:
     federation: Any = simulation.federation(InProcess(partial(Work, simulation.recipe), [torch.device("cpu")]))
     noisy = federation.coordinator._way_in.noisy_sum
 
-    def noted(mean_M: Tensor, clients: int, expected: float, number: int) -> Tensor:
+    def noted(mean_M: Tensor, clients: int, expected: float, number: int, attempt: int) -> Tensor:
         released_M.append(mean_M * clients)
         return mean_M
 

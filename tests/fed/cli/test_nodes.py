@@ -140,6 +140,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "held": "ids of the tasks that it holds",
             "table_sha256": "whether its data are a table",
             "code_sha256": "names code of users (python:…): that the node accepts it",
+            "ledger": "which state of the server's own ledger it was told last",
             "hides_numbers": "takes part under secure aggregation alone",
         },
         "Signature": {

@@ -251,14 +251,14 @@ def may_be_killed(monkeypatch: pytest.MonkeyPatch, world: list[World]) -> Iterat
     whole = ledger_files.add_line
     replaced = Path.replace
 
-    def torn(path: Path, line: bytes, *, size_bytes: int) -> None:
+    def torn(path: Path, line: bytes, **given: Any) -> None:
         try:
             world[0].step()
         except Killed:
             with path.open("ab") as file:
                 file.write(line[: world[0].draw.randrange(len(line))])
             raise
-        whole(path, line, size_bytes=size_bytes)
+        whole(path, line, **given)
         world[0].step()
 
     def moved(source: Path, target: Path) -> Path:

@@ -112,7 +112,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
 
 def test_ledger_that_is_closed_or_read_takes_no_entry(tmp_path: Path) -> None:
     with opened(tmp_path) as ledger:
-        pass
+        ledger.append(1, [Cost(releases={ONE: 1})])
     for closed in (ledger, Ledger.read(copy(tmp_path))):
         with pytest.raises(LedgerFailed, match="reading alone"):
             closed.append(1, [Cost(releases={ONE: 1})])

@@ -74,7 +74,7 @@ def test_overwriting_replaces_a_run_and_leaves_other_files(folder: RunFolder) ->
     folder.keep(nn.Linear(1, 1))
     folder.finish({"status": "finished"}, {"partition": None})
     (folder.path / "report.html").write_text("<p>old</p>")
-    assert names(folder.path) == set(RunFolder.FILES) - {"models.safetensors", "tracking.json"}
+    assert names(folder.path) == set(RunFolder.FILES) - {"models.safetensors", "tracking.json", "ledger.jsonl"}
     (folder.path / "notes.txt").write_text("mine")
     (folder.path / "tracking.json").write_text("{}")
     (folder.path / "data").mkdir()
@@ -179,7 +179,9 @@ def test_where_there_is_a_summary_all_else_is_there(folder: RunFolder) -> None:
     folder.finish({"status": "finished", "final_test_loss": math.inf}, {"graph": "ü"})
     assert json.loads((folder.path / "summary.json").read_text()) == {"status": "finished", "final_test_loss": None}
     assert json.loads((folder.path / "population.json").read_text(encoding="utf-8")) == {"graph": "ü"}
-    assert names(folder.path) == set(RunFolder.FILES) - {"models.safetensors", "tracking.json", "report.html"}
+    assert names(folder.path) == set(RunFolder.FILES) - {
+        *("models.safetensors", "tracking.json", "report.html", "ledger.jsonl")
+    }
 
 
 # Resuming

@@ -1,0 +1,181 @@
+"""A node's own account of privacy: what it has contributed to, its owner's budget, and the coordinator's ledger."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from fed.config.experiment import Experiment
+from fed.config.node_data import NodePrivacy
+from fed.errors import InvalidLedger, os_errors_as
+from fed.privacy.entries import Cost, Head, LedgerEntry
+from fed.privacy.kinds import Privacy, privacy_of
+from fed.privacy.ledger import LEDGER_FILE, Ledger, federation_of, ledger_folder
+from fed.privacy.releases import Release
+from fed.protocol import protocol_pb2 as pb
+from fed.secure_aggregation.agreement import plan_digest
+from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
+
+__all__ = ["PrivateNode"]
+
+
+class PrivateNode:
+    """Ledger of one node, in its own folder, with a copy in the user's state.
+
+    An entry is written before the message that it records leaves, with the terms that the node was told, and with the
+    head of the coordinator's ledger. A coordinator that was put back to an older state is known by that head.
+
+    A node counts each message without amplification by sampling: it knows in which rounds it took part, and must not
+    rely on what others do not know.
+
+    Args:
+        name: name of the node.
+        folder: folder of the node's state.
+        authority_pem: certificate of the authority; None where the node goes without credentials.
+        budget: the owner's budget; None: no limit.
+
+    Raises:
+        InvalidLedger: if the node's ledger has been cut or changed.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, *, authority_pem: bytes | None = None, budget: NodePrivacy | None = None
+    ) -> None:
+        self._name = name
+        self._folder = folder / "privacy"
+        # By its place: the folder itself may be put back, and this copy must not go with it.
+        place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
+        self._copy = ledger_folder(f"node {place}") / LEDGER_FILE
+        self._federation = federation_of(authority_pem)
+        self._budget = budget
+        self._stack = ExitStack()
+        self._ledger: Ledger | None = None
+        self._settings: Privacy | None = None
+        self._fixed: FixedPoint | None = None
+        self._kind = ""
+        if (self._folder / LEDGER_FILE).exists() or self._copy.exists():
+            self._opened()
+
+    def close(self) -> None:
+        """Let another process have the ledger."""
+        self._stack.close()
+
+    @property
+    def entries(self) -> Sequence[LedgerEntry]:
+        """All entries, in their order."""
+        return () if self._ledger is None else self._ledger.entries
+
+    @property
+    def seen(self) -> Head | None:
+        """Newest head of the coordinator's ledger among the entries; None if there is none."""
+        for entry in reversed(self.entries):
+            if entry.told is not None and entry.told["federation"] == self._federation:
+                return Head(entry.told["count"], entry.told["sha256"])
+        return None
+
+    def prepare(self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None = None) -> None:
+        """Check a plan, and take its terms.
+
+        Args:
+            experiment: experiment in the plan.
+            plan: plan of the server.
+            fixed: fixed point by which the node's messages become lanes; None without secure aggregation.
+
+        Raises:
+            ClientRefusal: if the owner has a budget, and the plan does not say what it costs.
+            InvalidLedger: if the node's ledger has been cut or changed.
+        """
+        self._settings = privacy_of(experiment)
+        self._fixed = fixed
+        self._kind = "" if experiment.privacy is None else experiment.privacy.kind
+        if self._settings is None:
+            if self._budget is not None:
+                raise ClientRefusal(
+                    "this node's owner has a budget of privacy, and the plan has no section privacy: leave privacy out "
+                    "of the node's file, or the run",
+                    Reason.NO_PRIVACY,
+                )
+            return
+        self._opened().run = plan.run or plan_digest(plan).hex()
+
+    def check(self, assignment: pb.Assignment) -> None:
+        """Check a task before it is done.
+
+        Raises:
+            ClientRefusal: if the coordinator's ledger is older than the one that the node remembers, or the task would
+                pass the owner's budget.
+        """
+        if self._settings is None:
+            return
+        head = _head_of(assignment)
+        if head is None:
+            raise ClientRefusal(
+                "the server does not say how much it has released, as a run with privacy must: is it the right server?",
+                Reason.OTHER_LEDGER,
+            )
+        seen = self.seen
+        if seen is not None and (head.count < seen.count or (head.count == seen.count and head != seen)):
+            raise ClientRefusal(
+                f"the server's ledger of privacy has {head.count} entries, and this node remembers another one with "
+                f"{seen.count}: have the server's owner put the newest ledger back",
+                Reason.OTHER_LEDGER,
+            )
+        if self._budget is not None:
+            self._check_budget(self._budget, self._releases(assignment))
+
+    def record(self, assignment: pb.Assignment) -> None:
+        """Write down what a message will have cost, before it leaves.
+
+        Raises:
+            ClientRefusal: as for :meth:`check`.
+            LedgerFailed: if it cannot be written down; then the message may not leave.
+        """
+        if self._settings is None:
+            return
+        self.check(assignment)
+        head = _head_of(assignment)
+        assert head is not None
+        told: dict[str, Any] = {
+            "federation": self._federation,
+            "count": head.count,
+            "sha256": head.sha256,
+            "kind": self._kind,
+            "clip": self._settings.clip,
+            "delta": self._settings.delta,
+        }
+        self._opened().append(assignment.round, [Cost(releases=self._releases(assignment))], told=told)
+
+    def _releases(self, assignment: pb.Assignment) -> Mapping[Release, int]:
+        assert self._settings is not None
+        return {self._settings.release(1.0, self._fixed): 1}
+
+    def _check_budget(self, budget: NodePrivacy, releases: Mapping[Release, int]) -> None:
+        from fed.privacy.accounting import epsilon
+
+        total = self._opened().releases() + Counter(releases)
+        if (would_be := epsilon(total, budget.delta)) > budget.budget_epsilon:
+            raise ClientRefusal(
+                f"with this task the node would have contributed to releases of ε = {would_be:.4g} at δ = "
+                f"{budget.delta:g}, and its owner allows {budget.budget_epsilon:g}: it takes no part any more",
+                Reason.BUDGET_SPENT,
+            )
+
+    def _opened(self) -> Ledger:
+        if self._ledger is None:
+            with os_errors_as(InvalidLedger, f"{self._copy.parent} cannot be written to", "make room there"):
+                self._copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened = Ledger.open(
+                self._folder, f"node {self._name}", run="", copy=self._copy, is_resumed=self._copy.exists()
+            )
+            self._ledger = self._stack.enter_context(opened)
+        return self._ledger
+
+
+def _head_of(assignment: pb.Assignment) -> Head | None:
+    """Head of the coordinator's ledger, as the task tells it."""
+    if not assignment.HasField("ledger"):
+        return None
+    return Head(assignment.ledger.count, assignment.ledger.sha256.hex())

@@ -1,0 +1,139 @@
+"""A node's own account of privacy: budgets, coordinators that were put back, and its folder put back itself."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fed.clients.node.privacy import PrivateNode
+from fed.config.experiment import Experiment
+from fed.config.node_data import NodePrivacy
+from fed.errors import LedgerFailed
+from fed.privacy.accounting import epsilon
+from fed.privacy.entries import Head
+from fed.privacy.releases import Release
+from fed.protocol import protocol_pb2 as pb
+from fed.secure_aggregation.reasons import ClientRefusal, Reason
+
+PLAN = pb.Plan(run="run")
+
+
+@contextmanager
+def node(folder: Path, *, is_private: bool = True, **given: Any) -> Iterator[PrivateNode]:
+    """A node that has taken the plan of a run."""
+    privacy: Any = {"kind": "central", "noise_multiplier": 2.0, "clip": 0.5} if is_private else None
+    found = PrivateNode("ann", folder, **given)
+    try:
+        found.prepare(Experiment(data=None, privacy=privacy), PLAN)
+        yield found
+    finally:
+        found.close()
+
+
+def task(count: int | None, ledger: bytes = b"a", number: int = 1) -> pb.Assignment:
+    """A task that tells a head of the coordinator's ledger."""
+    found = pb.Assignment(round=number)
+    if count is not None:
+        found.ledger.count = count
+        found.ledger.sha256 = ledger * 32
+    return found
+
+
+def test_budget_ends_tasks_over_runs_and_starts(tmp_path: Path) -> None:
+    release = Release(noise_multiplier=2.0)
+    budget = NodePrivacy(budget_epsilon=epsilon({release: 3}, 1e-6) + 1e-9, delta=1e-6)
+    for count in range(1, 4):
+        with node(tmp_path, budget=budget) as found:
+            found.record(task(count))
+    with (
+        node(tmp_path, budget=budget) as found,
+        pytest.raises(ClientRefusal, match="takes no part any more") as refused,
+    ):
+        found.check(task(4))
+    assert refused.value.reason is Reason.BUDGET_SPENT
+
+
+def test_node_with_a_budget_takes_part_in_private_runs_alone(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ClientRefusal, match="no section privacy") as refused,
+        node(tmp_path, is_private=False, budget=NodePrivacy(budget_epsilon=1.0)),
+    ):
+        pass
+    assert refused.value.reason is Reason.NO_PRIVACY
+    with node(tmp_path / "other", is_private=False) as found:
+        found.record(task(None))
+        assert found.seen is None
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("later", [task(1), task(2, b"b"), task(None)], ids=["fewer entries", "others", "none at all"])
+def test_coordinator_that_was_put_back_is_refused(later: pb.Assignment, tmp_path: Path) -> None:
+    with node(tmp_path) as found:
+        found.record(task(2))
+    with node(tmp_path) as found:
+        assert found.seen == Head(2, (b"a" * 32).hex())
+        with pytest.raises(ClientRefusal, match=r"put the newest ledger back|does not say how much") as refused:
+            found.record(later)
+        assert refused.value.reason is Reason.OTHER_LEDGER
+        found.record(task(2))  # the same round again
+        found.record(task(9, b"c"))
+        assert found.seen == Head(9, (b"c" * 32).hex())
+
+
+def test_each_federation_has_a_ledger_of_its_own(tmp_path: Path) -> None:
+    with node(tmp_path, authority_pem=b"one") as found:
+        found.record(task(7))
+    with node(tmp_path, authority_pem=b"two") as found:
+        assert found.seen is None
+        found.record(task(1, b"b"))
+    with node(tmp_path, authority_pem=b"one") as found:
+        assert found.seen == Head(7, (b"a" * 32).hex())
+
+
+def test_folder_that_was_put_back_forgets_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    budget = NodePrivacy(budget_epsilon=epsilon({Release(noise_multiplier=2.0): 3}, 1e-5) + 1e-9)
+    with node(folder, budget=budget) as found:
+        found.record(task(1))
+    shutil.copytree(folder, tmp_path / "older")
+    with node(folder, budget=budget) as found:
+        found.record(task(2))
+        found.record(task(3))
+    for restored in (tmp_path / "older", None):
+        shutil.rmtree(folder)
+        if restored is not None:
+            shutil.copytree(restored, folder)
+        with node(folder, budget=budget) as found:
+            assert found.seen == Head(3, (b"a" * 32).hex())
+            with pytest.raises(ClientRefusal, match="takes no part any more"):
+                found.check(task(4))
+
+
+def test_message_stays_where_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(_: int) -> None:
+        raise OSError(28, "no space left on device")
+
+    with node(tmp_path) as found:
+        found.record(task(1))
+        with monkeypatch.context() as full:
+            full.setattr("os.fsync", is_full)
+            with pytest.raises(LedgerFailed, match="nothing of this round was released"):
+                found.record(task(2))
+        assert found.seen == Head(1, (b"a" * 32).hex())
+
+
+def test_entry_has_the_terms_that_were_told(tmp_path: Path) -> None:
+    with node(tmp_path, authority_pem=b"one") as found:
+        found.record(task(4, number=3))
+        (entry,) = found.entries
+    assert (entry.run, entry.round, dict(entry.costs[0].releases)) == ("run", 3, {Release(noise_multiplier=2.0): 1})
+    assert entry.told is not None
+    assert {key: entry.told[key] for key in ("kind", "clip", "delta", "count")} == {
+        "kind": "central",
+        "clip": 0.5,
+        "delta": 1e-5,
+        "count": 4,
+    }
