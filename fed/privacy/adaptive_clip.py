@@ -67,9 +67,9 @@ class AdaptiveClip:
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
-        self._first = self.clip
+        self._first = self._before = self.clip
 
-    def __call__(self, mean_M: Tensor, clients: int, expected: float, number: int) -> Tensor:
+    def __call__(self, mean_M: Tensor, clients: int, expected: float, number: int, attempt: int = 0) -> Tensor:
         """The mean as it may be published, without the bits, in float64; the clip moves.
 
         Args:
@@ -77,15 +77,20 @@ class AdaptiveClip:
             clients: |S| ≥ 0, number of these messages.
             expected: m > 0, expected size of the cohort.
             number: number of the round, from 1.
+            attempt: number of other sums that the round has released before, each with noise of its own.
         """
+        if attempt:
+            self.clip = self._before  # nothing of the attempts before is handed out
+        self._before = self.clip
         check_cohort(self.noise_multiplier, expected)
         deviation = expected / _BITS_NOISE
         of_sum = (self.noise_multiplier**-2 - (2 * deviation) ** -2) ** -0.5
         noisy_sum = NoisySum(clip=self.clip, noise_multiplier=of_sum, source=self.source)
-        released_M = noisy_sum(mean_M[:-1], clients, expected=expected, number=number)
+        released_M = noisy_sum(mean_M[:-1], clients, expected=expected, number=number, attempt=attempt)
         # Halves, whose sum is exact.
         bits = round(2 * float(mean_M[-1]) * clients) / 2
-        noise = deviation * float(self.source.generator("of the bits", number).standard_normal())
+        again = [attempt] if attempt else []
+        noise = deviation * float(self.source.generator("of the bits", number, *again).standard_normal())
         share = (bits + noise) / expected + 0.5
         moved = self.clip * math.exp(-_RATE * (share - self.quantile))
         self.clip = min(max(moved, self._first * math.exp(-_MOST_STEPS)), self._first * math.exp(_MOST_STEPS))
