@@ -20,7 +20,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import fed
-from fed.cli import algorithms, codecs, documents, export, keys, nodes, peers, privacy, runs, tables, topology
+from fed.cli import algorithms, audit, codecs, documents, export, keys, nodes, peers, privacy, runs, tables, topology
 from fed.cli import compare as comparisons
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
@@ -62,6 +62,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "client": nodes.client,
     "peer": peers.peer,
     "compare": comparisons.compare,
+    "audit": audit.audit,
     "report": runs.report,
     "show": documents.show,
     "data": tables.data,
