@@ -72,8 +72,8 @@ class PrivacyAccount:
             self._charge(number, [self._cost])
             self.ledger.append(number, [self._cost])
             return
-        earlier = [entry.costs for entry in self.ledger.entries if entry.round == number]
-        self._charge(number, [cost for costs in earlier for cost in costs] or [self._cost])
+        earlier = [cost for entry in self.ledger.of_round(number) for cost in entry.costs]
+        self._charge(number, earlier or [self._cost])
 
     def release(self, number: int, make: Callable[[int], Tensor]) -> Tensor:
         """Make what a round releases, once it is written down.

@@ -89,7 +89,7 @@ class Ledger:
         self.repeats_noise = repeats_noise
         self._is_writable = True
         self._has_copy = False  # as this process has left it
-        self._attempts: Counter[tuple[str, int]] = Counter((one.run, one.round) for one in chain.entries)
+        self._of_round: dict[tuple[str, int], list[LedgerEntry]] = {}
         self._by_content: dict[Hashable, LedgerEntry] = {}
         self._of_all: Counter[Release] = Counter()
         self._of_client: dict[int | str, Counter[Release]] = {}
@@ -259,7 +259,11 @@ class Ledger:
 
     def attempts(self, number: int) -> int:
         """Number of entries of a round of this run."""
-        return self._attempts[self.run, number]
+        return len(self.of_round(number))
+
+    def of_round(self, number: int) -> Sequence[LedgerEntry]:
+        """Entries of a round of this run, in their order."""
+        return self._of_round.get((self.run, number), ())
 
     def append(
         self,
@@ -302,7 +306,6 @@ class Ledger:
             # Noise that is repeated protects nothing: a simulation need not wait for the disk.
             add_line(self._path, line, size_bytes=self._chain.size_bytes, syncs=not self.repeats_noise)
         self._chain.add(entry)
-        self._attempts[entry.run, number] += 1
         self._count(entry)
         if self._copy is not None:
             self._append_to_copy(line)
@@ -347,6 +350,7 @@ class Ledger:
         return found
 
     def _count(self, entry: LedgerEntry) -> None:
+        self._of_round.setdefault((entry.run, entry.round), []).append(entry)
         for cost in entry.costs:
             if cost.clients is None:
                 self._of_all.update(cost.releases)

@@ -10,6 +10,7 @@ from torch import Tensor
 from fed.clients.data import FederatedData, Pair
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import described
+from fed.clients.node.privacy import PrivateNode
 from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import Hidden, NodeTraining
 from fed.clients.training.work_items import Train
@@ -97,6 +98,7 @@ class ThreadedNode:
         allowed: code that it accepts.
         secure: its sessions; None: it hides nothing.
         over_tls: True if it dials with the keys of its sessions.
+        private: its account of privacy; None: it keeps none.
     """
 
     def __init__(
@@ -108,13 +110,16 @@ class ThreadedNode:
         allowed: Sequence[str] = (),
         secure: SecureNode | None = None,
         over_tls: bool = False,
+        private: PrivateNode | None = None,
     ) -> None:
         data = samples if isinstance(samples, FederatedData) else FederatedData({client: samples})
         self.training = ThreadedTraining(data, folder / "kept")
         training: Any = self.training
         channel = secure.credentials.for_dialling() if secure is not None and over_tls else None
         where = f"127.0.0.1:{port}", channel, str(client), client
-        self.node = EdgeNode(*where, training, folder / "files", allowed, secure=secure, patience=PATIENCE)
+        self.node = EdgeNode(
+            *where, training, folder / "files", allowed, secure=secure, private=private, patience=PATIENCE
+        )
         self._thread = threading.Thread(target=self.node.run, daemon=True)
         self._thread.start()
 

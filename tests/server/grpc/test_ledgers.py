@@ -1,0 +1,119 @@
+"""Ledgers of a server and of its nodes, in one process: budgets, other runs, and a server that was put back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fed
+from fed.clients.data import load
+from fed.clients.node.privacy import PrivateNode
+from fed.config.node_data import NodePrivacy
+from fed.privacy.accounting import epsilon
+from fed.privacy.ledger import Ledger, federation_of, ledger_folder
+from fed.privacy.releases import Release
+from fed.protocol import protocol_pb2 as pb
+from fed.server.grpc.deploy import serve
+from fed.server.grpc.deployment import Deployment
+from fed.storage.run_folder import RunFolder
+from fed.vectors.randomness import Streams
+from tests.server.grpc.threaded import ThreadedNode
+
+RELEASE = Release(noise_multiplier=1.0)
+LEDGER = Path("ledger.jsonl")
+
+
+def private(name: str = "run", **given: Any) -> fed.Experiment:
+    """Two rounds over three clients with central noise."""
+    return fed.Experiment(
+        name=name,
+        data={"kind": "digits", "clients": 3},
+        model={"kind": "mlp", "hidden": [8]},
+        rounds={"count": 2},
+        privacy={"kind": "central", "clip": 0.3, "noise_multiplier": 1.0, **given},
+    )
+
+
+def served(folder: Path, name: str = "run", budgets: Mapping[int, NodePrivacy] | None = None, **given: Any) -> fed.Run:
+    """Two rounds over three nodes, whose folders outlive the run."""
+    experiment = private(name, **given)
+    assert experiment.data is not None
+    data = load(experiment.data, Streams(experiment.seed))
+    nodes: list[ThreadedNode] = []
+    accounts = {
+        client: PrivateNode(str(client), folder / f"node-{client}", budget=(budgets or {}).get(client))
+        for client in range(3)
+    }
+
+    def begin(port: int) -> None:
+        for client in range(3):
+            own = folder / f"node-{client}"
+            nodes.append(ThreadedNode(port, client, data.only(client, client), own, private=accounts[client]))
+
+    try:
+        return serve(experiment, listen="127.0.0.1:0", output=folder / name, min_nodes=3, on_listen=begin)
+    finally:
+        for node in nodes:
+            node.end()
+        for one in accounts.values():
+            one.close()
+
+
+def kept() -> Path:
+    """The server's own ledger."""
+    return ledger_folder(federation_of(None)) / LEDGER
+
+
+def test_each_run_is_written_down_before_its_tasks(tmp_path: Path) -> None:
+    first, second = served(tmp_path), served(tmp_path, "another")
+    assert [line["epsilon"] for line in (*first.metrics, *second.metrics)] == pytest.approx(
+        [epsilon({RELEASE: count}, 1e-5) for count in range(1, 5)], rel=0.005
+    )
+    ledger = Ledger.read(kept())
+    assert ledger.releases() == {RELEASE: 4}
+    assert kept().read_bytes() == (tmp_path / "another" / LEDGER).read_bytes()
+    for client in range(3):
+        own = Ledger.read(tmp_path / f"node-{client}" / "privacy" / LEDGER)
+        assert own.releases() == {RELEASE: 4}
+        heads = [entry.told for entry in own.entries]
+        # With the round's own entry: a node knows of a release before there is one.
+        assert [(told["count"], told["sha256"]) for told in heads if told] == [
+            (count, ledger.hash_at(count)) for count in range(1, 5)
+        ]
+
+
+def test_run_ends_before_the_round_that_would_pass_the_budget(tmp_path: Path) -> None:
+    budget = epsilon({RELEASE: 3}, 1e-5) + 0.01
+    assert served(tmp_path).summary["rounds"] == 2
+    run = served(tmp_path, "another", budget_epsilon=budget)
+    assert run.summary["rounds"] == 1
+    assert "would pass privacy.budget_epsilon" in run.summary["reason"]
+    assert Ledger.read(kept()).releases() == {RELEASE: 3}
+
+
+def test_node_refuses_what_would_pass_its_own_budget(tmp_path: Path) -> None:
+    budget = NodePrivacy(budget_epsilon=epsilon({RELEASE: 1}, 1e-5) + 0.01)
+    run = served(tmp_path, budgets={0: budget})
+    assert [line["failed"] for line in run.metrics] == [0, 1]
+    assert Ledger.read(tmp_path / "node-0" / "privacy" / LEDGER).releases() == {RELEASE: 1}
+    assert "allows" not in str(run.summary)  # what its owner has spent elsewhere is nobody's business
+
+
+def test_server_with_an_older_ledger_is_refused_as_nodes_join(tmp_path: Path) -> None:
+    served(tmp_path)
+    older = kept().read_bytes()
+    served(tmp_path, "another")
+    node = PrivateNode("0", tmp_path / "node-0")
+    seen = node.seen
+    node.close()
+    assert seen is not None
+    head = pb.LedgerHead(count=seen.count, sha256=bytes.fromhex(seen.sha256))
+    reasons = {}
+    for content in (kept().read_bytes(), older):
+        kept().write_bytes(content)
+        deployment = Deployment(private())
+        with deployment.keeping_ledger(RunFolder(tmp_path / "new"), None, resume=False):
+            reasons[content == older] = deployment.accepts(pb.Joining(ledger=head))
+    assert "ledger" not in str(reasons[False])
+    assert "put the newest ledger back at the server" in str(reasons[True])
