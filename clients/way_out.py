@@ -125,12 +125,14 @@ class WayOut:
 
     def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
         """Make the answer that a task wants of its trained clients: all steps, one after another."""
+        count = len(trained.samples)
         if self.message.hides_numbers:
-            count = len(trained.samples)
             trained = trained._replace(samples=(1,) * count, train_losses=(0.0,) * count, metrics=())
         is_mean_of_models = self._models_leave and trained.task.wants == "mean" and trained.begin.ndim == 1
         if is_mean_of_models and self._reports_updates:
             return completed(trained, self._mean_of_models(trained, _by_samples(trained)))
+        if self._is_clipped_alone and trained.task.wants == "mean" and trained.begin.ndim == 1 and count > 1:
+            return completed(trained, self._mean_of_clipped(trained), _by_samples(trained))
         if self._models_leave and self._reports_updates and trained.task.wants == "payload":
             return completed(trained, (trained.params_KV[:1], trained.integers_KI))  # the coordinator finds the update
         rows, client_state = self.report(trained)
@@ -238,6 +240,21 @@ class WayOut:
         """
         changes = bool(self.stages) or self.protection is not None
         return self.message.sends_models and self.message.fixed is None and not changes
+
+    @cached_property
+    def _is_clipped_alone(self) -> bool:
+        """True if a clip is all that happens to updates before their mean, whose rows then need not be made.
+
+        A message that travels by itself is rounded to the type on the wire; here nothing travels but the mean.
+        """
+        is_plain = self._reports_updates and not self.stages and not self.message.codecs and self.message.fixed is None
+        return is_plain and self.protection is not None and not self.protection.adds_noise
+
+    def _mean_of_clipped(self, trained: TrainedClients) -> tuple[Tensor, Tensor]:
+        assert self.protection is not None
+        returned = self.layout.returned_size
+        update_KV = trained.params_KV[:, :returned] - trained.begin[:returned].double()
+        return self.protection.mean(update_KV, trained.task.clip), _largest(trained)
 
     def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:
         mean_V = trained.params_KV[0] if trained.is_mean else _mean(trained.params_KV.double(), weights)

@@ -1,4 +1,4 @@
-"""Clipping of clients' messages onto a grid on which floating-point numbers hide nothing.
+"""Clipping of clients' messages, with room for all that is rounded afterwards.
 
 Shapes: see :mod:`fed.vectors.layout`.
 """
@@ -7,59 +7,100 @@ import math
 
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["clipped", "grid_step", "is_within"]
+__all__ = ["clipped", "grid_step", "is_within", "largest_norm", "mean_of_clipped", "were_short"]
 
-_GRID_BITS = 24  # whole numbers up to 2²⁴ are exact in float32, the type on the wire
-_BELOW = 1 - 2.0**-40  # a scaled row is rounded, and must not be longer than the clip for that
+_GRID_BITS = 28  # sums of a million messages are whole numbers of steps, exact in float64
+_ON_THE_WIRE = 2.0**-22  # share of the clip that rounding to float32, and that of sums, may take
 
 
 def grid_step(clip: float) -> float:
-    """The step of the grid: a power of two, of which the clip has at most 2²⁴.
+    """The step of the grid that sums are rounded to: a power of two, of which the clip has at most 2²⁸.
 
-    Sums of clipped messages are whole multiples of it, exact in float64, so that the low bits of a sum say nothing of
-    who is in it (Mironov 2012, 10.1145/2382196.2382264).
+    A sum and its noise are whole numbers of steps, so that the low bits of what is released say nothing of who is in it
+    (Mironov 2012, 10.1145/2382196.2382264).
 
     Args:
         clip: C > 0.
 
     Example:
-        >>> grid_step(1.0) == 2.0**-24, grid_step(1.5) == 2.0**-23
+        >>> grid_step(1.0) == 2.0**-28, grid_step(1.5) == 2.0**-27
         (True, True)
     """
     return 2.0 ** (math.ceil(math.log2(clip)) - _GRID_BITS)
 
 
+def largest_norm(clip: float, numbers: int) -> float:
+    r"""Largest L2 norm of a message, so that no client changes the rounded sum by more than the clip.
+
+    .. math:: (1 - 2^{-22}) C - s \sqrt{M}
+
+    Each of the M numbers of a sum moves by half a step s at most when it is rounded, with the client and without.
+
+    Args:
+        clip: C > 0.
+        numbers: M ≥ 0.
+    """
+    return (1 - _ON_THE_WIRE) * clip - math.sqrt(numbers) * grid_step(clip)
+
+
+def _scales(update_KM: Tensor, clip: float) -> Tensor:
+    """Factors [K, 1] in [0, 1] that shorten messages; 0 for one whose norm is beyond all numbers."""
+    norms_K1 = torch.linalg.vector_norm(update_KM, dim=1, keepdim=True)
+    # A little less, for the rounding to the type on the wire.
+    largest = (1 - _ON_THE_WIRE) * largest_norm(clip, update_KM.shape[1])
+    return torch.where(norms_K1 > largest, largest / norms_K1, 1.0)
+
+
 def clipped(update_KM: Tensor, clip: float) -> Tensor:
-    r"""Rows of an L2 norm of at most the clip, on the grid.
+    r"""Messages, shortened to the clip.
 
-    .. math:: s ⌊ \frac{u}{s} \min(1, \frac{C}{‖u‖}) ⌋_0
+    .. math:: u \min(1, \frac{C'}{‖u‖})
 
-    Numbers are cut towards zero, which makes no row longer. A row that is not finite becomes 0.
+    C' is a little below C, as :func:`largest_norm` says. A message that is not finite becomes 0.
 
     Args:
         update_KM: messages [K, M], in float64.
         clip: C > 0.
 
     Example:
-        >>> clipped(torch.tensor([[3.0, 4.0], [0.0, 0.5]], dtype=torch.float64), 1.0).norm(dim=1).tolist()
-        [0.9999999403953552, 0.5]
+        >>> messages = torch.tensor([[3.0, 4.0], [0.0, 0.5]], dtype=torch.float64)
+        >>> [round(norm, 6) for norm in clipped(messages, 1.0).norm(dim=1).tolist()]
+        [1.0, 0.5]
     """
-    step = grid_step(clip)
+    scales_K1 = _scales(update_KM, clip)
+    short_KM = update_KM * scales_K1
+    if not torch.isfinite(short_KM.sum()):
+        short_KM[~torch.isfinite(update_KM).all(1)] = 0
+    return short_KM
+
+
+def mean_of_clipped(update_KM: Tensor, clip: float) -> Tensor:
+    """The mean [M] of messages as :func:`clipped` gives them, in a third of its time.
+
+    Args:
+        update_KM: finite messages [K, M], in float64.
+        clip: C > 0.
+    """
+    return (_scales(update_KM, clip).flatten() / len(update_KM)) @ update_KM
+
+
+def were_short(update_KM: Tensor, clip: float) -> Tensor:
+    """½ for each message that was short enough, −½ for the others, [K, 1] in float64.
+
+    Args:
+        update_KM: messages [K, M], in float64.
+        clip: C > 0.
+    """
     norms_K1 = torch.linalg.vector_norm(update_KM, dim=1, keepdim=True)
-    scales_K1 = torch.where(norms_K1 > clip, clip * _BELOW / norms_K1, 1.0)
-    units_KM = (update_KM * (scales_K1 / step)).trunc_()
-    if not torch.isfinite(norms_K1).all():
-        units_KM[~torch.isfinite(norms_K1).flatten()] = 0
-    return units_KM.mul_(step)
+    return torch.where(norms_K1 <= clip, 0.5, -0.5).double()
 
 
 def is_within(update_M: Tensor, clip: float) -> bool:
-    """True if a message is one that :func:`clipped` may give.
+    """True if a message is no longer than :func:`clipped` leaves it.
 
     Args:
         update_M: message, untrusted.
         clip: C > 0.
     """
-    numbers_M = update_M.double()
-    on_grid = torch.equal((numbers_M / grid_step(clip)).trunc() * grid_step(clip), numbers_M)
-    return on_grid and float(torch.linalg.vector_norm(numbers_M)) <= clip
+    norm = float(torch.linalg.vector_norm(update_M.double()))
+    return norm <= largest_norm(clip, len(update_M))

@@ -32,14 +32,14 @@ class NoisySum:
         """The mean as it may be published, in float64.
 
         Args:
-            mean_M: mean of the messages that count, each on the grid; zeros where there are none.
+            mean_M: mean of the messages that count, each within the clip; zeros where there are none.
             clients: |S| ≥ 0, number of these messages.
             expected: m > 0, expected size of the cohort.
             number: number of the round, from 1.
             attempt: number of other sums that the round has released before, each with noise of its own.
         """
         step = grid_step(self.clip)
-        # The sum of numbers on the grid is on it: what the mean has lost by rounding comes back.
+        # Whole numbers from here on. Messages are shorter than the clip by what this rounding may add to one of them.
         units_M = (mean_M * (clients / step)).round_()
         deviation = self.noise_multiplier * self.clip / step
         generator = self.source.generator("of the sum", number, *([attempt] if attempt else []))

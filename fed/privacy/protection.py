@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fed.errors import InvalidPayload
-from fed.privacy.clipping import clipped, grid_step
+from fed.privacy.clipping import clipped, grid_step, mean_of_clipped, were_short
 from fed.privacy.noise import NoiseSource, gaussian_units
 from fed.vectors.tensors import Tensor, torch
 
@@ -41,7 +41,7 @@ class Protection:
         repeats: Sequence[int] = (),
         clip: float | None = None,
     ) -> Tensor:
-        """Messages as they may leave clients, on the grid, in float64.
+        """Messages as they may leave clients, in float64; with noise they are on the grid.
 
         Args:
             update_KM: messages of K clients, [K, M] in float64.
@@ -54,11 +54,8 @@ class Protection:
             InvalidPayload: if it moves, and the task does not say it.
         """
         if self.clip is None:
-            if clip is None or not 0 < clip < math.inf:
-                raise InvalidPayload(
-                    f"a task must say the round's clip, above 0, under privacy.clip adaptive, got {clip}"
-                )
-            return _with_bits(update_KM, clip)
+            clip = _told(clip)
+            return torch.cat([clipped(update_KM, clip), were_short(update_KM, clip)], 1)
         clipped_KM = clipped(update_KM, self.clip)
         if self.source is None:
             return clipped_KM
@@ -68,12 +65,29 @@ class Protection:
         for row, (client, number) in enumerate(zip(clients, rounds, strict=True)):
             generator = self.source.generator("of a client", client, number, repeats[row] if repeats else 0)
             noise_M = gaussian_units(generator, numbers, deviation)
-            clipped_KM[row] += noise_M.mul_(step)
+            clipped_KM[row] = clipped_KM[row].div_(step).round_().add_(noise_M).mul_(step)
         return clipped_KM
 
+    @property
+    def adds_noise(self) -> bool:
+        """True if the client adds noise of its own."""
+        return self.source is not None
 
-def _with_bits(update_KM: Tensor, clip: float) -> Tensor:
-    """Clipped messages, each followed by ½ where it was short enough, and by −½ where it was not."""
-    norms_K1 = torch.linalg.vector_norm(update_KM, dim=1, keepdim=True)
-    bits_K1 = torch.where(norms_K1 <= clip, 0.5, -0.5)
-    return torch.cat([clipped(update_KM, clip), bits_K1.double()], 1)
+    def mean(self, update_KM: Tensor, clip: float | None = None) -> Tensor:
+        """The mean of the messages of clients that add no noise, without those messages.
+
+        Args:
+            update_KM: finite messages of K clients, [K, M] in float64.
+            clip: C of the round, where it moves.
+        """
+        if self.clip is not None:
+            return mean_of_clipped(update_KM, self.clip)
+        clip = _told(clip)
+        return torch.cat([mean_of_clipped(update_KM, clip), were_short(update_KM, clip).mean(0)])
+
+
+def _told(clip: float | None) -> float:
+    """The clip that a task says."""
+    if clip is None or not 0 < clip < math.inf:
+        raise InvalidPayload(f"a task must say the round's clip, above 0, under privacy.clip adaptive, got {clip}")
+    return clip

@@ -1,6 +1,7 @@
-"""Clipping: no row is longer than the clip, whatever it was, and every number is on the grid."""
+"""Clipping: no client changes a sum by more than the clip, whatever it has, all rounding included."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fed.privacy.clipping import clipped, grid_step, is_within
+from fed.privacy.clipping import clipped, grid_step, is_within, largest_norm, mean_of_clipped
 
 CLIPS = [1e-3, 0.7, 1.0, 1.5, 4.0, 300.0]
 NUMBERS = st.floats(width=64, allow_nan=True, allow_infinity=True)
@@ -20,31 +21,47 @@ def row(*numbers: float) -> Tensor:
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8), st.sampled_from(CLIPS))
 def test_no_message_is_longer_than_the_clip(numbers: list[float], clip: float) -> None:
-    units_M = clipped(row(*numbers), clip)[0] / grid_step(clip)
-    assert torch.equal(units_M, units_M.round())
-    # In whole numbers, which hide no rounding.
-    assert sum(int(unit) ** 2 for unit in units_M.tolist()) <= (clip / grid_step(clip)) ** 2
+    (message_M,) = clipped(row(*numbers), clip).float()
+    # In fractions, which hide no rounding.
+    squares = sum(Fraction(number) ** 2 for number in message_M.tolist())
+    assert squares <= Fraction(largest_norm(clip, len(numbers))) ** 2
+
+
+@given(
+    st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=1, max_size=5),
+    st.lists(NUMBERS, min_size=3, max_size=3),
+    st.sampled_from(CLIPS),
+)
+def test_no_client_moves_the_rounded_sum_beyond_the_clip(
+    others: list[list[float]], numbers: list[float], clip: float
+) -> None:
+    """In units of the grid, with the mean as it is found and with each message as it travels."""
+    one = row(*numbers) if all(map(math.isfinite, numbers)) else row(0, 0, 0)
+    without_KM = torch.tensor(others, dtype=torch.float64)
+    with_KM = torch.cat([without_KM, one])
+    for mean in (mean_of_clipped, lambda update_KM, clip: clipped(update_KM, clip).float().double().mean(0)):
+        sums = [
+            (mean(update_KM, clip) * (len(update_KM) / grid_step(clip))).round() for update_KM in (with_KM, without_KM)
+        ]
+        moved = (sums[0] - sums[1]).tolist()
+        assert sum(int(unit) ** 2 for unit in moved) <= (clip / grid_step(clip)) ** 2
 
 
 @pytest.mark.parametrize("clip", CLIPS)
-def test_a_short_message_stays_but_for_the_grid(clip: float) -> None:
+def test_a_short_message_stays(clip: float) -> None:
     message_1M = torch.randn(1, 50, dtype=torch.float64)
     message_1M *= 0.99 * clip / message_1M.norm()
-    kept_1M = clipped(message_1M, clip)
-    assert (kept_1M - message_1M).abs().max() < grid_step(clip)
-    assert (kept_1M.abs() <= message_1M.abs()).all()
+    assert torch.equal(clipped(message_1M, clip), message_1M)
 
 
-def test_a_long_message_keeps_its_direction() -> None:
+def test_a_long_message_keeps_its_direction_and_the_clip() -> None:
     message_1M = 100 * torch.randn(1, 1000, dtype=torch.float64)
-    kept_1M = clipped(message_1M, 2.0)
-    assert torch.allclose(kept_1M / 2.0, message_1M / message_1M.norm(), atol=1e-6)
+    assert torch.allclose(clipped(message_1M, 2.0) / 2.0, message_1M / message_1M.norm(), atol=1e-6)
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-def test_numbers_are_exact_in_float32(clip: float) -> None:
-    kept = clipped(torch.randn(5, 3, dtype=torch.float64) * clip, clip)
-    assert torch.equal(kept.float().double(), kept)
+def test_the_mean_is_that_of_the_clipped_messages() -> None:
+    update_KM = torch.randn(7, 40, dtype=torch.float64) * torch.logspace(-2, 2, 7)[:, None]
+    torch.testing.assert_close(mean_of_clipped(update_KM, 1.0), clipped(update_KM, 1.0).mean(0), rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e308])
@@ -59,4 +76,3 @@ def test_a_server_knows_a_clipped_message(clip: float) -> None:
     assert is_within(message_M.float(), clip)
     assert not is_within(message_M * 1.0001, clip)
     assert not is_within(message_M * 2, clip)
-    assert not is_within(message_M + grid_step(clip) / 2, clip)
