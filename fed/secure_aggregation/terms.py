@@ -80,6 +80,9 @@ class Terms:
         numbers = self.round, self.attempt, self.fixed.lanes
         settings = asdict(self.settings)
         del settings["mode"]  # of simulations alone
+        fixed = asdict(self.fixed)
+        if self.fixed.noise is None:
+            del fixed["noise"]  # clients of an earlier version know none
         return digest(
             "terms",
             self.run.encode(),
@@ -88,7 +91,7 @@ class Terms:
             self.task_sha256,
             self.identities_sha256,
             _json(settings),
-            _json(asdict(self.fixed)),
+            _json(fixed),
             *([self.ledger] if self.ledger else []),
         )
 

@@ -158,6 +158,9 @@ def test_digests_are_those_that_the_protocol_describes() -> None:
     listed = [part for name, key in zip(names, keys, strict=True) for part in (name.encode(), key)]
     id_ = hashed("session", agreed, numbers(2, 3, 1), *listed)  # all three must stay: ⌊2·3/3⌋ + 1
     assert terms.keys_to_sign(b"sealing", b"masking") == hashed("keys", agreed, b"sealing", b"masking")
+    told = replace(terms, ledger=b"head")
+    agreed = hashed("terms", b"run", counts, b"plan", b"task", b"roster", settings, fixed, b"head")
+    assert told.keys_to_sign(b"sealing", b"masking") == hashed("keys", agreed, b"sealing", b"masking")
     assert session.id == id_
     assert session.seed_commitment("a", b"seed") == hashed("seed", id_, b"a", b"seed")
     assert session.survivors_to_sign(b"\3") == hashed("survivors", id_, b"\3")
