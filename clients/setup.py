@@ -40,6 +40,7 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import MakeTrainer
 from fed.clients.training.parallel.parallel_trainer import ParallelTrainers, kind_of
 from fed.clients.training.parallel.refusals import check_parallel
+from fed.clients.training.private_refusals import check_private
 from fed.clients.training.work_items import Recipe
 from fed.clients.way_out import UpdateStages, WayOut
 from fed.compression.codec import Codec
@@ -169,6 +170,17 @@ class Preparation:
                 float_buffers=shared.returned_size - shared.parameters, integer_buffers=shared.integer_count
             )
             self.noise = noise or SeededNoise.of(self.streams, experiment.dump())
+        of_samples = None if self.privacy is None else self.privacy.of_samples()
+        if of_samples is not None:
+            assert isinstance(self.algorithm, Aggregator)
+            check_private(
+                module=self.module,
+                loss=self.loss,
+                local=experiment.local,
+                algorithm=self.algorithm,
+                phases=self.phases,
+                is_collated=self.collate is not None,
+            )
         self.recipe = Recipe(
             module=self.module,
             loss=self.loss,
@@ -184,6 +196,8 @@ class Preparation:
             held_out=None if self.held_out is None else self.held_out.__getitem__,
             collate=self.collate,
             make_trainer=self._trainers_of(app, experiment.local),
+            sample_privacy=of_samples,
+            private_source=None if of_samples is None else self.noise,
             is_deterministic=experiment.simulation.deterministic and app is None,  # an app's settings are its own
         )
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor
 
-__all__ = ["PrivacyAccount"]
+__all__ = ["PrivacyAccount", "in_order"]
 
 
 @dataclass(eq=False)
@@ -50,6 +50,16 @@ class PrivacyAccount:
         """Begin before the first round."""
         self._count_until(0)
 
+    def allowed(self, number: int, asked: Sequence[int | str], registered: Iterable[int | str]) -> list[int | str]:
+        """Clients that may be asked: all that were drawn.
+
+        Args:
+            number: number of the round, from 1.
+            asked: clients that were drawn.
+            registered: all clients.
+        """
+        return list(asked)
+
     def begin(self, number: int, asked: Sequence[int | str], *, sampling: float, expected: float) -> None:
         """Account for a round before anything of it is released.
 
@@ -65,15 +75,19 @@ class PrivacyAccount:
         """
         self.expected = expected
         self._round = number
-        # Who was drawn must stay a secret where the promise rests on it.
-        clients = None if sampling < 1 else sorted(asked, key=lambda client: (isinstance(client, str), client))
-        self._cost = Cost(releases={self.privacy.release(sampling, self.fixed): 1}, clients=clients)
+        self._costs = self._costs_of(asked, sampling)
         if not self.ledger.repeats_noise:
-            self._charge(number, [self._cost])
-            self.ledger.append(number, [self._cost])
+            self._charge(number, self._costs)
+            self.ledger.append(number, self._costs)
             return
         earlier = [cost for entry in self.ledger.of_round(number) for cost in entry.costs]
-        self._charge(number, earlier or [self._cost])
+        self._charge(number, earlier or self._costs)
+
+    def _costs_of(self, asked: Iterable[int | str], sampling: float) -> list[Cost]:
+        """Costs of a round."""
+        # Who was drawn must stay a secret where the promise rests on it.
+        clients = None if sampling < 1 else in_order(asked)
+        return [Cost(releases={self.privacy.release(sampling, self.fixed): 1}, clients=clients)]
 
     def release(self, number: int, make: Callable[[int], Tensor]) -> Tensor:
         """Make what a round releases, once it is written down.
@@ -92,12 +106,12 @@ class PrivacyAccount:
 
         def made(attempt: int) -> tuple[Tensor, str | None]:
             if attempt == attempts and attempts:  # it is none of the earlier ones
-                self._charge(number, [self._cost])
+                self._charge(number, self._costs)
             found = make(attempt)
             content = found.cpu().numpy().data if self.ledger.is_kept else None
             return found, None if content is None else hashlib.sha256(content).hexdigest()
 
-        return self.ledger.record(number, [self._cost], made)
+        return self.ledger.record(number, self._costs, made)
 
     def release_nothing(self, number: int) -> None:
         """Write down a round in which the model does not move: who was asked is told all the same.
@@ -107,7 +121,7 @@ class PrivacyAccount:
         """
         if self.ledger.repeats_noise:
             nothing = hashlib.sha256(b"nothing").hexdigest()
-            self.ledger.record(number, [self._cost], lambda _: (None, nothing))
+            self.ledger.record(number, self._costs, lambda _: (None, nothing))
 
     def epsilon(self) -> float:
         """ε of the client that has lost most."""
@@ -196,6 +210,11 @@ class PrivacyAccount:
                 charged[client] = before + Counter(cost.releases)
         most = max([self._most, *charged.values()], key=_weight)
         return of_all, most, charged
+
+
+def in_order(clients: Iterable[int | str]) -> list[int | str]:
+    """Clients as the ledger names them."""
+    return sorted(clients, key=lambda client: (isinstance(client, str), client))
 
 
 def _weight(releases: Mapping[Release, int]) -> float:

@@ -319,7 +319,7 @@ class EdgeNode(Dialler):
                 return
             self.training.prepare(experiment, plan, path)
         if self.private is not None:
-            self.private.prepare(experiment, plan, self.training.fixed)
+            self.private.prepare(experiment, plan, self.training.fixed, samples=self._described.samples)
         if self.secure is not None:
             self.secure.prepare(experiment, plan, self.training.fixed, keeps_states=self.training.keeps_states)
         elif experiment.secure_aggregation is not None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from fed.clients.training.private_costs import releases_of_task
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodePrivacy
 from fed.errors import InvalidLedger, os_errors_as
@@ -56,6 +57,8 @@ class PrivateNode:
         self._settings: Privacy | None = None
         self._fixed: FixedPoint | None = None
         self._kind = ""
+        self._experiment = Experiment()
+        self._samples = 0
         if (self._folder / LEDGER_FILE).exists() or self._copy.exists():
             self._opened()
 
@@ -76,13 +79,14 @@ class PrivateNode:
                 return Head(entry.told["count"], entry.told["sha256"])
         return None
 
-    def prepare(self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None = None) -> None:
+    def prepare(self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None = None, samples: int = 0) -> None:
         """Check a plan, and take its terms.
 
         Args:
             experiment: experiment in the plan.
             plan: plan of the server.
             fixed: fixed point by which the node's messages become lanes; None without secure aggregation.
+            samples: number of the node's samples, by which its own steps are counted where these are private.
 
         Raises:
             ClientRefusal: if the owner has a budget, and the plan does not say what it costs.
@@ -90,6 +94,8 @@ class PrivateNode:
         """
         self._settings = privacy_of(experiment)
         self._fixed = fixed
+        self._experiment = experiment
+        self._samples = samples
         self._kind = "" if experiment.privacy is None else experiment.privacy.kind
         if self._settings is None:
             if self._budget is not None:
@@ -150,7 +156,12 @@ class PrivateNode:
 
     def _releases(self, assignment: pb.Assignment) -> Mapping[Release, int]:
         assert self._settings is not None
-        return {self._settings.release(1.0, self._fixed): 1}
+        of_samples = self._settings.of_samples()
+        if of_samples is None:
+            return {self._settings.release(1.0, self._fixed): 1}
+        steps = assignment.steps if assignment.HasField("steps") else None
+        phases = self._experiment.algorithm.make().phases()
+        return releases_of_task(self._samples, self._experiment.local, phases, of_samples, steps=steps)
 
     def _check_budget(self, budget: NodePrivacy, releases: Mapping[Release, int]) -> None:
         from fed.privacy.accounting import epsilon

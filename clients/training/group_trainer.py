@@ -26,6 +26,7 @@ from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.float32_products import float32_products
 from fed.clients.training.group_reading import UnequalBatches
 from fed.clients.training.local_context import LocalContext
+from fed.clients.training.private_trainer import ClientDraws, PrivateTrainer
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, TrainedClients, label_of
 from fed.compression.codec import CodecState
@@ -268,7 +269,13 @@ class _PhaseTraining:
         else:
             # A copy, for the trainer makes its parameters views of one vector.
             self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
+        self._private: PrivateTrainer | None = None
+        if recipe.sample_privacy is not None:
+            self._private = PrivateTrainer(copy.deepcopy(recipe.module), **options, privacy=recipe.sample_privacy)
+        self._source = recipe.private_source or recipe.own_streams
+        self._is_private_batched = recipe.is_batched
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
+        is_batched = is_batched and self._private is None
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), **options) if is_batched else None
         # A mean is computed in float64: models that nobody keeps need no copy in their own type.
         self._may_widen = not phase.is_personal and not recipe.private and device.type == "cpu"
@@ -297,6 +304,8 @@ class _PhaseTraining:
                 [1, V], and is then :attr:`mean` too.
         """
         self.mean = None
+        if self._private is not None:
+            return self._privately(self._private, sent, states)
         if self._batched is None:
             return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
@@ -334,6 +343,35 @@ class _PhaseTraining:
         params = torch.stack([one.params_V for one in trained])
         integers = torch.stack([one.integers_I for one in trained])
         return (params, integers), [one.train_loss for one in trained]
+
+    def _privately(self, private: PrivateTrainer, sent: _Sent, states: _States) -> tuple[_States, list[float]]:
+        """Trained states of clients whose samples are private; their losses are kept to themselves: zeros."""
+        count = len(sent.pairs)
+        rows = [*range(count)]
+        losses = [0.0] * count
+        if self._is_private_batched and count > 1:
+            try:
+                return self._trained_privately(private, sent, states, rows), losses
+            except (UnequalBatches, UnlikeDraws):
+                pass
+        vectors_KV, integers_KI = _rows(states, count)
+        alone = [self._trained_privately(private, sent, (vectors_KV[row], integers_KI[row]), [row]) for row in rows]
+        params, integers = zip(*alone, strict=True)
+        return (torch.cat(params), torch.cat(integers)), losses
+
+    def _trained_privately(self, private: PrivateTrainer, sent: _Sent, states: _States, rows: list[int]) -> _States:
+        draws = [self._private_draws(sent.task, row) for row in rows]
+        steps = tuple(sent.task.steps[row] for row in rows) if sent.task.steps else ()
+        context = sent.context.of(rows)._replace(steps=steps)
+        return private.train(*states, [dense(sent.pairs[row]) for row in rows], draws, context)
+
+    def _private_draws(self, task: Train, row: int) -> ClientDraws:
+        key = task.key_of(row)
+        return ClientDraws(
+            inclusion=self._source.generator("inclusion" + self._named, *key),
+            noise=self._source.generator("sample noise" + self._named, *key),
+            seed=self._seed(task, row),
+        )
 
     def _seed(self, task: Train, row: int) -> int:
         return self._streams.torch_seed("module" + self._named, *task.key_of(row))

@@ -16,6 +16,8 @@ from fed.clients.training.evaluation import Score
 from fed.clients.training.local_trainer import MakeTrainer
 from fed.compression.codec import CodecState
 from fed.config.experiment import Local
+from fed.privacy.dp_sgd import SamplePrivacy
+from fed.privacy.noise import NoiseSource
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, nn
 from fed.vectors.trees import Tree
@@ -295,6 +297,8 @@ class Recipe:
         collate: function that makes batches of samples; None: they are stacked.
         may_ignore: True if clients' targets may be labels that do not count, so that each group's are looked at.
         is_deterministic: True if GPUs compute by deterministic algorithms alone.
+        sample_privacy: clip and noise of each step, where clients' samples are private; None: plain steps.
+        private_source: source of these steps' draws, of the system's where nobody may follow them; None: the streams.
     """
 
     module: "nn.Module"
@@ -316,6 +320,8 @@ class Recipe:
     collate: Collating | None = None
     may_ignore: bool = True
     is_deterministic: bool = True
+    sample_privacy: SamplePrivacy | None = None
+    private_source: NoiseSource | None = None
 
     @property
     def test_samples(self) -> Held:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
@@ -10,10 +10,11 @@ from pydantic import Field, PositiveFloat
 
 from fed.config.compatibility import Feature, Sections, Term
 from fed.config.components import Component
-from fed.config.experiment import Experiment
+from fed.config.experiment import Experiment, Local
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.privacy.adaptive_clip import AdaptiveClip, check_cohort
+from fed.privacy.dp_sgd import SamplePrivacy, sampling_rate
 from fed.privacy.noise import NoiseSource
 from fed.privacy.noisy_sum import NoisySum
 from fed.privacy.protection import Protection
@@ -51,7 +52,6 @@ class Privacy(Hyperparameters, ABC):
     Attributes:
         sees_single: True if the coordinator, or anybody else, may use each client's message by itself.
         takes_adaptive_clip: True if the clip may move from round to round.
-        multiplier_of_plan: z over the noise multiplier of a release, which is over the release's sensitivity.
 
     Args:
         clip: C, the largest L2 norm of a client's whole message, to which longer ones are shortened; under ``unit:
@@ -76,7 +76,6 @@ class Privacy(Hyperparameters, ABC):
     unit: Literal["client", "sample"] = "client"
 
     sees_single: ClassVar[bool] = False
-    multiplier_of_plan: ClassVar[float] = 1.0
     takes_adaptive_clip: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -112,6 +111,11 @@ class Privacy(Hyperparameters, ABC):
         """The noise multiplier z, which is known once the run is prepared."""
         assert self.noise_multiplier is not None
         return self.noise_multiplier
+
+    @property
+    def multiplier_of_plan(self) -> float:
+        """The noise multiplier z over that of a release, which is over the release's sensitivity."""
+        return 1.0
 
     def needs(self) -> Sequence[Term]:
         """A coordinator whose rounds ask each client of a cohort once."""
@@ -212,6 +216,10 @@ class Privacy(Hyperparameters, ABC):
         Args:
             least_honest: h, smallest number of honest clients in a sum.
         """
+        return None
+
+    def of_samples(self) -> SamplePrivacy | None:
+        """Clip and noise of each local step; None where whole messages are protected."""
         return None
 
     def noisy_sum(self, source: NoiseSource) -> NoisySum | AdaptiveClip | None:
@@ -331,23 +339,57 @@ class LocalPrivacy(Privacy):
 
     That a client takes part is no secret, so that neighbours differ in one client's data: two messages are 2C apart at
     most, and ε is that of a noise multiplier of z / 2.
+
+    With ``unit: sample`` each local step clips the gradient of each sample and adds noise to their sum (DP-SGD:
+    :mod:`fed.privacy.dp_sgd`), and messages leave as they are. Neighbours differ by one sample more or less of one
+    client, whose ε follows from its own number of samples. That number is not protected.
     """
 
     sees_single: ClassVar[bool] = True
-    multiplier_of_plan: ClassVar[float] = 2.0
+
+    @property
+    def multiplier_of_plan(self) -> float:
+        """2, for neighbours of which one client's data are replaced; of samples 1."""
+        return 1.0 if self.unit == "sample" else 2.0
+
+    def check_experiment(self, experiment: Sections) -> None:
+        """Refuse apps under ``unit: sample``."""
+        super().check_experiment(experiment)
+        if self.unit == "sample" and getattr(experiment, "app", None) is not None:
+            raise InvalidExperiment(
+                "privacy.unit sample needs clients that fed trains, for noise is added in each of their steps, got an "
+                "app: write unit: client"
+            )
+
+    def of_samples(self) -> SamplePrivacy | None:
+        """Clip and noise of each local step, under ``unit: sample``."""
+        if self.unit != "sample":
+            return None
+        return SamplePrivacy(clip=self.fixed_clip, noise_multiplier=self.multiplier)
 
     def release(self, sampling: float, fixed: FixedPoint | None = None) -> Release:
         """A Gaussian release of sensitivity 2C: a client's data are replaced by others."""
         return Release(noise_multiplier=self.multiplier / self.multiplier_of_plan)
 
-    def protection(self, source: NoiseSource) -> Protection:
-        """The clip, and Gaussian noise of standard deviation z·C."""
+    def protection(self, source: NoiseSource) -> Protection | None:
+        """The clip, and Gaussian noise of standard deviation z·C; None under ``unit: sample``."""
+        if self.unit == "sample":
+            return None
         return Protection(clip=self.fixed_clip, noise_multiplier=self.multiplier, source=source)
 
     def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
-        """Gaussian releases, one in each round that a client takes part in."""
+        """Gaussian releases, one in each round that a client takes part in.
+
+        Raises:
+            InvalidExperiment: under ``unit: sample``.
+        """
         from fed.privacy.plan import PrivacyPlan
 
+        if self.unit == "sample":
+            raise InvalidExperiment(
+                "privacy.unit sample costs each client by its own number of samples, which the experiment does not "
+                "say: see epsilon in the metrics of its run"
+            )
         return PrivacyPlan(
             kind="local",
             mechanism="Gaussian noise, rounded onto a grid and added to its message by each client",
@@ -469,12 +511,14 @@ def privacy_of(experiment: _Private) -> Privacy | None:
     return settings
 
 
-def with_noise(experiment: Experiment, population: int) -> Experiment:
+def with_noise(experiment: Experiment, population: int, steps: Mapping[int, int] | None = None) -> Experiment:
     """The experiment with the noise multiplier that its ``privacy.epsilon`` asks for, if it asks for one.
 
     Args:
         experiment: experiment of a run.
         population: number of clients, at least as many as take part.
+        steps: number of samples of each client → number of local steps of its tasks, for ``unit: sample``; None: not
+            known.
 
     Raises:
         InvalidExperiment: if no noise does, if its rounds are too small for it, or if the package dp-accounting is
@@ -488,14 +532,45 @@ def with_noise(experiment: Experiment, population: int) -> Experiment:
         return experiment
     from fed.privacy.accounting import noise_multiplier_for
 
-    plan = settings.plan(experiment.rounds.make(), population)
+    rounds = experiment.rounds.make()
+    if settings.unit == "client":
+        plans = [settings.plan(rounds, population)]
+    else:
+        plans = _plans_of_samples(settings, experiment.local, rounds=rounds, population=population, steps=steps)
     try:
-        found = noise_multiplier_for(plan, settings.epsilon)
+        found = max(noise_multiplier_for(plan, settings.epsilon) for plan in plans)
     except ValueError as error:
         raise InvalidExperiment(f"privacy.epsilon cannot be reached: {error}") from None
     noise = found * settings.multiplier_of_plan
     resolved = experiment.override({"privacy.epsilon": None, "privacy.noise_multiplier": noise})
     return with_noise(resolved, population)  # for its checks
+
+
+def _plans_of_samples(
+    settings: Privacy, local: Local, *, rounds: _Policy, population: int, steps: Mapping[int, int] | None
+) -> "list[PrivacyPlan]":
+    """Plan of the client of each number of samples."""
+    from fed.privacy.plan import PrivacyPlan
+
+    if steps is None:
+        raise InvalidExperiment(
+            "privacy.epsilon cannot be reached under unit: sample, for the clients' numbers of samples are not known "
+            "before they join: give noise_multiplier"
+        )
+    return [
+        PrivacyPlan(
+            kind="local",
+            mechanism="Gaussian noise, added to the sum of clipped gradients in each local step",
+            noise_multiplier=1.0,
+            rounds=rounds.count,
+            delta=settings.delta,
+            sampling=sampling_rate(samples, local.batch_size * local.accumulate),
+            releases_a_round=steps_of_task,
+            unit="sample",
+            participations=_most_rounds(rounds, population),
+        )
+        for samples, steps_of_task in steps.items()
+    ]
 
 
 def _term(feature: Feature, why: str = "") -> Term:

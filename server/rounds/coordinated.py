@@ -10,15 +10,18 @@ from typing import Any
 from fed.aggregators.base import Aggregator
 from fed.clients.setup import Preparation
 from fed.clients.training.client_states import ClientStates
-from fed.config.experiment import Experiment
+from fed.clients.training.private_costs import releases_of_task
+from fed.config.experiment import Experiment, Local
 from fed.privacy.ledger import Ledger
 from fed.privacy.noise import SeededNoise
+from fed.privacy.releases import Release
 from fed.server.coordinator import Coordinator
 from fed.server.federation import State
 from fed.server.fleet import Fleet
 from fed.server.privacy_account import PrivacyAccount
 from fed.server.round_stats import RoundStats
 from fed.server.rounds.synchronous import Rounds
+from fed.server.sample_account import SampleAccount
 from fed.server.telling import Observers
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
@@ -83,7 +86,7 @@ class Coordinated:
             stages=prepared.stages,
             noisy_sum=prepared.noisy_sum(),
             cohort_streams=prepared.cohort_streams,
-            account=_account(prepared, message),
+            account=_account(prepared, message, local=experiment.local, fleet=fleet),
             observers=observers or Observers(),
             first_task=first_task,
         )
@@ -141,9 +144,17 @@ def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], f
     return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)
 
 
-def _account(prepared: Preparation, message: Format) -> PrivacyAccount | None:
+def _account(prepared: Preparation, message: Format, *, local: Local, fleet: Fleet) -> PrivacyAccount | None:
     """Account of a run's privacy, by the ledger that is kept, or else by one in memory."""
     if prepared.privacy is None:
         return None
     in_memory = Ledger.in_memory("this run", repeats_noise=isinstance(prepared.noise, SeededNoise))
-    return PrivacyAccount(prepared.privacy, prepared.ledger or in_memory, message.fixed)
+    ledger = prepared.ledger or in_memory
+    of_samples = prepared.privacy.of_samples()
+    if of_samples is None:
+        return PrivacyAccount(prepared.privacy, ledger, message.fixed)
+
+    def releases_of(samples: int) -> Mapping[Release, int]:
+        return releases_of_task(samples, local, prepared.phases, of_samples)
+
+    return SampleAccount(prepared.privacy, ledger, size_of=fleet.size_of, releases_of=releases_of)

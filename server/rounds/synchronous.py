@@ -276,6 +276,7 @@ class Synchronous(Rounds):
         accumulator = coordinator.new_accumulator()
         chosen = self.draw(coordinator, number, asked)
         if coordinator.account is not None:
+            chosen = coordinator.account.allowed(number, chosen, fleet.registered())
             sampling = coordinator.account.privacy.amplified(self, len(fleet.registered()))
             coordinator.account.begin(number, chosen, sampling=sampling, expected=cohort)
         self._ask(coordinator, accumulator, number, chosen, until)

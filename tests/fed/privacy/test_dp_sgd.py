@@ -1,0 +1,71 @@
+"""Tests of the draws of DP-SGD."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fed.privacy.dp_sgd import Inclusion, SamplePrivacy, noised_means, sampling_rate, task_releases
+from fed.privacy.normals import Normals
+from fed.privacy.releases import Release
+from fed.vectors.tensors import torch
+
+
+def test_each_sample_is_in_a_batch_with_the_rate() -> None:
+    """Frequencies of 40 samples over 5,000 steps are within 6 deviations: probability 40 · 2e-9 of a false alarm.
+
+    Batches vary as those of independent draws: their variance n q (1 − q) is within 6 √(2 / 5000) of it.
+    """
+    rate = 0.15
+    inclusion = Inclusion(np.random.default_rng(5), samples=40, rate=rate, steps=5000)
+    batches = [inclusion.next() for _ in range(5000)]
+    counts = np.bincount(np.concatenate(batches), minlength=40)
+    assert np.abs(counts - 5000 * rate).max() < 6 * math.sqrt(5000 * rate * (1 - rate))
+    sizes = np.array([len(batch) for batch in batches])
+    assert abs(sizes.var() / (40 * rate * (1 - rate)) - 1) < 6 * math.sqrt(2 / 5000)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 100_000])
+def test_draws_are_the_same_however_many_at_once(steps: int) -> None:
+    inclusion = Inclusion(np.random.default_rng(5), samples=40, rate=0.5, steps=steps)
+    singly = Inclusion(np.random.default_rng(5), samples=40, rate=0.5, steps=1)
+    normals = Normals([np.random.default_rng(1)], numbers=7, steps=steps)
+    alone = Normals([np.random.default_rng(0), np.random.default_rng(1)], numbers=7, steps=1)
+    for _ in range(3):
+        assert np.array_equal(inclusion.next(), singly.next())
+        assert torch.equal(normals.next(1)[0], alone.next(2)[1])
+
+
+def test_normals_are_independent_of_each_other() -> None:
+    """Correlations of 2,000 draws of each pair of numbers are below 6 / √2000; so are those of their squares."""
+    normals = Normals([np.random.default_rng(3), np.random.default_rng(4)], numbers=5, steps=2000)
+    drawn = torch.stack([normals.next(2).flatten() for _ in range(2000)], 1)
+    for numbers in (drawn, drawn.square()):
+        apart = torch.corrcoef(numbers) - torch.eye(10, dtype=torch.float64)
+        assert float(apart.abs().max()) < 6 / math.sqrt(2000)
+
+
+def test_noised_means_lie_on_the_grid() -> None:
+    privacy = SamplePrivacy(clip=0.9, noise_multiplier=2.0)
+    sums = torch.rand(1, 1000, dtype=torch.float64)
+    normals = Normals([np.random.default_rng(0)], numbers=1000, steps=1).next(1)
+    expected = torch.tensor([[4.0]], dtype=torch.float64)
+    exact = (sums + 2.0 * 0.9 * normals) / 4
+    means = noised_means(sums, normals, expected, privacy)
+    units = means * 4 * 2.0**24
+    assert torch.equal(units, units.round())
+    assert torch.allclose(means, exact, rtol=0, atol=2.0**-26)
+
+
+def test_task_costs_one_release_a_step() -> None:
+    privacy = SamplePrivacy(clip=1.0, noise_multiplier=0.8)
+    assert task_releases(64, 16, 5, privacy) == {Release(noise_multiplier=0.8, sampling=0.25): 5}
+    assert task_releases(8, 16, 5, privacy) == {Release(noise_multiplier=0.8): 5}
+    assert task_releases(8, 16, 0, privacy) == {}
+    assert sampling_rate(16, 16) == 1.0
+
+
+@pytest.mark.parametrize("keys", [(0.0, 1.0), (math.inf, 1.0), (1.0, -1.0), (1.0, math.nan)])
+def test_clip_and_noise_are_numbers(keys: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="clip must be above 0"):
+        SamplePrivacy(clip=keys[0], noise_multiplier=keys[1])

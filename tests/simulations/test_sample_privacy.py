@@ -1,0 +1,123 @@
+"""Differential privacy of clients' samples: DP-SGD in local steps, each client with an ε of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fed
+from fed.clients.node import training
+from fed.errors import InvalidExperiment
+from fed.privacy.accounting import epsilon
+from fed.privacy.noise import SeededNoise
+from fed.privacy.releases import Release
+from fed.server.grpc import deployment
+from fed.server.sample_account import SampleAccount
+from fed.simulations.simulate import simulate
+from fed.vectors.randomness import Streams
+from tests.server.flower.test_app import assert_same
+from tests.simulations import users_parts as parts
+from tests.simulations.test_privacy import experiment, over_grpc
+
+PRIVACY = {"kind": "local", "unit": "sample", "clip": 0.5, "noise_multiplier": 1.0}
+
+
+def data() -> fed.FederatedData:
+    """Three clients of 20, 40 and 60 samples."""
+    return fed.FederatedData({name: parts.samples(20 * size, size) for size, name in enumerate("abc", 1)})
+
+
+def run(rounds: int = 2, execution: dict[str, Any] | None = None, **privacy: Any) -> fed.Run:
+    """A short run of them."""
+    experiment = fed.Experiment(
+        local={"lr": 0.1, "batch_size": 10, "epochs": 1},
+        rounds={"count": rounds},
+        privacy={**PRIVACY, **privacy},
+        evaluation="coordinator",
+        simulation=execution or {"batching": "off", "workers": 0},
+    )
+    return simulate(experiment, data=data(), model=parts.small)
+
+
+def cost(samples: int, rounds: int) -> float:
+    """ε of a client after some rounds, by the releases of its steps."""
+    release = Release(noise_multiplier=1.0, sampling=10 / samples)
+    return epsilon({release: rounds * samples // 10}, 1e-5)
+
+
+def test_epsilon_is_that_of_the_client_that_lost_most() -> None:
+    found = run(rounds=3)
+    most = max(cost(samples, 3) for samples in (20, 40, 60))
+    assert found.metrics[-1]["epsilon"] == pytest.approx(most, rel=2e-3)
+    assert found.summary["epsilon_by_client"] == {
+        name: pytest.approx(cost(20 * size, 3), rel=2e-3) for size, name in enumerate("abc", 1)
+    }
+    assert [line["epsilon"] for line in found.metrics] == sorted(line["epsilon"] for line in found.metrics)
+
+
+def test_clients_train_alike_in_groups_and_in_workers() -> None:
+    """Noise and batches included: in workers to the bit, in groups but for rounding in float32."""
+    states = [
+        torch.cat([part.flatten() for part in run(execution=execution).model.state_dict().values()])
+        for execution in (
+            {"batching": "off", "workers": 0},
+            {"batching": "on", "group": 3, "workers": 0},
+            {"batching": "off", "workers": 1},
+        )
+    ]
+    assert torch.allclose(states[0], states[1], rtol=0, atol=1e-6)
+    assert torch.equal(states[0], states[2])
+
+
+def test_clients_leave_and_the_run_ends_by_the_budget() -> None:
+    """The client of 20 samples is done first, since each of its samples is in most batches."""
+    budget = cost(20, 2) * 1.001
+    found = run(rounds=30, budget_epsilon=budget)
+    assert found.metrics[-1]["epsilon"] <= budget
+    counts = [line["replied"] for line in found.metrics]
+    assert counts[:2] == [3, 3]
+    assert counts[2] == 2
+    assert len(counts) < 30
+    assert cost(60, len(counts) + 1) > budget
+
+
+def test_noise_is_found_for_an_epsilon() -> None:
+    found = run(rounds=2, noise_multiplier=None, epsilon=4.0)
+    assert 0.997 * 4 <= found.metrics[-1]["epsilon"] <= 4.0 * 1.002
+
+
+def test_losses_of_private_samples_are_not_told() -> None:
+    assert all(line.get("train_loss") is None for line in run().metrics)
+
+
+def test_nodes_train_as_the_simulation_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the simulation's noise and batches the bits are the same; ε follows from the sizes that nodes have told."""
+    given = experiment(privacy=PRIVACY, local={"lr": 0.1, "batch_size": 16})
+
+    def seeded() -> SeededNoise:
+        return SeededNoise.of(Streams(given.seed), given.dump())
+
+    monkeypatch.setattr(deployment, "SystemNoise", seeded)
+    monkeypatch.setattr(training, "SystemNoise", seeded)
+    over_grpc(given, tmp_path)
+    simulated = simulate(given)
+    assert_same(tmp_path / "run", simulated)
+    summary = fed.Run.load(tmp_path / "run").summary
+    assert summary["epsilon"] == simulated.summary["epsilon"]
+    assert sorted(summary["epsilon_by_client"].values()) == sorted(simulated.summary["epsilon_by_client"].values())
+
+
+def test_node_that_may_spend_no_more_trains_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the server counts: here it knows of no budget."""
+    monkeypatch.setattr(SampleAccount, "_has_left", lambda *_: True)
+    given = experiment(privacy={**PRIVACY, "budget_epsilon": 1e-3})
+    nodes = over_grpc(given, tmp_path)
+    assert len(nodes) == 6
+    run = fed.Run.load(tmp_path / "run")
+    assert [(line["replied"], line["failed"]) for line in run.metrics] == [(0, 6), (0, 6)]
+
+
+def test_plan_of_samples_has_no_cost_without_clients() -> None:
+    with pytest.raises(InvalidExperiment, match="costs each client by its own number"):
+        fed.Experiment(privacy=PRIVACY).privacy.make().plan(None, 3)  # type: ignore[union-attr]
