@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,8 +31,17 @@ settings.register_profile("short", deadline=None, derandomize=True, max_examples
 settings.register_profile("long", deadline=None, derandomize=True, max_examples=100)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the devices be named that tests run on."""
+    parser.addoption("--device", action="append", choices=("cpu", "cuda", "pretended"), help="see tests/devices.py")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Draw many examples where the long tests run too, few where they are left out."""
+    if "pretended" in (config.getoption("--device") or ()):
+        from tests.pretended_device import register
+
+        register()  # before the first gradient of this process
     settings.load_profile("short" if _leaves_out_long(config) else "long")
     gc.disable()  # until all is collected, which makes a million objects and no garbage
 
@@ -78,6 +88,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for ``module_name`` runs once for every module of the five rooms."""
     if "module_name" in metafunc.fixturenames:
         metafunc.parametrize("module_name", sorted(_modules()))
+    if "device" in metafunc.fixturenames:
+        from tests import devices
+
+        names = metafunc.config.getoption("--device") or devices.found()
+        if names != ["cpu"]:
+            metafunc.parametrize("device", names, indirect=True)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Device that the test runs on, which is what ``auto`` means there."""
+    from tests import devices
+
+    with devices.on(getattr(request, "param", "cpu"), monkeypatch) as found:
+        yield found
 
 
 def _modules() -> Iterator[str]:

@@ -25,6 +25,8 @@ from fed.wire.messages import GlobalModel, Task
 from tests.simulations.users_parts import double, small, unequal
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SIZES = st.lists(st.integers(1, 60), max_size=40)
 LOCALS = st.builds(
     Local,

@@ -34,7 +34,10 @@ from fed.config.experiment import Local
 from fed.errors import InvalidModel
 from fed.vectors.layout import Layout
 from tests.clients.training.client_groups import of_a_small_device
+from tests.devices import Current
 from tests.thinned import thinned
+
+pytestmark = pytest.mark.usefixtures("device")
 
 CPU = torch.device("cpu")
 Pair = tuple[Tensor, Tensor]
@@ -118,8 +121,9 @@ class Task:
         states, losses = by.train(*self.starts(), self.pairs, orders, LocalContext(broadcast=self.broadcast), seeds)
         return TrainedGroup(*states, losses)
 
-    def group_trainer(self, device: torch.device = CPU) -> BatchedTrainer:
-        """A trainer of groups, with a module of its own."""
+    def group_trainer(self, device: torch.device | None = None) -> BatchedTrainer:
+        """A trainer of groups, with a module of its own, on the test's device unless another is given."""
+        device = device or Current.device
         return BatchedTrainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), device, self.private)
 
     def one_by_one(self) -> TrainedGroup:
