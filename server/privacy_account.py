@@ -129,7 +129,7 @@ class PrivacyAccount:
 
     def _releases(self) -> Counter[Release]:
         """Releases about the client that has lost most."""
-        return Counter(self._of_all.releases) + Counter(self._most)
+        return Counter(self._of_all.releases) + self._most
 
     def summary(self) -> dict[str, Any]:
         """Part of the summary: ε, δ, and the releases about the client that has lost most."""
@@ -159,7 +159,9 @@ class PrivacyAccount:
         self._round = number
         self._of_all = Accountant(self.privacy.delta)
         self._of_client: dict[int | str, Counter[Release]] = {}
-        self._most: Mapping[Release, int] = {}  # of the client that has lost most in rounds of its own
+        self._weights: dict[int | str, float] = {}
+        self._most: Counter[Release] = Counter()  # of the client that has lost most in rounds of its own
+        self._most_weight = 0.0
         costs = [
             cost
             for entry in self.ledger.entries
@@ -183,22 +185,6 @@ class PrivacyAccount:
         self._add(costs)
 
     def _affords(self, costs: Sequence[Cost], budget: float) -> bool:
-        of_all, most, _ = self._with(costs)
-        if not most:
-            return self._of_all.affords(of_all, budget)
-        total = Counter(self._of_all.releases) + Counter(of_all) + Counter(most)
-        return epsilon(total, self.privacy.delta) <= budget
-
-    def _add(self, costs: Sequence[Cost]) -> None:
-        of_all, self._most, of_client = self._with(costs)
-        self._of_client |= of_client
-        if of_all:
-            self._of_all.add(of_all)
-
-    def _with(
-        self, costs: Sequence[Cost]
-    ) -> tuple[Mapping[Release, int], Mapping[Release, int], dict[int | str, Counter[Release]]]:
-        """Costs of all clients, those of the client that then has most in rounds of its own, and all that change."""
         of_all: Counter[Release] = Counter()
         charged: dict[int | str, Counter[Release]] = {}
         for cost in costs:
@@ -209,7 +195,25 @@ class PrivacyAccount:
                 before = charged.get(client) or self._of_client.get(client, Counter())
                 charged[client] = before + Counter(cost.releases)
         most = max([self._most, *charged.values()], key=_weight)
-        return of_all, most, charged
+        if not most:
+            return self._of_all.affords(of_all, budget)
+        total = Counter(self._of_all.releases) + of_all + most
+        return epsilon(total, self.privacy.delta) <= budget
+
+    def _add(self, costs: Sequence[Cost]) -> None:
+        for cost in costs:
+            if cost.clients is None:
+                self._of_all.add(cost.releases)
+                continue
+            added = _weight(cost.releases)
+            for client in cost.clients:
+                counts = self._of_client.setdefault(client, Counter())
+                for release, count in cost.releases.items():
+                    counts[release] += count
+                weight = self._weights[client] = self._weights.get(client, 0.0) + added
+                if weight > self._most_weight:
+                    self._most_weight = weight
+                    self._most = counts
 
 
 def in_order(clients: Iterable[int | str]) -> list[int | str]:

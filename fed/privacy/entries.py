@@ -162,13 +162,18 @@ class LedgerChain:
         """All lines, as a file holds them."""
         return b"".join(self.lines)
 
-    def line_of(self, entry: LedgerEntry) -> bytes:
-        """The line that :meth:`add` would add."""
-        return _line({**entry.keys(), "previous": self.hashes[-1]})[0]
+    def line_of(self, entry: LedgerEntry) -> tuple[bytes, str]:
+        """The line of an entry at the end, and its hash."""
+        return _line({**entry.keys(), "previous": self.hashes[-1]})
 
-    def add(self, entry: LedgerEntry) -> None:
-        """Add an entry at the end."""
-        line, sha256 = _line({**entry.keys(), "previous": self.hashes[-1]})
+    def add(self, entry: LedgerEntry, line: bytes, sha256: str) -> None:
+        """Add an entry at the end.
+
+        Args:
+            entry: the entry.
+            line: line of the entry, as :meth:`line_of` gives it.
+            sha256: hash of that line.
+        """
         self.entries.append(entry)
         self.lines.append(line)
         self.hashes.append(sha256)
@@ -214,7 +219,7 @@ class LedgerChain:
                 raise DamagedChain(f"line {place} is no entry", len(lines)) from None
             if not found:
                 raise DamagedChain(f"line {place} does not follow the line before it", len(lines))
-            chain.add(entry)
+            chain.add(entry, *chain.line_of(entry))
             # Each entry has one form, so that this compares its hash, too.
             if chain.lines[-1] != line + b"\n":
                 raise DamagedChain(f"line {place} is not as it was written", len(lines))

@@ -301,11 +301,11 @@ class Ledger:
             content=content,
             told=told,
         )
-        line = self._chain.line_of(entry)
+        line, sha256 = self._chain.line_of(entry)
         if self._path is not None:
             # Noise that is repeated protects nothing: a simulation need not wait for the disk.
             add_line(self._path, line, size_bytes=self._chain.size_bytes, syncs=not self.repeats_noise)
-        self._chain.add(entry)
+        self._chain.add(entry, line, sha256)
         self._count(entry)
         if self._copy is not None:
             self._append_to_copy(line)

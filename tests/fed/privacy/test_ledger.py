@@ -123,7 +123,8 @@ def rehashed(path: Path, change: Callable[[LedgerEntry], LedgerEntry]) -> None:
     before, _ = LedgerChain.read(path.read_bytes())
     after = LedgerChain(before.identity)
     for entry in before.entries:
-        after.add(change(entry))
+        changed = change(entry)
+        after.add(changed, *after.line_of(changed))
     path.write_bytes(after.content)
 
 
@@ -287,7 +288,8 @@ def test_folder_of_a_ledger_is_named_by_its_identity(tmp_path: Path, monkeypatch
 def test_lines_have_the_form_that_is_documented() -> None:
     chain = LedgerChain("federation 8f0c")
     costs = (Cost(releases=Counter({SAMPLED: 2}), clients=("ann", "bob")),)
-    chain.add(LedgerEntry(run="r", round=3, attempt=0, costs=costs))
+    entry = LedgerEntry(run="r", round=3, attempt=0, costs=costs)
+    chain.add(entry, *chain.line_of(entry))
     first, second = map(json.loads, chain.content.splitlines())
     assert second.pop("hash") == chain.head.sha256
     assert first == {"hash": second["previous"], "ledger": "federation 8f0c", "previous": "", "version": 1}
