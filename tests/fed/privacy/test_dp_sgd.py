@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from fed.privacy.clipping import grid_step
 from fed.privacy.dp_sgd import Inclusion, SamplePrivacy, noised_means, sampling_rate, task_releases
 from fed.privacy.normals import Normals
 from fed.privacy.releases import Release
@@ -52,9 +53,9 @@ def test_noised_means_lie_on_the_grid() -> None:
     expected = torch.tensor([[4.0]], dtype=torch.float64)
     exact = (sums + 2.0 * 0.9 * normals) / 4
     means = noised_means(sums, normals, expected, privacy)
-    units = means * 4 * 2.0**24
+    units = means * 4 / grid_step(0.9)
     assert torch.equal(units, units.round())
-    assert torch.allclose(means, exact, rtol=0, atol=2.0**-26)
+    assert torch.allclose(means, exact, rtol=0, atol=grid_step(0.9) / 4)
 
 
 def test_task_costs_one_release_a_step() -> None:
