@@ -202,8 +202,9 @@ def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Componen
 
 
 def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
-    # Under masks no client tells a score of its own.
-    scores_itself = values.get("app") is not None and values.get("secure_aggregation") is None
+    # Under masks no client tells a score of its own, and noise does not cover scores.
+    is_open = values.get("secure_aggregation") is None and values.get("privacy") is None
+    scores_itself = values.get("app") is not None and is_open
     are_theirs = scores_itself or lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL)
     return registry.EVALUATIONS.make("clients" if are_theirs else "coordinator")
 

@@ -260,6 +260,11 @@ class CentralPrivacy(Privacy):
             raise InvalidExperiment(
                 "privacy.unit sample is for noise in clients' own steps, got kind central: write kind: local"
             )
+        if self.clip == "adaptive" and experiment.secure_aggregation is not None:
+            raise InvalidExperiment(
+                "privacy.clip adaptive moves from round to round, and under secure_aggregation it is fixed: give a "
+                "number as the clip"
+            )
         lossy = [section.kind for section in experiment.uplink if section.kind != "zstd"]
         if lossy:
             raise InvalidExperiment(
@@ -296,6 +301,10 @@ class CentralPrivacy(Privacy):
         if self.clip == "adaptive":
             return AdaptiveClip(self.first_clip, self.quantile, self.multiplier, source)
         return NoisySum(clip=self.clip, noise_multiplier=self.multiplier, source=source)
+
+    def lane_noise(self, least_honest: int) -> LaneNoise:
+        """A clip in whole units, which leaves no message longer than C; the coordinator adds the noise."""
+        return LaneNoise(clip=self.fixed_clip, noise_multiplier=0.0, least_honest=least_honest)
 
     def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
         """Gaussian releases, one a round."""

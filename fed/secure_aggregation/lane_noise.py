@@ -31,7 +31,7 @@ class LaneNoise:
 
     Args:
         clip: C > 0, largest L2 norm of a message.
-        noise_multiplier: z > 0, standard deviation of the noise of h clients over C.
+        noise_multiplier: z ≥ 0, standard deviation of the noise of h clients over C; 0 where they add none.
         least_honest: h ≥ 1, smallest number of honest clients in a sum.
     """
 

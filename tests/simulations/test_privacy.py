@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -147,6 +148,43 @@ def test_those_that_are_left_add_enough_noise() -> None:
     deviation = 2.0 * math.sqrt(survivors / SecureAggregation(max_drop_out=0.3).least_honest())
     assert deviation > 2.0
     hold_to_normal(released(given) * survivors, deviation)
+
+
+@pytest.mark.parametrize("mode", ["emulated", "real"])
+def test_a_coordinator_adds_noise_to_a_masked_sum(mode: str) -> None:
+    given = experiment(
+        privacy={**CENTRAL, "noise_multiplier": 2.0},
+        model={"kind": "mlp", "hidden": [64]},
+        rounds={"count": 1},
+        secure_aggregation={"mode": mode},
+    )
+    hold_to_normal(released(given) * 6, 2.0)
+    quiet = given.override({"privacy.noise_multiplier": HUSHED, "model.hidden": [8], "privacy.clip": 0.5})
+    rows = torch.stack([of_one_client(experiment(), client) for client in range(6)])
+    torch.testing.assert_close(moved(quiet), clipped(rows, 0.5).mean(0), atol=2e-5, rtol=0)
+
+
+def test_apps_are_private_too() -> None:
+    """They score nothing then, since noise does not cover their scores."""
+    app = {"kind": None, "clients": 4}
+    given = fed.Experiment(app=app, rounds={"count": 2}, privacy={**CENTRAL, "noise_multiplier": HUSHED})
+    run = simulate(given, app=Steady)
+    assert [line["train_loss"] for line in run.metrics] == [None, None]
+    (moved_N,) = run.model.state_dict().values()
+    assert moved_N.norm() == pytest.approx(2 * 0.3, rel=1e-4)
+
+
+class Steady:
+    """A client whose update is far beyond the clip."""
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+
+    def initial(self) -> list[Any]:
+        return [np.zeros(3, np.float32)]
+
+    def fit(self, arrays: list[Any], config: Any) -> Any:
+        return [array + 100.0 for array in arrays], 5 + self.client, {"train_loss": 1.0}
 
 
 def test_protocol_and_arithmetic_have_the_same_noise() -> None:
@@ -340,6 +378,10 @@ def test_neither_losses_nor_samples_are_told() -> None:
         ({"rounds": {"count": 2, "cohort": 2, "sampling": "weighted"}}, "neither losses nor numbers of samples"),
         ({"privacy": DISTRIBUTED}, "needs secure_aggregation"),
         ({"privacy": {**LOCAL, "clip": "adaptive"}}, "is for kind central"),
+        (
+            {"privacy": {**CENTRAL, "clip": "adaptive"}, "secure_aggregation": {}},
+            "under secure_aggregation it is fixed",
+        ),
         ({"privacy": {**DISTRIBUTED, "clip": "adaptive"}, "secure_aggregation": {}}, "is for kind central"),
         (
             {"privacy": DISTRIBUTED, "secure_aggregation": {}, "uplink": ["rotation"], "error_feedback": "ef"},
