@@ -14,7 +14,7 @@ LINKED := build/linked-$(FILES)
 # Tests and commands start many processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help compare edge secure-edge gossip deployment strangers benchmark benchmark-gpu time gossip-benchmark compression secure results test test-all flower lint format docs protocol clean
+.PHONY: help compare edge secure-edge gossip deployment strangers benchmark benchmark-gpu time gossip-benchmark compression secure private-steps results test test-all flower lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,9 @@ secure: $(LINKED)  ## secure aggregation of 10 to 1,000 clients, beside a cipher
 
 results: $(LINKED)  ## run the comparisons behind all tables of results and write them; seven minutes; TABLES="digits peers"
 	$(BIN)/python benchmarks/results.py $(TABLES)
+
+private-steps: $(LINKED) benchmarks/.venv/installed  ## a step of DP-SGD beside a plain one and Opacus; five minutes
+	$(BIN)/python benchmarks/dp_sgd.py
 
 test: lint  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

@@ -137,7 +137,8 @@ class PrivateTrainer(TorchTrainer):
         self._ways: dict[tuple[object, ...], _Way] = {}
         self._functions: dict[tuple[object, ...], Function] = {}
         self._ignores = False
-        self._bucket = max(4, 1 << max(self.local.batch_size.bit_length() - 3, 0))
+        # About the deviation of a batch's size: a handful of shapes, and few empty places.
+        self._bucket = max(4, 1 << self.local.batch_size.bit_length() // 2)
         self._most_samples = -(-2 * self.local.batch_size // self._bucket) * self._bucket
 
     def train(
