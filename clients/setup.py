@@ -278,11 +278,15 @@ class Preparation:
             return None
         return self.privacy.protection(self.noise)
 
-    def noisy_sum(self) -> NoisySum | AdaptiveClip | None:
-        """The noise that a trusted coordinator adds to sums; None where it adds none."""
+    def noisy_sum(self, rounds: int) -> NoisySum | AdaptiveClip | None:
+        """The noise that a trusted coordinator adds to sums; None where it adds none.
+
+        Args:
+            rounds: number of rounds of the run.
+        """
         if self.privacy is None or self.noise is None:
             return None
-        return self.privacy.noisy_sum(self.noise)
+        return self.privacy.noisy_sum(self.noise, rounds)
 
     def peer_encoder(self) -> Encoder:
         """The chain that encodes peers' vectors, of the model's length; without codecs it leaves them as they are.

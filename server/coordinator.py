@@ -15,6 +15,7 @@ from fed.compression.stage import Stage
 from fed.errors import Diverged, InvalidExperiment
 from fed.privacy.adaptive_clip import AdaptiveClip
 from fed.privacy.noisy_sum import NoisySum
+from fed.privacy.participation import ParticipationRule, Participations
 from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.observer import TaskFailed, TaskLate, TaskSent, TaskSettled
@@ -44,6 +45,7 @@ class Coordinator:
         losses: last training loss of each client that has answered.
         version: number of times that the model has moved.
         open: tasks that are not answered yet, by id.
+        participations: record of who has been asked, by which a rule is kept; None: anybody may be asked at any time.
         keeps_states: True if clients keep a state; then they take no task until the verdict on their last one.
 
     Args:
@@ -60,6 +62,7 @@ class Coordinator:
         noisy_sum: noise on the sum, under differential privacy with a trusted coordinator; None without.
         cohort_streams: random streams of the draws of cohorts; None: those of the run.
         account: account of the run's privacy; None where it promises none.
+        participation: rule of who may be asked; None: anybody at any time.
         observers: observers that are told of tasks.
         first_task: id of the first task, where the fleet has had others before.
 
@@ -80,11 +83,17 @@ class Coordinator:
     noisy_sum: InitVar[NoisySum | AdaptiveClip | None] = None
     cohort_streams: Streams | None = None
     account: PrivacyAccount | None = None
+    participation: InitVar[ParticipationRule | None] = None
     observers: Observers = field(default_factory=Observers)
     first_task: int = 0
 
     def __post_init__(
-        self, vector_V: Tensor, integers_I: Tensor, stages: tuple[Stage, ...], noisy_sum: NoisySum | AdaptiveClip | None
+        self,
+        vector_V: Tensor,
+        integers_I: Tensor,
+        stages: tuple[Stage, ...],
+        noisy_sum: NoisySum | AdaptiveClip | None,
+        participation: ParticipationRule | None,
     ) -> None:
         """Begin with the aggregator's state of the first model."""
         self.losses: dict[int | str, float] = {}
@@ -114,6 +123,8 @@ class Coordinator:
             stages=stages,
             noisy_sum=noisy_sum,
         )
+        self.participations = None if participation is None else Participations(participation)
+        self._noisy_sum = noisy_sum
         self._sent_sum = self._way_in.sent_sum
         sends_differences = self.message.sends_differences
         self._downlink = Downlink(self.message, self.streams, rule.movement) if sends_differences else None
@@ -174,6 +185,8 @@ class Coordinator:
             deadline_s: seconds from now in which an answer must arrive; None: no deadline.
             takes_parts: True if a client may answer with fewer steps; under secure aggregation none may.
         """
+        if self.participations is not None:
+            self.participations.note(clients, number)
         model, steps = self._model_to_send()
         lr = self.lr_in(number, cohort or len(clients)) if self.lr_in else None
         takes_parts = takes_parts and self.message.fixed is None  # else a deadline would decide whose message counts
@@ -309,8 +322,9 @@ class Coordinator:
             "population": self._population,
             "losses": self.losses,
             "asked": self._asked,
-            "clip": self.clip,
             "privacy": self.account and self.account.state(),
+            "noise": self._noisy_sum and self._noisy_sum.state(),
+            "participations": self.participations and self.participations.state(),
             "sent_sum": self._sent_sum and self._sent_sum.state(),
             "downlink": self._downlink and self._downlink.state(),
             "open": [plain(task) for task in self.open.values()],
@@ -330,10 +344,12 @@ class Coordinator:
         self._population = state["population"]
         self.losses = state["losses"]
         self._asked = state["asked"]
-        if isinstance(self._way_in.noisy_sum, AdaptiveClip):
-            self._way_in.noisy_sum.clip = state["clip"]
         if self.account is not None:
             self.account.restore(state["privacy"])
+        if self._noisy_sum is not None:
+            self._noisy_sum.restore(state["noise"])
+        if self.participations is not None:
+            self.participations.restore(state["participations"])
         # What is kept for sending is of the time before the resume.
         self._sent = None
         if self._sent_sum is not None:

@@ -38,16 +38,19 @@ class PrivacyAccount:
     Args:
         privacy: settings of the experiment.
         ledger: ledger of what is released.
+        rounds: number of rounds of the run.
         fixed: fixed point of the messages under secure aggregation; None without.
     """
 
     privacy: Privacy
     ledger: Ledger
+    rounds: int
     fixed: FixedPoint | None = None
     expected: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
+        self._costs: dict[bool, list[Cost]] = {}  # of the round, whether or not it has been released before
         self._count_until(0)
 
     def allowed(self, number: int, asked: Sequence[int | str], registered: Iterable[int | str]) -> list[int | str]:
@@ -75,19 +78,27 @@ class PrivacyAccount:
         """
         self.expected = expected
         self._round = number
-        self._costs = self._costs_of(asked, sampling)
+        self._costs = {
+            is_repeated: self._costs_of(asked, sampling, number=number, is_repeated=is_repeated)
+            for is_repeated in (False, True)
+        }
+        earlier = self.ledger.of_round(number)
         if not self.ledger.repeats_noise:
-            self._charge(number, self._costs)
-            self.ledger.append(number, self._costs)
+            costs = self._costs[bool(earlier)]
+            self._charge(number, costs)
+            self.ledger.append(number, costs)
             return
-        earlier = [cost for entry in self.ledger.of_round(number) for cost in entry.costs]
-        self._charge(number, earlier or self._costs)
+        costs = [cost for entry in earlier for cost in entry.costs]
+        self._charge(number, costs if earlier else self._costs[False])
 
-    def _costs_of(self, asked: Iterable[int | str], sampling: float) -> list[Cost]:
-        """Costs of a round."""
+    def _costs_of(self, asked: Iterable[int | str], sampling: float, *, number: int, is_repeated: bool) -> list[Cost]:
+        """Costs of a round; none where it costs nothing."""
+        releases = self.privacy.releases(
+            sampling, self.fixed, number=number, rounds=self.rounds, is_repeated=is_repeated
+        )
         # Who was drawn must stay a secret where the promise rests on it.
-        clients = None if sampling < 1 else in_order(asked)
-        return [Cost(releases={self.privacy.release(sampling, self.fixed): 1}, clients=clients)]
+        clients = None if self.privacy.costs_all(sampling) else in_order(asked)
+        return [Cost(releases=releases, clients=clients)] if releases else []
 
     def release(self, number: int, make: Callable[[int], Tensor]) -> Tensor:
         """Make what a round releases, once it is written down.
@@ -106,12 +117,12 @@ class PrivacyAccount:
 
         def made(attempt: int) -> tuple[Tensor, str | None]:
             if attempt == attempts and attempts:  # it is none of the earlier ones
-                self._charge(number, self._costs)
+                self._charge(number, self._costs[True])
             found = make(attempt)
             content = found.cpu().numpy().data if self.ledger.is_kept else None
             return found, None if content is None else hashlib.sha256(content).hexdigest()
 
-        return self.ledger.record(number, self._costs, made)
+        return self.ledger.record(number, self._costs[False], made, costs_again=self._costs[True])
 
     def release_nothing(self, number: int) -> None:
         """Write down a round in which the model does not move: who was asked is told all the same.
@@ -121,7 +132,7 @@ class PrivacyAccount:
         """
         if self.ledger.repeats_noise:
             nothing = hashlib.sha256(b"nothing").hexdigest()
-            self.ledger.record(number, self._costs, lambda _: (None, nothing))
+            self.ledger.record(number, self._costs[False], lambda _: (None, nothing), costs_again=self._costs[True])
 
     def epsilon(self) -> float:
         """ε of the client that has lost most."""

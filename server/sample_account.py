@@ -68,7 +68,7 @@ class SampleAccount(PrivacyAccount):
         by_client = {client: epsilon(counts, self.privacy.delta) for client, counts in self._of_client.items()}
         return {**super().summary(), "epsilon_by_client": {str(client): by_client[client] for client in by_client}}
 
-    def _costs_of(self, asked: Iterable[int | str], sampling: float) -> list[Cost]:
+    def _costs_of(self, asked: Iterable[int | str], sampling: float, *, number: int, is_repeated: bool) -> list[Cost]:
         """Costs of a round, one for the clients of each number of samples."""
         by_size: dict[int, list[int | str]] = {}
         for client in in_order(asked):

@@ -29,6 +29,7 @@ __all__ = [
     "EXECUTORS",
     "HIERARCHIES",
     "LOSSES",
+    "MATRIX_MECHANISMS",
     "METRICS",
     "MODELS",
     "PARALLELS",
@@ -283,8 +284,16 @@ SECURE_AGGREGATIONS = Family(
 PRIVACIES = Family(
     "privacy",
     Component,
-    _in("privacy.kinds", central="CentralPrivacy", local="LocalPrivacy", distributed="DistributedPrivacy"),
+    _in("privacy.kinds", central="CentralPrivacy", local="LocalPrivacy", distributed="DistributedPrivacy")
+    | _in("privacy.dp_ftrl", dp_ftrl="FollowTheLeaderPrivacy"),
     default="central",
+)
+
+MATRIX_MECHANISMS = Family(
+    "matrix mechanism",
+    Component,
+    _in("privacy.mechanisms", banded="BandedNoise", blt="BufferedNoise"),
+    default="blt",
 )
 
 STALENESSES = Family(

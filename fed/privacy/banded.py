@@ -8,12 +8,10 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 
 from fed.privacy.matrix_mechanism import MatrixMechanism
 from fed.privacy.participation import ParticipationRule
-from fed.privacy.toeplitz import error_weights, inverse, prefix_root, repeated, repeated_adjoint
+from fed.privacy.toeplitz import error_weights, filtered, inverse, prefix_root, repeated, repeated_adjoint
 from fed.vectors.tensors import Tensor
 
 __all__ = ["Banded", "banded_root", "optimal_banded"]
@@ -75,6 +73,11 @@ class Banded(MatrixMechanism):
             kept_DM[number % self.rows] = noise_M
         return noise_M
 
+    def changed_rows(self, number: int) -> slice:
+        """The row of the round, if any is kept."""
+        row = number % max(self.rows, 1)
+        return slice(row, row + 1)
+
 
 def banded_root(bands: int) -> Banded:
     """The mechanism whose coefficients are the first ones of the square root of the prefix sums.
@@ -108,6 +111,8 @@ def optimal_banded(bands: int, participation: ParticipationRule, error: Literal[
 
     Reference: Choquette-Choo et al. 2023, 2306.08153.
     """
+    from scipy.optimize import minimize  # it is slow to import, and a section is read without it
+
     rounds = participation.rounds
     if not 1 <= bands <= rounds:
         raise ValueError(f"bands must be between 1 and the {rounds} rounds, got {bands}")
@@ -119,9 +124,9 @@ def optimal_banded(bands: int, participation: ParticipationRule, error: Literal[
         column_T[:bands] = _sums_from_here(steps_J)
         moved_T = repeated(column_T, participation)
         squared_sensitivity = moved_T @ moved_T
-        b_T = lfilter([1.0], column_T[:bands], ones_T)
+        b_T = filtered([1.0], column_T[:bands], ones_T)
         squared_error = weights_T @ b_T**2
-        slope_T = lfilter([1.0], column_T[:bands], (2 * weights_T * b_T)[::-1])[::-1]
+        slope_T = filtered([1.0], column_T[:bands], (2 * weights_T * b_T)[::-1])[::-1]
         error_J = -np.array([slope_T[lag:] @ b_T[: rounds - lag] for lag in range(bands)])
         sensitivity_J = 2 * repeated_adjoint(moved_T, participation)[:bands]
         gradient_J = sensitivity_J / squared_sensitivity + error_J / squared_error

@@ -6,17 +6,17 @@ Shapes: see :mod:`fed.vectors.layout`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.optimize import OptimizeResult, minimize
-from scipy.signal import lfilter
-from scipy.special import expit
 
 from fed.privacy.matrix_mechanism import MatrixMechanism
 from fed.privacy.participation import ParticipationRule
-from fed.privacy.toeplitz import error_weights, repeated
+from fed.privacy.toeplitz import error_weights, filtered, repeated
 from fed.vectors.tensors import Tensor, torch
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 __all__ = ["BufferedToeplitz", "optimal_blt"]
 
@@ -123,6 +123,8 @@ def optimal_blt(
 
     Reference: McMahan et al. 2024, 2408.08868.
     """
+    from scipy.optimize import minimize  # it is slow to import, and a section is read without it
+
     if buffers < 1:
         raise ValueError(f"buffers must be at least 1, got {buffers}")
     rounds = participation.rounds
@@ -148,7 +150,7 @@ def optimal_blt(
         after[1:] *= -np.exp(parameters[1:])
         return float(np.log(squared_sensitivity * squared_error)), after
 
-    def descended(start: np.ndarray, most_steps: int) -> OptimizeResult:
+    def descended(start: np.ndarray, most_steps: int) -> "OptimizeResult":
         return minimize(
             log_loss,
             x0=start,
@@ -180,7 +182,7 @@ def _beginnings(buffers: int, participation: ParticipationRule) -> list[np.ndarr
 def _decays(parameters: np.ndarray) -> np.ndarray:
     """θ_1, θ̂_1, θ_2, … [2D]."""
     gaps = np.concatenate([[0.0], np.exp(parameters[1:])])
-    return np.asarray(expit(parameters[0] - np.cumsum(gaps)))
+    return np.asarray(1 / (1 + np.exp(np.cumsum(gaps) - parameters[0])))
 
 
 def _column(decays: Sequence[float], zeros: Sequence[float], rounds: int) -> np.ndarray:
@@ -188,10 +190,10 @@ def _column(decays: Sequence[float], zeros: Sequence[float], rounds: int) -> np.
     column_T = np.zeros(rounds)
     column_T[0] = 1.0
     for decay, zero in zip(decays, zeros, strict=True):
-        column_T = lfilter([1.0, -zero], [1.0, -decay], column_T)
+        column_T = filtered([1.0, -zero], [1.0, -decay], column_T)
     return column_T
 
 
 def _delayed(column_T: np.ndarray, decay: float) -> np.ndarray:
     """Coefficients of x / (1 − decay·x) times a generating function [T]."""
-    return np.asarray(lfilter([0.0, 1.0], [1.0, -decay], column_T))
+    return filtered([0.0, 1.0], [1.0, -decay], column_T)

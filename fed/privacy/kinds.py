@@ -17,6 +17,7 @@ from fed.privacy.adaptive_clip import AdaptiveClip, check_cohort
 from fed.privacy.dp_sgd import SamplePrivacy, sampling_rate
 from fed.privacy.noise import NoiseSource
 from fed.privacy.noisy_sum import NoisySum
+from fed.privacy.participation import ParticipationRule
 from fed.privacy.protection import Protection
 from fed.privacy.releases import Release
 from fed.secure_aggregation.fixed_point import FixedPoint
@@ -25,12 +26,21 @@ from fed.secure_aggregation.lane_noise import LaneNoise
 if TYPE_CHECKING:
     from fed.privacy.plan import PrivacyPlan
 
-__all__ = ["CentralPrivacy", "DistributedPrivacy", "LocalPrivacy", "Privacy", "privacy_of", "with_noise"]
+__all__ = [
+    "NOT_COVERED",
+    "CentralPrivacy",
+    "DistributedPrivacy",
+    "LocalPrivacy",
+    "Policy",
+    "Privacy",
+    "privacy_of",
+    "with_noise",
+]
 
 _WAY_OUT = "set privacy to null"
 
 
-class _Policy(Protocol):
+class Policy(Protocol):
     """Policy of rounds, as far as the cost of a run depends on who takes part."""
 
     @property
@@ -166,7 +176,7 @@ class Privacy(Hyperparameters, ABC):
                 "track_running_stats=False"
             )
 
-    def check_rounds(self, rounds: _Policy, population: int) -> None:
+    def check_rounds(self, rounds: Policy, population: int) -> None:
         """Refuse cohorts that are too small for the noise.
 
         Args:
@@ -179,7 +189,7 @@ class Privacy(Hyperparameters, ABC):
         if self.clip == "adaptive":
             check_cohort(self.multiplier, rounds.cohort_of(population))
 
-    def amplified(self, rounds: _Policy, population: int) -> float:
+    def amplified(self, rounds: Policy, population: int) -> float:
         """Probability q with which each client is in a round, where nobody can tell who is; 1 elsewhere.
 
         Args:
@@ -202,6 +212,51 @@ class Privacy(Hyperparameters, ABC):
             fixed: fixed point of the messages under secure aggregation; None without.
         """
 
+    def releases(
+        self,
+        sampling: float,
+        fixed: FixedPoint | None = None,
+        *,
+        number: int,
+        rounds: int,
+        is_repeated: bool = False,
+    ) -> dict[Release, int]:
+        """Releases of one round, with their counts.
+
+        Args:
+            sampling: q, as :meth:`amplified` says.
+            fixed: fixed point of the messages under secure aggregation; None without.
+            number: number of the round, from 1.
+            rounds: number of rounds of the run.
+            is_repeated: True if the round has been released before, with other noise.
+        """
+        return {self.release(sampling, fixed): 1}
+
+    def costs_all(self, sampling: float) -> bool:
+        """True if a round costs every client the same, because nobody can tell who is in it.
+
+        Args:
+            sampling: q, as :meth:`amplified` says.
+        """
+        return sampling < 1
+
+    def participation_rule(self, rounds: int) -> ParticipationRule | None:
+        """Rule of who may be asked, which the coordinator keeps to; None: anybody at any time.
+
+        Args:
+            rounds: number of rounds of the run.
+        """
+        return None
+
+    def fitted(self, rounds: Policy, population: int) -> Mapping[str, Any]:
+        """Keys of the experiment that follow from its clients, with their values.
+
+        Args:
+            rounds: policy of the rounds.
+            population: number of clients.
+        """
+        return {}
+
     @abstractmethod
     def protection(self, source: NoiseSource) -> Protection | None:
         """Protection of a client's message before it is encoded; None where it has none.
@@ -222,16 +277,17 @@ class Privacy(Hyperparameters, ABC):
         """Clip and noise of each local step; None where whole messages are protected."""
         return None
 
-    def noisy_sum(self, source: NoiseSource) -> NoisySum | AdaptiveClip | None:
+    def noisy_sum(self, source: NoiseSource, rounds: int) -> NoisySum | AdaptiveClip | None:
         """Noise of the coordinator on the sum of the messages; None where it adds none.
 
         Args:
             source: source of noise.
+            rounds: number of rounds of the run.
         """
         return None
 
     @abstractmethod
-    def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
+    def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Plan of what a run will release.
 
         Args:
@@ -252,13 +308,14 @@ class CentralPrivacy(Privacy):
     """
 
     takes_adaptive_clip: ClassVar[bool] = True
+    kind: ClassVar[str] = "central"
 
     def check_experiment(self, experiment: Sections) -> None:
         """Refuse codecs, after which a message may be longer than the clip."""
         super().check_experiment(experiment)
         if self.unit == "sample":
             raise InvalidExperiment(
-                "privacy.unit sample is for noise in clients' own steps, got kind central: write kind: local"
+                f"privacy.unit sample is for noise in clients' own steps, got kind {self.kind}: write kind: local"
             )
         if self.clip == "adaptive" and experiment.secure_aggregation is not None:
             raise InvalidExperiment(
@@ -268,12 +325,12 @@ class CentralPrivacy(Privacy):
         lossy = [section.kind for section in experiment.uplink if section.kind != "zstd"]
         if lossy:
             raise InvalidExperiment(
-                "privacy central needs messages that arrive as they were clipped, got uplink "
+                f"privacy {self.kind} needs messages that arrive as they were clipped, got uplink "
                 f"{', '.join(lossy)}: leave the codecs out, or write privacy kind: local, whose noise comes before them"
             )
         if getattr(experiment.algorithm.make(), "votes", False):
             raise InvalidExperiment(
-                "privacy central bounds the length of messages, got algorithm "
+                f"privacy {self.kind} bounds the length of messages, got algorithm "
                 f"{experiment.algorithm.kind}, which counts their signs: choose one such as fedavg"
             )
 
@@ -282,7 +339,7 @@ class CentralPrivacy(Privacy):
         """C: no client may change the sum by more, whatever it says; None where tasks say it."""
         return None if self.clip == "adaptive" else self.clip
 
-    def amplified(self, rounds: _Policy, population: int) -> float:
+    def amplified(self, rounds: Policy, population: int) -> float:
         """Q = cohort / population under Poisson sampling."""
         if not getattr(rounds.rule, "amplifies", False):
             return 1.0
@@ -296,7 +353,7 @@ class CentralPrivacy(Privacy):
         """The clip alone."""
         return Protection(clip=None if self.clip == "adaptive" else self.clip)
 
-    def noisy_sum(self, source: NoiseSource) -> NoisySum | AdaptiveClip:
+    def noisy_sum(self, source: NoiseSource, rounds: int) -> NoisySum | AdaptiveClip:
         """Gaussian noise of standard deviation z·C on the sum."""
         if self.clip == "adaptive":
             return AdaptiveClip(self.first_clip, self.quantile, self.multiplier, source)
@@ -306,7 +363,7 @@ class CentralPrivacy(Privacy):
         """A clip in whole units, which leaves no message longer than C; the coordinator adds the noise."""
         return LaneNoise(clip=self.fixed_clip, noise_multiplier=0.0, least_honest=least_honest)
 
-    def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
+    def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Gaussian releases, one a round."""
         from fed.privacy.plan import PrivacyPlan
 
@@ -319,7 +376,7 @@ class CentralPrivacy(Privacy):
         else:
             why = "none is claimed, for cohorts are not drawn by Poisson sampling: write rounds.sampling: poisson"
         return PrivacyPlan(
-            kind="central",
+            kind=self.kind,
             mechanism="Gaussian noise, rounded onto a grid and added to the sum by the coordinator",
             noise_multiplier=self.noise_multiplier or 1.0,
             rounds=rounds.count,
@@ -336,7 +393,7 @@ class CentralPrivacy(Privacy):
                 "The coordinator is trusted: it sees each client's clipped message, and who takes part.",
                 "Whoever sees the models that it publishes, clients included, learns no more than ε says.",
             ),
-            not_covered=_NOT_COVERED,
+            not_covered=NOT_COVERED,
         )
 
 
@@ -386,7 +443,7 @@ class LocalPrivacy(Privacy):
             return None
         return Protection(clip=self.fixed_clip, noise_multiplier=self.multiplier, source=source)
 
-    def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
+    def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Gaussian releases, one in each round that a client takes part in.
 
         Raises:
@@ -413,7 +470,7 @@ class LocalPrivacy(Privacy):
             budget_epsilon=self.budget_epsilon,
             participations=_most_rounds(rounds, population),
             trust=("Nobody is trusted but the client: the coordinator learns no more of its data than ε says.",),
-            not_covered=_NOT_COVERED,
+            not_covered=NOT_COVERED,
         )
 
 
@@ -463,7 +520,7 @@ class DistributedPrivacy(Privacy):
         """Skellam noise, of which h clients add a variance of z²C²."""
         return LaneNoise(clip=self.fixed_clip, noise_multiplier=self.multiplier, least_honest=least_honest)
 
-    def plan(self, rounds: _Policy, population: int) -> "PrivacyPlan":
+    def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Skellam releases, one in each round that a client takes part in."""
         from fed.privacy.plan import PrivacyPlan
 
@@ -486,13 +543,13 @@ class DistributedPrivacy(Privacy):
                 "The coordinator is not trusted with single messages: secure aggregation shows it their sum alone.",
                 "As many clients as secure_aggregation.corrupt says may collude with it; the others add all the noise.",
             ),
-            not_covered=_NOT_COVERED,
+            not_covered=NOT_COVERED,
         )
 
 
 _UNITS = 2.0**16  # of a clip, in lanes of 32 bits with a hundred clients
 _NUMBERS = 2**30  # of a message, for a plan that is made before the model is known; what they cost is below 10⁻⁶
-_NOT_COVERED = (
+NOT_COVERED = (
     "That a client takes part, when it answers, and how often it fails.",
     "The number of clients, and what they say of their samples when they join: shapes, types and labels.",
     "Data that the coordinator has itself, such as its test set, and scores on them.",
@@ -500,7 +557,7 @@ _NOT_COVERED = (
 )
 
 
-def _most_rounds(rounds: _Policy, population: int) -> int:
+def _most_rounds(rounds: Policy, population: int) -> int:
     """Largest number of rounds in which one client takes part."""
     most: int = rounds.rule.most_rounds(rounds.count, rounds.cohort_of(population), population)
     return most
@@ -521,7 +578,7 @@ def privacy_of(experiment: _Private) -> Privacy | None:
 
 
 def with_noise(experiment: Experiment, population: int, steps: Mapping[int, int] | None = None) -> Experiment:
-    """The experiment with the noise multiplier that its ``privacy.epsilon`` asks for, if it asks for one.
+    """The experiment with the keys of ``privacy`` that follow from its clients, and the noise for its ``epsilon``.
 
     Args:
         experiment: experiment of a run.
@@ -536,6 +593,9 @@ def with_noise(experiment: Experiment, population: int, steps: Mapping[int, int]
     settings = privacy_of(experiment)
     if settings is None:
         return experiment
+    if found_keys := settings.fitted(experiment.rounds.make(), population):
+        # The separation is part of the experiment, as nodes and a resumed run see it.
+        return with_noise(experiment.override(dict(found_keys)), population, steps)
     if settings.epsilon is None:
         settings.check_rounds(experiment.rounds.make(), population)
         return experiment
@@ -556,7 +616,7 @@ def with_noise(experiment: Experiment, population: int, steps: Mapping[int, int]
 
 
 def _plans_of_samples(
-    settings: Privacy, local: Local, *, rounds: _Policy, population: int, steps: Mapping[int, int] | None
+    settings: Privacy, local: Local, *, rounds: Policy, population: int, steps: Mapping[int, int] | None
 ) -> "list[PrivacyPlan]":
     """Plan of the client of each number of samples."""
     from fed.privacy.plan import PrivacyPlan

@@ -311,7 +311,14 @@ class Ledger:
             self._append_to_copy(line)
         return entry
 
-    def record(self, number: int, costs: Sequence[Cost], make: Callable[[int], tuple[_Made, str | None]]) -> _Made:
+    def record(
+        self,
+        number: int,
+        costs: Sequence[Cost],
+        make: Callable[[int], tuple[_Made, str | None]],
+        *,
+        costs_again: Sequence[Cost] | None = None,
+    ) -> _Made:
         """Make what a round releases, and write it down before anybody has it.
 
         Where noise is repeated, a round that was released before is made again: with the noise of an earlier attempt if
@@ -323,6 +330,7 @@ class Ledger:
             costs: costs of the round.
             make: function from the number of the attempt, from 0, to what is released and its SHA-256 in hexadecimal
                 digits, which may be None where noise is not repeated.
+            costs_again: costs of an attempt that is not the first; ``costs`` unless given.
 
         Returns:
             The release, which is written down.
@@ -331,13 +339,15 @@ class Ledger:
             LedgerFailed: if it cannot be written down; then nothing may be released.
         """
         attempts = self.attempts(number)
+        later = costs if costs_again is None else costs_again
         if not self.repeats_noise:
             made, content = make(attempts)
-            self.append(number, costs, content)
+            self.append(number, later if attempts else costs, content)
             return made
         for attempt in range(attempts + 1):
             made, content = make(attempt)
-            entry = self.append(number, costs, content) if attempt == attempts else self._again(number, costs, content)
+            cost = later if attempt else costs
+            entry = self.append(number, cost, content) if attempt == attempts else self._again(number, cost, content)
             if entry is not None:
                 return made
         raise AssertionError("the last attempt is always written down")

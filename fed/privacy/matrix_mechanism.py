@@ -50,6 +50,14 @@ class MatrixMechanism(ABC):
             number: t, number of the round, from 1; one round follows the other.
         """
 
+    def changed_rows(self, number: int) -> slice:
+        """Rows of what is kept that a round changes.
+
+        Args:
+            number: t, number of the round, from 1.
+        """
+        return slice(None)
+
     def row_norms(self, participation: ParticipationRule) -> np.ndarray:
         r"""The root of s_t² − s_{t−1}² for each round [T], where s_t is the sensitivity of the first t rounds.
 

@@ -4,9 +4,11 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from fed.privacy.clipping import grid_step
 from fed.privacy.noise import NoiseSource, gaussian_units
+from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor
 
 __all__ = ["NoisySum"]
@@ -41,6 +43,27 @@ class NoisySum:
         step = grid_step(self.clip)
         # Whole numbers from here on. Messages are shorter than the clip by what this rounding may add to one of them.
         units_M = (mean_M * (clients / step)).round_()
-        deviation = self.noise_multiplier * self.clip / step
+        return units_M.add_(self.noise_units(len(mean_M), number, attempt)).mul_(step / expected)
+
+    def noise_units(self, numbers: int, number: int, attempt: int = 0) -> Tensor:
+        """Noise of a round, in whole steps of the grid [M].
+
+        Args:
+            numbers: M.
+            number: number of the round, from 1.
+            attempt: number of other sums that the round has released before.
+        """
         generator = self.source.generator("of the sum", number, *([attempt] if attempt else []))
-        return units_M.add_(gaussian_units(generator, len(mean_M), deviation)).mul_(step / expected)
+        return gaussian_units(generator, numbers, self.deviation)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of independent noise, in steps of the grid."""
+        return self.noise_multiplier * self.clip / grid_step(self.clip)
+
+    def state(self) -> Tree:
+        """State for a checkpoint; None: independent noise has none."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Resume from what :meth:`state` wrote down."""

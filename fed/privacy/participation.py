@@ -1,9 +1,16 @@
 """Participation: how often, and how far apart, one client takes part in the rounds of a run."""
 
+import logging
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["ParticipationRule"]
+from fed.errors import RunFailed
+
+__all__ = ["ParticipationRule", "Participations"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +50,84 @@ class ParticipationRule:
         """The largest number of times that a client can take part."""
         fitting = math.ceil(self.rounds / max(self.min_separation, 1))
         return fitting if self.max_participations is None else min(self.max_participations, fitting)
+
+
+class Participations:
+    """Record of who has been asked in which round, by which the rule is kept, whoever draws the cohorts.
+
+    A client that was asked has taken part, whether it has answered or not: the model of that round may hold its answer.
+
+    Args:
+        rule: rule to keep.
+
+    Example:
+        >>> record = Participations(ParticipationRule(rounds=9, min_separation=3))
+        >>> record.note(["a"], 1)
+        >>> [record.allows("a", number) for number in (2, 3, 4)]
+        [False, False, True]
+    """
+
+    def __init__(self, rule: ParticipationRule) -> None:
+        self.rule = rule
+        self._asked: dict[int | str, tuple[int, int]] = {}  # client → its last round, and its number of rounds
+        self._few = 0
+
+    def allows(self, client: int | str, number: int) -> bool:
+        """True if a client may be asked.
+
+        Args:
+            client: the client.
+            number: number of the round, from 1.
+        """
+        if client not in self._asked:
+            return True
+        last, times = self._asked[client]
+        return number - last >= self.rule.min_separation and times < self.rule.times
+
+    def say_if_few(self, eligible: int, wanted: int, number: int) -> None:
+        """Warn where fewer clients may be asked than a round wants, at the 1st, 10th, 100th time and so on.
+
+        Args:
+            eligible: number of clients that may be asked.
+            wanted: number of clients that the round wants.
+            number: number of the round, from 1.
+        """
+        if eligible >= wanted:
+            return
+        self._few += 1
+        if str(self._few).strip("0") == "1":  # a long run must not fill its log
+            _log.warning(
+                "round %d asks %d of the %d clients that it wants, for no other may take part, by "
+                "privacy.min_separation and max_participations",
+                number,
+                eligible,
+                wanted,
+            )
+
+    def note(self, clients: Iterable[int | str], number: int) -> None:
+        """Note that clients are asked.
+
+        Args:
+            clients: clients that are asked, each once.
+            number: number of the round, from 1.
+
+        Raises:
+            RunFailed: if one of them may not be asked.
+        """
+        for client in clients:
+            if not self.allows(client, number):
+                raise RunFailed(
+                    f"round {number} would ask client {client} against privacy.min_separation = "
+                    f"{self.rule.min_separation} and max_participations = {self.rule.times}: draw cohorts by "
+                    "Rounds.draw, which leaves such clients out"
+                )
+            _, times = self._asked.get(client, (0, 0))
+            self._asked[client] = (number, times + 1)
+
+    def state(self) -> list[list[Any]]:
+        """State for a checkpoint: client, last round and number of rounds of each."""
+        return [[client, *asked] for client, asked in self._asked.items()]
+
+    def restore(self, state: Iterable[Sequence[Any]]) -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self._asked = {client: (last, times) for client, last, times in state}

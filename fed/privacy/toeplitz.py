@@ -3,12 +3,13 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
-from scipy.signal import lfilter
 
 from fed.privacy.participation import ParticipationRule
 
-__all__ = ["error_weights", "inverse", "prefix_errors", "prefix_root", "repeated", "repeated_adjoint"]
+__all__ = ["error_weights", "filtered", "inverse", "prefix_errors", "prefix_root", "repeated", "repeated_adjoint"]
 
 
 def prefix_root(rounds: int) -> np.ndarray:
@@ -29,11 +30,30 @@ def prefix_root(rounds: int) -> np.ndarray:
     return np.concatenate([[1.0], np.cumprod((2 * places_T - 1) / (2 * places_T))])
 
 
+def filtered(
+    numerator: Sequence[float] | np.ndarray, denominator: Sequence[float] | np.ndarray, column_T: np.ndarray
+) -> np.ndarray:
+    """Product of a column, as a power series, and a rational function [T].
+
+    Args:
+        numerator: coefficients of the function's numerator, that of x⁰ first.
+        denominator: coefficients of its denominator, the first of which is not 0.
+        column_T: coefficients of the series.
+
+    Example:
+        >>> filtered([1.0], [1.0, -0.5], np.array([1.0, 0.0, 0.0])).tolist()
+        [1.0, 0.5, 0.25]
+    """
+    from scipy.signal import lfilter  # it is slow to import, and a section is read without it
+
+    return np.asarray(lfilter(numerator, denominator, column_T))
+
+
 def inverse(column_T: np.ndarray) -> np.ndarray:
     """The inverse of a Toeplitz matrix whose diagonal is not 0, as its first column [T]."""
     impulse_T = np.zeros(len(column_T))
     impulse_T[0] = 1.0
-    return np.asarray(lfilter([1.0], column_T, impulse_T))
+    return filtered([1.0], column_T, impulse_T)
 
 
 def repeated(column_T: np.ndarray, participation: ParticipationRule) -> np.ndarray:

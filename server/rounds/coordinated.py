@@ -70,6 +70,7 @@ class Coordinated:
     ) -> None:
         """Begin before the first round."""
         shared = prepared.layout.shared
+        private = prepared.privacy
         algorithm = prepared.algorithm
         assert isinstance(algorithm, Aggregator)
         vector_V, integers_I = shared.pack(prepared.module)
@@ -82,11 +83,12 @@ class Coordinated:
             integers_I=integers_I,
             streams=prepared.streams,
             lr_in=step_sizes(experiment, self.policy),
-            drops_diverged=self.policy.drops_diverged or prepared.privacy is not None,
+            drops_diverged=self.policy.drops_diverged or private is not None,
             stages=prepared.stages,
-            noisy_sum=prepared.noisy_sum(),
+            noisy_sum=prepared.noisy_sum(self.policy.count),
             cohort_streams=prepared.cohort_streams,
-            account=_account(prepared, message, local=experiment.local, fleet=fleet),
+            account=_account(prepared, message, rounds=self.policy.count, local=experiment.local, fleet=fleet),
+            participation=None if private is None else private.participation_rule(self.policy.count),
             observers=observers or Observers(),
             first_task=first_task,
         )
@@ -144,7 +146,9 @@ def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], f
     return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)
 
 
-def _account(prepared: Preparation, message: Format, *, local: Local, fleet: Fleet) -> PrivacyAccount | None:
+def _account(
+    prepared: Preparation, message: Format, *, rounds: int, local: Local, fleet: Fleet
+) -> PrivacyAccount | None:
     """Account of a run's privacy, by the ledger that is kept, or else by one in memory."""
     if prepared.privacy is None:
         return None
@@ -152,9 +156,9 @@ def _account(prepared: Preparation, message: Format, *, local: Local, fleet: Fle
     ledger = prepared.ledger or in_memory
     of_samples = prepared.privacy.of_samples()
     if of_samples is None:
-        return PrivacyAccount(prepared.privacy, ledger, message.fixed)
+        return PrivacyAccount(prepared.privacy, ledger, rounds, message.fixed)
 
     def releases_of(samples: int) -> Mapping[Release, int]:
         return releases_of_task(samples, local, prepared.phases, of_samples)
 
-    return SampleAccount(prepared.privacy, ledger, size_of=fleet.size_of, releases_of=releases_of)
+    return SampleAccount(prepared.privacy, ledger, rounds, size_of=fleet.size_of, releases_of=releases_of)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -19,10 +19,12 @@ from fed.config.registry import SAMPLINGS
 from fed.errors import InvalidExperiment, RunFailed
 from fed.quantities import counted
 from fed.secure_aggregation.settings import settings_of
+from fed.server.eligible_clients import EligibleClients
 from fed.server.rounds.sampling import CohortDraw, Sampling
 
 if TYPE_CHECKING:
     from fed.server.coordinator import Coordinator
+    from fed.server.fleet import Fleet
     from fed.server.round_stats import RoundStats
     from fed.server.way_in import UpdateAccumulator
 
@@ -107,17 +109,24 @@ class Rounds(Hyperparameters, ABC):
             count: number of clients to draw.
             again: number of clients that have already been drawn for this round.
         """
-        if not count or not coordinator.fleet.available():
+        fleet = coordinator.fleet
+        record = coordinator.participations
+        if record is not None:
+            fleet = cast("Fleet", EligibleClients(fleet, record, number))
+            record.say_if_few(len(fleet.available()), count, number)
+        if not count or not fleet.available():
             return []
         draw = CohortDraw(
-            fleet=coordinator.fleet,
+            fleet=fleet,
             number=number,
             cohort=count,
             streams=coordinator.cohort_streams or coordinator.streams,
             losses=coordinator.losses,
             again=again,
         )
-        return self.rule.sample(draw)
+        drawn = self.rule.sample(draw)
+        # A user's sampling may draw from elsewhere than from the clients that are available.
+        return drawn if record is None else [client for client in dict.fromkeys(drawn) if record.allows(client, number)]
 
     @cached_property
     def rule(self) -> Sampling:

@@ -360,7 +360,7 @@ def test_unknown_key_error_names_the_nearest_and_all_known(
 def test_a_key_like_none_is_refused_without_a_guess() -> None:
     known = "name, seed, data_seed, app, data, table, model, fixed, loss, metrics, collate, local, algorithm"
     known += ", topology, rounds, stages, uplink"
-    known += ", error_feedback, downlink, secure_aggregation, hierarchy, devices, evaluation"
+    known += ", error_feedback, downlink, secure_aggregation, privacy, hierarchy, devices, evaluation"
     known += ", adversaries, checkpoints, tracking, simulation"
     assert problems(zzz={"a": 1}) == [f"zzz: unknown key; known: {known} (value: {{'a': 1}})"]
     assert problems(local={"{braces}": 1})[0].startswith("local.{braces}: unknown key; known: optimizer, lr,")
