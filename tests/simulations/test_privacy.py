@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 import fed
+from fed.aggregators.base import Reduced
+from fed.aggregators.fedavg import FedAvg
 from fed.cli.main import main
 from fed.clients.data import load
 from fed.clients.node.plans import part_of_nodes
@@ -517,3 +519,31 @@ def _sum(given: fed.Experiment, data: fed.FederatedData) -> Tensor:
     federation.round(1)
     assert noisy is not None
     return released_M[0]
+
+
+@pytest.mark.parametrize(("sampling", "expected"), [("uniform", 1.0), ("round_robin", 1.0), ("poisson", 0.5)])
+@pytest.mark.parametrize("privacy", [CENTRAL, LOCAL], ids=["central", "local"])
+def test_amplification_is_claimed_under_poisson_sampling_alone(
+    sampling: str, expected: float, privacy: dict[str, Any]
+) -> None:
+    given = experiment(privacy=privacy, rounds={"count": 2, "cohort": 3, "sampling": sampling})
+    settings = privacy_of(given)
+    assert settings is not None
+    # A coordinator that is not trusted knows who takes part.
+    claimed = expected if privacy is CENTRAL else 1.0
+    assert settings.amplified(given.rounds.make(), 6) == claimed
+    assert settings.plan(given.rounds.make(), 6).sampling == claimed
+
+
+def test_algorithms_are_not_told_how_many_replied(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    apply = FedAvg.apply
+
+    def noted(self: FedAvg, state: Any, reduced: Reduced) -> Any:
+        told.append(reduced.clients)
+        return apply(self, state, reduced)
+
+    monkeypatch.setattr(FedAvg, "apply", noted)
+    run = simulate(experiment(devices={"kind": "uniform", "failure": 0.5}, rounds={"count": 3}))
+    assert {line["replied"] for line in run.metrics} != {6}
+    assert told == [6, 6, 6]

@@ -76,3 +76,17 @@ def test_a_server_knows_a_clipped_message(clip: float) -> None:
     assert is_within(message_M.float(), clip)
     assert not is_within(message_M * 1.0001, clip)
     assert not is_within(message_M * 2, clip)
+
+
+def test_numbers_that_all_round_up_stay_within_the_clip() -> None:
+    """Of a client whose every number lifts the sum over the next half step, a whole step each."""
+    count = 1_000_000
+    step = grid_step(1.0)
+    most = largest_norm(1.0, count) / (step * math.sqrt(count))
+    units = math.floor(most - 0.01) + 0.01
+    with_client = torch.full((count,), 0.495 + units, dtype=torch.float64).round()
+    without = torch.full((count,), 0.495, dtype=torch.float64).round()
+    moved = float((with_client - without)[0])
+    assert moved == math.floor(units) + 1
+    assert is_within(torch.full((count,), units * step, dtype=torch.float64), 1.0)
+    assert moved * math.sqrt(count) <= 1.0 / step
