@@ -64,6 +64,8 @@ def test_local_noise_is_told_by_its_key(run: Run) -> None:
     assert code == 0
     values = json.loads(out)
     assert 50 * 0.999 <= values["epsilon"] <= 50
+    of_release = Release(noise_multiplier=values["noise_multiplier"] / 2)
+    assert values["epsilon"] == pytest.approx(epsilon({of_release: 30}, 1e-5), rel=1e-9)
     of_run = [cell for cell in values["table"] if cell["noise_multiplier"] == values["noise_multiplier"]]
     assert [cell["epsilon"] for cell in of_run] == [values["epsilon"]]
 

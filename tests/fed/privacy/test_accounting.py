@@ -220,6 +220,22 @@ def test_estimates_are_near_and_rise(before: dict[Release, int]) -> None:
         assert curve[rounds - 1] == pytest.approx(exact, rel=2e-3)
 
 
+def test_other_releases_begin_a_new_count() -> None:
+    cheap = Release(noise_multiplier=1.0, sampling=0.05)
+    dear = Release(noise_multiplier=1.0, sampling=0.3)
+    account = Accountant(1e-5)
+    budget = epsilon({cheap: 10}, 1e-5) * 1.001
+    for _ in range(9):
+        account.add({cheap: 1})
+        account.estimate()
+    assert account.affords({cheap: 1}, budget)
+    for repeats in range(1, 8):
+        account.add({dear: 1})
+        whole = {cheap: 9, dear: repeats}
+        assert account.estimate() == pytest.approx(epsilon(whole, 1e-5), rel=2e-3)
+        assert not account.affords({dear: 1}, budget)
+
+
 def test_a_thousand_rounds_take_few_computations(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[float] = []
 
