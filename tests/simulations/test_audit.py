@@ -113,8 +113,8 @@ def test_another_divisor_changes_no_guess(monkeypatch: pytest.MonkeyPatch) -> No
     honest = audited(rounds={"count": 1})
     add = NoisySum.__call__
 
-    def divided(self: NoisySum, mean_M: Tensor, clients: int, expected: float, number: int) -> Tensor:
-        return add(self, mean_M, clients, 3 * expected, number)
+    def divided(self: NoisySum, mean_M: Tensor, clients: int, expected: float, **named: Any) -> Tensor:
+        return add(self, mean_M, clients, 3 * expected, **named)
 
     monkeypatch.setattr(NoisySum, "__call__", divided)
     assert audited(rounds={"count": 1}) == honest
