@@ -42,6 +42,8 @@ from tests.simulations import users_parts as parts
 
 from .conftest import Point, Quadratics, mean_output
 
+pytestmark = pytest.mark.usefixtures("device")
+
 Matrix = NDArray[np.float64]
 
 OWN_AP = np.random.default_rng(1).normal(size=(2, 5))

@@ -18,6 +18,8 @@ from tests.thinned import thinned
 
 from .conftest import Point, Quadratics, mean_output
 
+pytestmark = pytest.mark.usefixtures("device")
+
 LR = 0.1
 
 # Eigenvalues of at least 0.5 contract the error of K steps by 0.95^K a round at the slowest: 1e-12 of it is left.

@@ -21,6 +21,8 @@ from fed.wire.messages import Answer
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "failure": 0.2}
 ROUNDS: dict[str, dict[str, Any]] = {
     "synchronous": {"rounds": {"count": 6, "cohort": 4}},
