@@ -13,6 +13,7 @@ import torch
 
 from fed.clients.training import devices
 from fed.config import device_names
+from fed.simulations import choice
 
 __all__ = ["NAMES", "Current", "found", "on"]
 
@@ -53,6 +54,7 @@ def on(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
 def _taken(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     named = devices.devices_named
     names = ("auto",) if device.type in ("cpu", "cuda") else ("auto", device.type)
-    monkeypatch.setattr(devices, "devices_named", lambda name: [device] if name in names else named(name))
+    for module in (devices, choice):
+        monkeypatch.setattr(module, "devices_named", lambda name: [device] if name in names else named(name))
     monkeypatch.setattr(Current, "device", device)
     return device
