@@ -42,6 +42,8 @@ from fed.aggregators.transforms import Messages, Momentum, Reducer, Weigh, chain
 from fed.errors import InvalidExperiment, ValueRange
 from fed.simulations.simulation import Simulation
 
+pytestmark = pytest.mark.usefixtures("device")
+
 Matrix = NDArray[np.float64]
 
 SHAPES = [(7, 1, 1), (9, 5, 2), (12, 40, 3)]

@@ -24,6 +24,8 @@ from tests.thinned import thinned
 
 from .conftest import Quadratics, mean_output
 
+pytestmark = pytest.mark.usefixtures("device")
+
 LR, STEPS = 0.1, 3
 SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "sigma": 1.0}
 """Tasks of 0.3 s to 5 s: the slowest client's update is a dozen versions old."""

@@ -24,6 +24,8 @@ from tests.thinned import thinned
 
 from .conftest import Quadratics, mean_output
 
+pytestmark = pytest.mark.usefixtures("device")
+
 PEERS, GONE, GOES_AT_S, ROUND_S = 6, 2, 205, 10
 RULES = sorted(kind for kind in ALGORITHMS.builtin if isinstance(ALGORITHMS.make(kind).make(), PeerRule))
 

@@ -18,6 +18,8 @@ from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 BAD = ("c2", "c7")
 VARIED = {"kind": "lognormal", "sigma": 0.5}
 

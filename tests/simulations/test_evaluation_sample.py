@@ -26,6 +26,8 @@ from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from tests.simulations import users_parts as parts
 
+pytestmark = pytest.mark.usefixtures("device")
+
 OWN = ["dpsgd", "local"]
 TESTS, SAMPLES, CLIENTS = 40, 10, 9
 

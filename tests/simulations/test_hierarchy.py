@@ -11,6 +11,8 @@ from fed.simulations.simulate import simulate
 from tests.observing import after_round
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SMALL: dict[str, Any] = {
     "data": {"kind": "digits", "clients": 24, "partition": "dirichlet"},
     "model": {"kind": "mlp", "hidden": [8]},

@@ -10,6 +10,8 @@ from tests.simulations.durable_runs import BASE, CASES, experiment, left_in
 from tests.simulations.users_parts import samples
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SECURE = {"clip": 0.5, "max_weight": 128, "max_drop_out": 0.25}
 MORE: dict[str, dict[str, Any]] = {
     "secure": {

@@ -28,6 +28,8 @@ from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 HEAD = {"3.weight", "3.bias"}
 NORM = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}

@@ -21,6 +21,8 @@ from fed.wire.lanes import hide
 from tests.simulations.users_parts import Watcher
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SECTION = {"max_weight": 200, "clip": 8.0, "minimum_cohort": 3}
 KINDS = [
     "fedavg",

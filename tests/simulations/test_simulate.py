@@ -23,6 +23,8 @@ from fed.simulations.simulation import Simulation
 from fed.wire.messages import Answer
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
     "data": {"kind": "digits", "clients": 12, "partition": {"kind": "dirichlet", "alpha": 0.5}},

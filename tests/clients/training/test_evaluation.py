@@ -20,6 +20,8 @@ from fed.clients.training.evaluation import BatchedEvaluator, Score, evaluate
 from fed.vectors.layout import Layout
 from tests.simulations import users_parts as parts
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CPU = torch.device("cpu")
 ACCURACY = {"accuracy": accuracy}
 Pair = tuple[Tensor, Tensor]

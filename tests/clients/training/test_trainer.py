@@ -24,6 +24,8 @@ from fed.clients.training.trainer import Trainer, _LossScale
 from fed.config.experiment import Local
 from fed.vectors.layout import Layout
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CPU = torch.device("cpu")
 Pair = tuple[Tensor, Tensor]
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
