@@ -96,6 +96,8 @@ def left_in(folder: Path) -> dict[str, Any]:
     assert walls == sorted(walls), "the time counts from the beginning"
     assert summary.pop("wall_s") >= walls[-1]
     summary.pop("uplink_pays_below_bytes_per_s", None)
+    # At first "auto" has chosen, and where the run goes on its own experiment.
+    summary["training"], _, _ = summary["training"].rpartition(", ")
     participation = _participation(folder, lines)
     models = {path.name: path.read_bytes() for path in folder.glob("model*.safetensors")}
     return {"metrics": lines, "participation": participation, "summary": summary, "models": models}
