@@ -1,4 +1,4 @@
-"""Comparisons behind the tables of README.md and docs/results.md, and the tables, written between their markers.
+"""Comparisons behind the tables of README.md and of pages in docs/, and the tables, written between their markers.
 
     python benchmarks/results.py                       # all that can be run here; seven minutes on two cores
     python benchmarks/results.py personal mnist        # these tables alone
@@ -92,7 +92,9 @@ def _write(name: str, result: ResultTable, folder: Path, console: Console) -> No
     markers = _markers(name)
     if not put_into(result.page, result.table(*found), markers):
         raise InvalidInput(f"{result.page.name} must have the lines {' and '.join(markers)}: add them")
-    if result.picture:
+    if result.picture and result.draw:
+        result.picture.write_text(result.draw(*found), encoding="utf-8")
+    elif result.picture:
         shutil.copyfile(found[0].folder / "comparison.svg", result.picture)
     spent = duration_text(sum(of.training_s for of in found))
     console.print(f"{name} is written to {os.path.relpath(result.page)}: {spent} of training")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from compared import Compared, Row, bytes_of, cells, markdown, mean_of, share_of, time_of, to_target
 from orderings import mnist, partial_work, similarity
+from privacy_curves import privacy, privacy_picture
 from tcga_table import tcga
 
 from fed.quantities import count_text, mean_text
@@ -15,6 +16,7 @@ __all__ = ["RESULTS", "ResultTable"]
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 RESULTS_PAGE = ROOT / "docs" / "results.md"
+PRIVACY_PAGE = ROOT / "docs" / "privacy.md"
 ACCURACY = mean_of("final_test_accuracy")
 OWN_ACCURACY = mean_of("client_accuracy_mean")
 
@@ -27,13 +29,15 @@ class ResultTable:
         table: function of the comparisons, in their order, that returns the table's text.
         comparisons: names of files in examples/.
         page: file that holds the table, between markers with its name.
-        picture: file for the first comparison's curves; None draws none.
+        picture: file for a picture; None draws none.
+        draw: function of the comparisons that returns the picture as SVG; None for the first comparison's curves.
     """
 
     table: Callable[..., str]
     comparisons: tuple[str, ...]
     page: Path = RESULTS_PAGE
     picture: Path | None = None
+    draw: Callable[..., str] | None = None
 
 
 def algorithms(digits: Compared, heterogeneous: Compared) -> str:
@@ -231,5 +235,12 @@ RESULTS: Mapping[str, ResultTable] = {
     "mnist": ResultTable(mnist, ("mnist",)),
     "similarity": ResultTable(similarity, ("similarity",)),
     "tcga": ResultTable(tcga, ("tcga",)),
+    "privacy": ResultTable(
+        privacy,
+        ("privacy", "privacy_mnist"),
+        PRIVACY_PAGE,
+        picture=ROOT / "docs" / "privacy.svg",
+        draw=privacy_picture,
+    ),
 }
 """Name → table."""

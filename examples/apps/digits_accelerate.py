@@ -42,7 +42,7 @@ def loop(folder):
             optimizer.zero_grad()
     if accelerator.is_main_process:
         state = accelerator.unwrap_model(model).state_dict()
-        np.savez(folder / "trained.npz", **{name: part.numpy() for name, part in state.items()})
+        np.savez(folder / "trained.npz", **{name: part.cpu().numpy() for name, part in state.items()})
     accelerator.wait_for_everyone()
     accelerator.end_training()
 
@@ -56,7 +56,7 @@ class Client:
 
     def initial(self):
         torch.manual_seed(0)
-        return {name: part.numpy() for name, part in network().state_dict().items()}
+        return {name: part.cpu().numpy() for name, part in network().state_dict().items()}
 
     def fit(self, arrays, config):
         names = list(network().state_dict())

@@ -51,7 +51,7 @@ def test_every_table_has_one_place_between_markers(results: Any) -> None:
     "name",
     [
         *("algorithms", "digits", "heterogeneous", "peers", "compression", "secure", "attacks"),
-        *("personal", "stragglers", "partial_work", "mnist", "similarity", "tcga"),
+        *("personal", "stragglers", "partial_work", "mnist", "similarity", "tcga", "privacy"),
     ],
 )
 def test_tables_hold_figures_of_their_variants(results: Any, name: str) -> None:
