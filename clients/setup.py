@@ -167,7 +167,9 @@ class Preparation:
         if self.privacy is not None:
             shared = self.layout.shared
             self.privacy.check_layout(
-                float_buffers=shared.returned_size - shared.parameters, integer_buffers=shared.integer_count
+                dtype=shared.dtype,
+                float_buffers=shared.returned_size - shared.parameters,
+                integer_buffers=shared.integer_count,
             )
             self.noise = noise or SeededNoise.of(self.streams, experiment.dump())
         of_samples = None if self.privacy is None else self.privacy.of_samples()

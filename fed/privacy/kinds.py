@@ -22,6 +22,7 @@ from fed.privacy.protection import Protection
 from fed.privacy.releases import Release
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.lane_noise import LaneNoise
+from fed.vectors.tensors import torch
 
 if TYPE_CHECKING:
     from fed.privacy.plan import PrivacyPlan
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _WAY_OUT = "set privacy to null"
+_MANY = 2**62  # clients, more than any cohort has
 
 
 class Policy(Protocol):
@@ -159,10 +161,11 @@ class Privacy(Hyperparameters, ABC):
                 f"rounds.over_selection {rounds.over_selection}: leave it out"
             )
 
-    def check_layout(self, *, float_buffers: int, integer_buffers: int) -> None:
+    def check_layout(self, *, dtype: "torch.dtype", float_buffers: int, integer_buffers: int) -> None:
         """Refuse a model with numbers that follow from samples and are not clipped.
 
         Args:
+            dtype: type of the model, and of messages on the wire.
             float_buffers: number of values in float buffers that leave a client.
             integer_buffers: number of values in integer buffers that leave a client.
 
@@ -322,6 +325,13 @@ class CentralPrivacy(Privacy):
                 "privacy.clip adaptive moves from round to round, and under secure_aggregation it is fixed: give a "
                 "number as the clip"
             )
+        # A sum of too few is not revealed at all: one client more would add the others' messages too.
+        if experiment.secure_aggregation is not None and self.amplified(experiment.rounds.make(), _MANY) < 1:
+            raise InvalidExperiment(
+                f"privacy {self.kind} needs sums of any number of clients where cohorts are drawn by Poisson sampling, "
+                "and secure_aggregation reveals none of few: write rounds.sampling: uniform, or set secure_aggregation "
+                "to null"
+            )
         lossy = [section.kind for section in experiment.uplink if section.kind != "zstd"]
         if lossy:
             raise InvalidExperiment(
@@ -334,13 +344,23 @@ class CentralPrivacy(Privacy):
                 f"{experiment.algorithm.kind}, which counts their signs: choose one such as fedavg"
             )
 
+    def check_layout(self, *, dtype: "torch.dtype", float_buffers: int, integer_buffers: int) -> None:
+        """Refuse models of 16 bits too, whose messages are rounded by more than the bound has room for."""
+        super().check_layout(dtype=dtype, float_buffers=float_buffers, integer_buffers=integer_buffers)
+        if dtype not in (torch.float32, torch.float64):
+            raise InvalidExperiment(
+                f"privacy {self.kind} needs a model of float32 or float64, for rounding to fewer bits makes clipped "
+                f"messages longer, got {str(dtype).removeprefix('torch.')}: widen it, and write local.precision for "
+                "arithmetic of 16 bits"
+            )
+
     @property
     def accepted_clip(self) -> float | None:
         """C: no client may change the sum by more, whatever it says; None where tasks say it."""
         return None if self.clip == "adaptive" else self.clip
 
     def amplified(self, rounds: Policy, population: int) -> float:
-        """Q = cohort / population under Poisson sampling."""
+        """Cohort over population under Poisson sampling."""
         if not getattr(rounds.rule, "amplifies", False):
             return 1.0
         return min(rounds.cohort_of(population) / population, 1.0)
@@ -419,8 +439,13 @@ class LocalPrivacy(Privacy):
         return 1.0 if self.unit == "sample" else 2.0
 
     def check_experiment(self, experiment: Sections) -> None:
-        """Refuse apps under ``unit: sample``."""
+        """Refuse apps under ``unit: sample``, and masks, which hide by what each client's ε is counted."""
         super().check_experiment(experiment)
+        if self.unit == "sample" and experiment.secure_aggregation is not None:
+            raise InvalidExperiment(
+                "privacy.unit sample counts each client's ε by its number of samples, which secure_aggregation hides "
+                "from the coordinator: write unit: client, or set secure_aggregation to null"
+            )
         if self.unit == "sample" and getattr(experiment, "app", None) is not None:
             raise InvalidExperiment(
                 "privacy.unit sample needs clients that fed trains, for noise is added in each of their steps, got an "

@@ -317,7 +317,8 @@ class Synchronous(Rounds):
         # Backups have what is left of the deadline.
         left_s = None if math.isinf(until) else max(until - coordinator.fleet.clock, 0.0)
         cohort = self.cohort_of(len(coordinator.fleet.registered()))
-        is_cohort = not accumulator.asked and self.over_selection == 1
+        # Under privacy the number that was drawn must not show in the others' steps.
+        is_cohort = not accumulator.asked and self.over_selection == 1 and coordinator.account is None
         coordinator.dispatch(
             accumulator,
             number,

@@ -1,6 +1,7 @@
 """Differential privacy of clients, simulated and on nodes: what is released is the clipped sum with noise."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
+from fed.clients.way_out import WayOut
 from fed.errors import InvalidExperiment
 from fed.privacy.accounting import epsilon
 from fed.privacy.clipping import clipped
@@ -31,9 +33,11 @@ from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.grpc import deployment
 from fed.server.grpc.deploy import serve
 from fed.server.observer import Essential
+from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
+from fed.wire.messages import Task
 from tests.fed.privacy.test_noise import hold_to_normal
 from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
@@ -379,6 +383,15 @@ def test_neither_losses_nor_samples_are_told() -> None:
         ({"rounds": {"count": 2, "cohort": 2, "over_selection": 1.5}}, "count all whom they ask"),
         ({"rounds": {"count": 2, "cohort": 2, "sampling": "weighted"}}, "neither losses nor numbers of samples"),
         ({"privacy": DISTRIBUTED}, "needs secure_aggregation"),
+        (
+            {
+                "rounds": {"count": 2, "cohort": 5, "sampling": "poisson"},
+                "data": {"kind": "digits", "clients": 12},
+                "secure_aggregation": {},
+            },
+            "reveals none of few",
+        ),
+        ({"privacy": {**LOCAL, "unit": "sample"}, "secure_aggregation": {}}, "which secure_aggregation hides"),
         ({"privacy": {**LOCAL, "clip": "adaptive"}}, "is for kind central"),
         (
             {"privacy": {**CENTRAL, "clip": "adaptive"}, "secure_aggregation": {}},
@@ -411,6 +424,42 @@ def test_buffers_are_refused() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
     with pytest.raises(InvalidExperiment, match="does not cover a model's buffers"):
         simulate(experiment(data=None, model=None), data=data, model=model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["central", "dp_ftrl"])
+def test_messages_of_16_bits_are_refused(dtype: torch.dtype, kind: str) -> None:
+    """Rounding makes some of them longer than the clip."""
+    given = experiment(data=None, model=None, privacy={**CENTRAL, "kind": kind}, rounds={"count": 1})
+    with pytest.raises(InvalidExperiment, match=f"privacy {kind} needs a model of float32 or float64"):
+        simulate(given, data=parts.unequal(dtype), model=torch.nn.Linear(4, 3).to(dtype))
+
+
+def test_the_number_that_was_drawn_changes_nobodys_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step size that grows with the cohort grows with the expected one."""
+    told: list[list[float | None]] = []
+    dispatch = SimulatedFleet.dispatch
+
+    def noted(self: SimulatedFleet, tasks: Sequence[Task]) -> None:
+        told.append([task.lr for task in tasks])
+        dispatch(self, tasks)
+
+    monkeypatch.setattr(SimulatedFleet, "dispatch", noted)
+    rounds = {"count": 8, "cohort": 3, "sampling": "poisson"}
+    simulate(experiment(rounds=rounds, local={"lr": 0.01, "scaling": "linear"}))
+    assert len({len(rates) for rates in told}) > 1
+    assert {rate for rates in told for rate in rates} == {0.03}
+
+
+@pytest.mark.parametrize("privacy", [CENTRAL, ADAPTIVE], ids=["fixed", "adaptive"])
+def test_the_shortcut_of_a_group_is_the_long_way(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the rounding of messages to the type on the wire."""
+    given = experiment(privacy=privacy, rounds={"count": 1}, simulation={"batching": "on", "group": 6})
+    short = moved(given)
+    monkeypatch.setattr(WayOut, "_is_clipped_alone", False)
+    long = moved(given)
+    # A unit of the grid, or the rounding of the model.
+    torch.testing.assert_close(short, long, rtol=0, atol=1e-7)
 
 
 def test_a_client_that_diverges_is_no_end_of_the_run() -> None:
