@@ -27,7 +27,8 @@ from fed.clients.training.work_items import Train, Wants
 from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
-from fed.privacy.kinds import privacy_of, with_noise
+from fed.privacy.kinds import privacy_of
+from fed.privacy.noise_for_epsilon import with_noise
 from fed.secure_aggregation.settings import settings_of
 from fed.server.evaluation import check_scored_by_both
 from fed.server.federation import Federation

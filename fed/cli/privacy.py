@@ -111,7 +111,8 @@ def _plan_of(experiment: "fed.Experiment", clients: int | None, file: Path) -> "
         clients: number of clients on the roster; None: that of the experiment's data, which are loaded.
         file: file of the experiment, named in the error.
     """
-    from fed.privacy.kinds import privacy_of, with_noise
+    from fed.privacy.kinds import privacy_of
+    from fed.privacy.noise_for_epsilon import with_noise
 
     if privacy_of(experiment) is None:
         raise InvalidInput(

@@ -284,7 +284,9 @@ SECURE_AGGREGATIONS = Family(
 PRIVACIES = Family(
     "privacy",
     Component,
-    _in("privacy.kinds", central="CentralPrivacy", local="LocalPrivacy", distributed="DistributedPrivacy")
+    _in("privacy.central", central="CentralPrivacy")
+    | _in("privacy.local", local="LocalPrivacy")
+    | _in("privacy.distributed", distributed="DistributedPrivacy")
     | _in("privacy.dp_ftrl", dp_ftrl="FollowTheLeaderPrivacy"),
     default="central",
 )

@@ -9,8 +9,9 @@ from pydantic import PositiveInt
 from fed.config.components import Component
 from fed.config.registry import MATRIX_MECHANISMS
 from fed.errors import InvalidExperiment
+from fed.privacy.central import CentralPrivacy
 from fed.privacy.correlated_sum import CorrelatedSum
-from fed.privacy.kinds import NOT_COVERED, CentralPrivacy, Policy
+from fed.privacy.kinds import NOT_COVERED, Policy
 from fed.privacy.matrix_mechanism import MatrixMechanism
 from fed.privacy.noise import NoiseSource
 from fed.privacy.participation import ParticipationRule

@@ -31,9 +31,9 @@ from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.privacy.entries import Head
-from fed.privacy.kinds import with_noise
 from fed.privacy.ledger import LEDGER_FILE, Ledger, federation_of, ledger_folder
 from fed.privacy.noise import SystemNoise, experiment_sha256
+from fed.privacy.noise_for_epsilon import with_noise
 from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
 from fed.quantities import counted
