@@ -119,6 +119,7 @@ class EdgeNode(Dialler):
         self._schema: str | None = None  # by which the node has read its table
         self._code_sha256 = b""  # of the names of code that the node has accepted
         self._question = ""  # numbers that the plan asks for before the first round, in words; empty in rounds
+        self._hides_reasons = self.secure is not None  # True if what went wrong is said in a closed list of sentences
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
         """Work until the server says farewell for good; returns the server's reason.
@@ -318,6 +319,7 @@ class EdgeNode(Dialler):
                     self._plans_to_prepare -= 1  # another plan has come, and is prepared next
                 return
             self.training.prepare(experiment, plan, path)
+        self._hides_reasons = self.secure is not None or experiment.privacy is not None
         if self.private is not None:
             self.private.prepare(experiment, plan, self.training.fixed, samples=self._described.samples)
         if self.secure is not None:
@@ -538,7 +540,7 @@ class EdgeNode(Dialler):
 
     def _give_up_with(self, held: _Held, error: Exception) -> None:
         is_of_ledgers = isinstance(error, ClientRefusal) and error.reason in _OF_LEDGERS
-        if self.secure is not None or is_of_ledgers:
+        if self._hides_reasons or is_of_ledgers:
             _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, error)
         self._give_up(held, pb.Failed(reason=self._reason(error)))
 
@@ -547,8 +549,9 @@ class EdgeNode(Dialler):
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, failed.reason)
         # A training process's own words could hold a number of the data.
-        if self.secure is not None and failed.reason not in set(Reason):
+        if self._hides_reasons and failed.reason not in set(Reason):
             failed.reason = Reason.LACKS_MODEL if failed.lacks_model else Reason.NO_MESSAGE
+            failed.diverged = False
         held.path.unlink(missing_ok=True)
         with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
             if self._held.get(held.name) is held:
@@ -564,7 +567,7 @@ class EdgeNode(Dialler):
         """The sentence in which the server is told of an error."""
         if isinstance(error, ClientRefusal) and error.reason in _OF_LEDGERS:
             return error.reason  # its own words have what the owner allows, and what was spent elsewhere
-        return self._sentence(error) if self.secure is None else reason_of(error, Reason.NO_MESSAGE)
+        return reason_of(error, Reason.NO_MESSAGE) if self._hides_reasons else self._sentence(error)
 
     def _in_one_line(self, error: Exception) -> str:
         return one_line(self._sentence(error).replace("\n", "; "))

@@ -20,7 +20,7 @@ from typing import Any
 from fed.clients.data import FederatedData, load
 from fed.clients.node.fixed_part import FixedPartMissing
 from fed.clients.node.own_data import described, samples_of
-from fed.clients.node.training import STATE_LOST, NodeTraining
+from fed.clients.node.training import STATE_LOST, Hidden, NodeTraining
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
@@ -28,6 +28,7 @@ from fed.errors import FedError, InvalidData, InvalidInput
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.protocol.limits import name_of
+from fed.secure_aggregation.reasons import Reason
 from fed.vectors.tensors import torch
 from fed.wire.flower_records import array_of, fixed_part_in, flower, packed, unpacked
 from fed.wire.messages import client_id_of
@@ -127,13 +128,27 @@ class FlowerNode:
         assignment = request.assignment
         training = self._training(request.plan, self._folder_of(request.plan))
         with _spooled(assignment.payload, data) as path:
-            done = training.train(assignment, path)
+            done = self._done(training, assignment, path)
             if isinstance(done, pb.Failed):
                 return pb.Response(failed=done), None
             assert isinstance(done, pb.Answer)  # an app's experiment is refused secure aggregation
             if done.began_anew:
                 _log.warning("task %s: %s", name_of(assignment.task), STATE_LOST)
             return pb.Response(answer=done), path.read_bytes()
+
+    def _done(self, training: NodeTraining, assignment: pb.Assignment, path: Path) -> pb.Answer | pb.Failed | Hidden:
+        """The task, done; under privacy what went wrong stays in the log, for it may hold a number of the data."""
+        if self._experiment.privacy is None:
+            return training.train(assignment, path)
+        try:
+            done = training.train(assignment, path)
+        except Exception:
+            _log.exception("task %s failed", name_of(assignment.task))
+            return pb.Failed(task=assignment.task, reason=Reason.NO_MESSAGE)
+        if isinstance(done, pb.Failed) and not done.lacks_model:
+            _log.warning("task %s: %s", name_of(assignment.task), done.reason)
+            return pb.Failed(task=assignment.task, reason=Reason.NO_MESSAGE)
+        return done
 
     def score(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:
         """Score a model on the node's held-out samples."""

@@ -112,7 +112,7 @@ class PrivateNode:
 
         Raises:
             ClientRefusal: if the coordinator's ledger is older than the one that the node remembers, or the task would
-                pass the owner's budget.
+                pass the owner's budget, or under ``unit: sample`` that of the plan.
         """
         if self._settings is None:
             return
@@ -129,8 +129,14 @@ class PrivateNode:
                 f"{seen.count}: have the server's owner put the newest ledger back",
                 Reason.OTHER_LEDGER,
             )
+        releases = self._releases(assignment)
         if self._budget is not None:
-            self._check_budget(self._budget, self._releases(assignment))
+            self._check_budget(self._budget.budget_epsilon, self._budget.delta, releases, whose="its owner allows")
+        # What a node's own steps cost its samples it counts as the server must, and need not believe it.
+        if self._settings.of_samples() is not None and self._settings.budget_epsilon is not None:
+            self._check_budget(
+                self._settings.budget_epsilon, self._settings.delta, releases, whose="the plan's privacy section allows"
+            )
 
     def record(self, assignment: pb.Assignment) -> None:
         """Write down what a message will have cost, before it leaves.
@@ -163,14 +169,22 @@ class PrivateNode:
         phases = self._experiment.algorithm.make().phases()
         return releases_of_task(self._samples, self._experiment.local, phases, of_samples, steps=steps)
 
-    def _check_budget(self, budget: NodePrivacy, releases: Mapping[Release, int]) -> None:
+    def _check_budget(self, budget: float, delta: float, releases: Mapping[Release, int], whose: str) -> None:
+        """Refuse releases beyond a budget.
+
+        Args:
+            budget: ε that all of the node's releases may cost.
+            delta: δ in (0, 1).
+            releases: releases of a task, with their counts.
+            whose: clause on who has set the budget.
+        """
         from fed.privacy.accounting import epsilon
 
         total = self._opened().releases() + Counter(releases)
-        if (would_be := epsilon(total, budget.delta)) > budget.budget_epsilon:
+        if (would_be := epsilon(total, delta)) > budget:
             raise ClientRefusal(
                 f"with this task the node would have contributed to releases of ε = {would_be:.4g} at δ = "
-                f"{budget.delta:g}, and its owner allows {budget.budget_epsilon:g}: it takes no part any more",
+                f"{delta:g}, and {whose} {budget:g}: it takes no part any more",
                 Reason.BUDGET_SPENT,
             )
 

@@ -20,12 +20,10 @@ from fed.clients.node.fixed_part import FIXED_PART, hold_to_plan
 from fed.clients.node.kept_states import KeptStates
 from fed.clients.node.pace import Pace
 from fed.clients.node.reference import KeptReference
-from fed.clients.node.sample_spending import SPENDING_FILE, SPENT, SampleSpending
 from fed.clients.setup import Preparation
 from fed.clients.training.client_states import ClientStates
 from fed.clients.training.devices import device_of
 from fed.clients.training.float32_products import note_without_tf32
-from fed.clients.training.private_costs import releases_of_task
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -141,13 +139,8 @@ class NodeTraining:
             folder,
             self._client,
             partial(self._prepared.client_states, self._message),
-            beside=[_REFERENCE, FIXED_PART, SPENDING_FILE],
+            beside=[_REFERENCE, FIXED_PART],
         )
-        self._local = experiment.local
-        privacy = self._prepared.privacy
-        self._spending: SampleSpending | None = None
-        if privacy is not None and self._recipe.sample_privacy is not None:
-            self._spending = SampleSpending(folder / SPENDING_FILE, delta=privacy.delta, budget=privacy.budget_epsilon)
 
     @property
     def keeps_states(self) -> bool:
@@ -294,25 +287,12 @@ class NodeTraining:
             answer.metrics.add(name=name, value=value)
         return answer
 
-    def _affords(self, train: Train) -> bool:
-        """Write down what a task costs the client's samples; False if that is too much."""
-        of_samples = self._recipe.sample_privacy
-        if self._spending is None or of_samples is None:
-            return True
-        samples = self._prepared.data.size_of(self._client)
-        (steps,) = train.steps or (None,)
-        return self._spending.spend(
-            releases_of_task(samples, self._local, self._recipe.phases, of_samples, steps=steps)
-        )
-
     def _tried(self, train: Train, given: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
         """Train; under secure aggregation, training that fails counts as training that diverges.
 
         An error may follow from the samples, and would tell the server one bit of them with each task that it designs
         for that. Without one the client adds nothing to the sum.
         """
-        if not self._affords(train):
-            return Trained((), (), failed=((self._client, SPENT),)), ()
         try:
             return self._work.train(train, given)
         except Exception as error:

@@ -27,7 +27,7 @@ class Reason(StrEnum):
     LACKS_MODEL = "the node does not have the earlier model that the differences belong to, and needs the whole model"
     NO_PRIVACY = "the plan promises no privacy, and this node's owner has set a budget of it"
     OTHER_LEDGER = "the server's ledger of privacy is older than the one that the node remembers: put the newest back"
-    BUDGET_SPENT = "the task would pass the budget of privacy that this node's owner has set"
+    BUDGET_SPENT = "the task would pass a budget of privacy: the node's log says which"
     SCORES_NOTHING = "the node scores no model, since scores are numbers of one client, which secure aggregation hides"
     NODE_FAILED = "the node could not do what the server asked: its log has the reason"
 

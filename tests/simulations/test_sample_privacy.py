@@ -13,7 +13,6 @@ from fed.privacy.accounting import epsilon
 from fed.privacy.noise import SeededNoise
 from fed.privacy.releases import Release
 from fed.server.grpc import deployment
-from fed.server.sample_account import SampleAccount
 from fed.simulations.simulate import simulate
 from fed.vectors.randomness import Streams
 from tests.server.flower.test_app import assert_same
@@ -106,16 +105,6 @@ def test_nodes_train_as_the_simulation_does(tmp_path: Path, monkeypatch: pytest.
     summary = fed.Run.load(tmp_path / "run").summary
     assert summary["epsilon"] == simulated.summary["epsilon"]
     assert sorted(summary["epsilon_by_client"].values()) == sorted(simulated.summary["epsilon_by_client"].values())
-
-
-def test_node_that_may_spend_no_more_trains_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the server counts: here it knows of no budget."""
-    monkeypatch.setattr(SampleAccount, "_has_left", lambda *_: True)
-    given = experiment(privacy={**PRIVACY, "budget_epsilon": 1e-3})
-    nodes = over_grpc(given, tmp_path)
-    assert len(nodes) == 6
-    run = fed.Run.load(tmp_path / "run")
-    assert [(line["replied"], line["failed"]) for line in run.metrics] == [(0, 6), (0, 6)]
 
 
 def test_plan_of_samples_has_no_cost_without_clients() -> None:

@@ -56,6 +56,21 @@ def test_budget_ends_tasks_over_runs_and_starts(tmp_path: Path) -> None:
     assert refused.value.reason is Reason.BUDGET_SPENT
 
 
+def test_budget_of_the_plan_ends_what_own_steps_cost(tmp_path: Path) -> None:
+    """Of 64 samples, in batches of 16: four steps a task, with a sampling of a quarter each."""
+    step = Release(noise_multiplier=2.0, sampling=0.25)
+    budget = epsilon({step: 8}, 1e-5) * 1.001
+    keys = {"kind": "local", "unit": "sample", "noise_multiplier": 2.0, "clip": 0.5, "budget_epsilon": budget}
+    found = PrivateNode("ann", tmp_path)
+    found.prepare(Experiment(data=None, privacy=keys, local={"batch_size": 16}), PLAN, samples=64)
+    for count in (1, 2):
+        found.record(task(count))
+    with pytest.raises(ClientRefusal, match="the plan's privacy section allows") as refused:
+        found.check(task(3))
+    assert refused.value.reason is Reason.BUDGET_SPENT
+    found.close()
+
+
 def test_node_with_a_budget_takes_part_in_private_runs_alone(tmp_path: Path) -> None:
     with (
         pytest.raises(ClientRefusal, match="no section privacy") as refused,

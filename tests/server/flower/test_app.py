@@ -17,14 +17,16 @@ from safetensors.torch import load_file
 import fed
 from fed.cli.main import main
 from fed.clients.node.flower import client_app
+from fed.clients.node.training import NodeTraining
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists
-from fed.protocol.protocol_pb2 import Request, Response
+from fed.protocol.protocol_pb2 import Failed, Request, Response
+from fed.secure_aggregation.reasons import Reason
 from fed.server.flower.app import server_app, write_app
 from fed.storage.run import Run
 from fed.wire.flower_records import packed, unpacked
-from tests.flower_stand_ins import Federation, Message, ServerApp, install, partitions
+from tests.flower_stand_ins import Federation, Message, ServerApp, install, partitions, run_app
 from tests.server.test_tracking import HERE, Fake
 
 CLIENTS = 3
@@ -248,3 +250,22 @@ def test_a_node_that_keeps_something_must_know_where(tmp_path: Path) -> None:
     grid = Federation(path, {5: {"partition-id": 0, "num-partitions": CLIENTS}})
     content = grid.content_of_answer(Message(packed(Request()), 5, "query"))
     assert "--node-config 'folder=" in unpacked(content, Response)[0].failed.reason
+
+
+@pytest.mark.usefixtures("_flower")
+def test_private_nodes_keep_to_themselves_what_went_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A number of the data in a sentence would be outside the noise."""
+
+    def failed(self: NodeTraining, assignment: Any, path: Path) -> Failed:
+        if self._client == 1:
+            raise ValueError("label 7 of 59 samples is out of range")
+        return Failed(task=assignment.task, reason="the training loss became 8.8e14", diverged=True)
+
+    monkeypatch.setattr(NodeTraining, "train", failed)
+    keys = {"data": {"kind": "digits", "clients": 3}, "rounds": {"count": 1}, "evaluation": "coordinator"}
+    run_app(Experiment(**keys, privacy={"noise_multiplier": 1.0}), tmp_path, 3)
+    heard = [record.getMessage() for record in caplog.records if record.name.startswith("fed.server")]
+    assert any(Reason.NO_MESSAGE in said for said in heard)
+    assert not any("8.8e14" in said or "label" in said for said in heard)

@@ -1,6 +1,6 @@
 """Ledgers of a server and of its nodes, in one process: budgets, other runs, and a server that was put back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,17 @@ import pytest
 import fed
 from fed.clients.data import load
 from fed.clients.node.privacy import PrivateNode
+from fed.clients.node.training import NodeTraining
 from fed.config.node_data import NodePrivacy
 from fed.privacy.accounting import epsilon
 from fed.privacy.ledger import Ledger, federation_of, ledger_folder
 from fed.privacy.releases import Release
 from fed.protocol import protocol_pb2 as pb
+from fed.secure_aggregation.reasons import Reason
 from fed.server.grpc.deploy import serve
 from fed.server.grpc.deployment import Deployment
+from fed.server.observer import Essential, Event, TaskFailed
+from fed.server.sample_account import SampleAccount
 from fed.storage.run_folder import RunFolder
 from fed.vectors.randomness import Streams
 from tests.server.grpc.threaded import ThreadedNode
@@ -35,7 +39,13 @@ def private(name: str = "run", **given: Any) -> fed.Experiment:
     )
 
 
-def served(folder: Path, name: str = "run", budgets: Mapping[int, NodePrivacy] | None = None, **given: Any) -> fed.Run:
+def served(
+    folder: Path,
+    name: str = "run",
+    budgets: Mapping[int, NodePrivacy] | None = None,
+    observers: Sequence[Any] = (),
+    **given: Any,
+) -> fed.Run:
     """Two rounds over three nodes, whose folders outlive the run."""
     experiment = private(name, **given)
     assert experiment.data is not None
@@ -52,7 +62,9 @@ def served(folder: Path, name: str = "run", budgets: Mapping[int, NodePrivacy] |
             nodes.append(ThreadedNode(port, client, data.only(client, client), own, private=accounts[client]))
 
     try:
-        return serve(experiment, listen="127.0.0.1:0", output=folder / name, min_nodes=3, on_listen=begin)
+        return serve(
+            experiment, listen="127.0.0.1:0", output=folder / name, min_nodes=3, on_listen=begin, observers=observers
+        )
     finally:
         for node in nodes:
             node.end()
@@ -117,3 +129,36 @@ def test_server_with_an_older_ledger_is_refused_as_nodes_join(tmp_path: Path) ->
             reasons[content == older] = deployment.accepts(pb.Joining(ledger=head))
     assert "ledger" not in str(reasons[False])
     assert "put the newest ledger back at the server" in str(reasons[True])
+
+
+def test_node_counts_its_own_samples_whatever_the_server_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server knows of no budget here, and each node ends at its first task beyond the plan's."""
+    monkeypatch.setattr(SampleAccount, "_has_left", lambda *_: True)
+    run = served(tmp_path, kind="local", unit="sample", budget_epsilon=1e-3)
+    assert [(line["replied"], line["failed"]) for line in run.metrics] == [(0, 3), (0, 3)]
+
+
+@pytest.mark.parametrize("kind", ["central", "local"])
+def test_server_hears_a_constant_of_what_went_wrong(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss, a label or a number of samples in a sentence would be outside the noise."""
+
+    def failed(self: NodeTraining, assignment: Any, *_: Any) -> Any:
+        if self._client == 1:
+            raise ValueError("label 7 of 59 samples is out of range")
+        return pb.Failed(task=assignment.task, reason="the training loss became 8.8e14", diverged=True)
+
+    monkeypatch.setattr(NodeTraining, "train", failed)
+    heard: list[TaskFailed] = []
+
+    class Listener:
+        kinds = (TaskFailed,)
+
+        def observe(self, event: Event) -> None:
+            assert isinstance(event, TaskFailed)
+            heard.append(event)
+
+    served(tmp_path, kind=kind, observers=[Essential(Listener())])
+    assert {event.reason for event in heard} <= {str(reason) for reason in Reason}
+    assert [event.has_diverged for event in heard] == [False] * 6
