@@ -18,7 +18,6 @@ from torch.func import vmap
 from fed.clients.data import Held, Pair
 from fed.clients.data.held import may_ignore, size_of
 from fed.clients.scoring.losses import cross_entropy, model_loss, of_each_client, of_each_sample
-from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Batches, Block, GroupBatch, GroupSteps, Places
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.copies_ahead import lane_to
@@ -33,8 +32,8 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
 from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.optimizers import optimizer_for
-from fed.clients.training.reading import with_parameters
 from fed.clients.training.recurrent_layers import RecurrentLayers
+from fed.clients.training.stateless_model import StatelessModel
 from fed.clients.training.step_graphs import StepGraphs, graphs_on
 from fed.clients.training.trainer import Trainer
 from fed.errors import InvalidModel
@@ -118,8 +117,7 @@ class BatchedTrainer(TorchTrainer):
         assert rule is None or not rule.contrasts
         in_training(self.module)
         self.most_together: int | None = None
-        self._names = [part.name for part in self.layout.parts]
-        self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}
+        self._model = StatelessModel(self.module, self.layout, self.loss, _unfit)
         self._moves_in_place = self.is_plain and local.accumulate == 1
         backend = graphs_on(self.device)
         self._graphs = None if backend is None else StepGraphs(backend)
@@ -348,7 +346,7 @@ class BatchedTrainer(TorchTrainer):
         taken = 0  # number of steps of all blocks before
         for block in blocks:
             step = 0
-            for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
+            for rows, steps in itertools.groupby(block.active, key=stack.rows_for):
                 tensors = stack.tensors(rows)
                 losses: list[Tensor] = []
                 actives = list(steps)
@@ -525,31 +523,18 @@ class BatchedTrainer(TorchTrainer):
             return self._outputs(state, copied, draws)
 
     def _outputs(self, state: Sequence[Tensor], inputs: Tree, draws: GroupDraws | None) -> Tensor:
-        forward = vmap(self._forward) if draws is None else vmap(self._drawing_forward, randomness="different")
+        forward = vmap(self._model) if draws is None else vmap(self._drawing_forward, randomness="different")
         with ChannelGroups(), RecurrentLayers(), PaddedEmbeddings(), told_of_recording():
             outputs: Tensor = forward(tuple(state), inputs)
         return outputs
 
     def _drawing_forward(self, state: tuple[Tensor, ...], inputs: Tree) -> Tensor:
         with MemoryOfClients(state[0]):
-            return self._forward(state, inputs)
+            return self._model(state, inputs)
 
     def _losses(self, outputs: Tensor, targets: Tree) -> Tensor:
         of_all = trees.mapped(lambda leaf: leaf.flatten(0, 1), targets)
         return of_each_sample(self.loss, outputs.flatten(0, 1), of_all).view(outputs.shape[:2])
-
-    def _forward(self, state: tuple[Tensor, ...], inputs: Tree) -> Tensor:
-        given = self._constants | dict(zip(self._names, state, strict=True))
-        after = dict(given)
-        # functional_call writes into ``after`` whatever the module has set.
-        output = with_parameters(self.module, after, inputs)
-        if any(after[name] is not part for name, part in given.items()):
-            raise _unfit("a model's forward pass must not set its parameters or buffers")
-        if takes_scores(self.loss):
-            output = scores_of(output)
-        if not isinstance(output, Tensor):
-            raise _unfit(f"a model must return a tensor to a loss of your own, got {type(output).__name__}")
-        return output
 
 
 def _mean(params_KV: Tensor, weights: Sequence[float]) -> Tensor:
@@ -568,13 +553,6 @@ def _places(block: Block, steps: Iterable[int], rows: int) -> Iterator[Places]:
     """Places of the samples of each batch of some steps, for the first rows."""
     for step in steps:
         yield from block.batches(step, rows)
-
-
-def _bucket(active: int, rows: int) -> int:
-    """The fewest rows that hold all active ones, among all, half, a quarter and so on: few shapes to record."""
-    while active <= (half := -(-rows // 2)) < rows:
-        rows = half
-    return rows
 
 
 def _largest(numbers: Tensor) -> float:

@@ -280,6 +280,13 @@ class StackedStates:
             self._tensors[rows] = [flat[:rows].view(rows, *part.shape) for flat, part in pairs]
         return self._tensors[rows]
 
+    def rows_for(self, active: int) -> int:
+        """Fewest rows that hold all active ones, among all, half, a quarter and so on: few shapes to record."""
+        rows = self.rows
+        while active <= (half := -(-rows // 2)) < rows:
+            rows = half
+        return rows
+
     def finish(self, rows: slice) -> None:
         """Freeze these rows: later steps leave them as they are, even where they would add NaN."""
         self._finished.append((rows, [flat[rows].clone() for flat in self._flat]))

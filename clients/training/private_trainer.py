@@ -19,7 +19,6 @@ from torch.func import vmap
 from fed.clients.data import Held, Pair
 from fed.clients.data.held import may_ignore, size_of
 from fed.clients.scoring.losses import cross_entropy, of_each_client, of_each_sample
-from fed.clients.scoring.measures import scores_of, takes_scores
 from fed.clients.training.batches import Batches, Places
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.devices import read_back
@@ -32,7 +31,6 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
 from fed.clients.training.op_graphs import record, told_of_recording
 from fed.clients.training.optimizers import optimizer_for
-from fed.clients.training.reading import with_parameters
 from fed.clients.training.recorded_gradients import is_recordable
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.clients.training.sample_gradients import (
@@ -43,6 +41,7 @@ from fed.clients.training.sample_gradients import (
     gradients_by_layer,
     gradients_of_each,
 )
+from fed.clients.training.stateless_model import StatelessModel
 from fed.errors import InvalidModel, first_line
 from fed.privacy.dp_sgd import Inclusion, SamplePrivacy, noised_means, sampling_rate
 from fed.privacy.normals import Normals
@@ -128,8 +127,7 @@ class PrivateTrainer(TorchTrainer):
         super().__post_init__()
         self.most_together: int | None = None
         in_training(self.module)
-        self._names = [part.name for part in self.layout.parts]
-        self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}
+        self._model = StatelessModel(self.module, self.layout, self.loss, _unfit)
         self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=True))
         self._plan = cache(self._planned)
         self._moving = [*range(len(self.layout.trained))][self.phase.moves(len(self.layout.shared.trained))]
@@ -244,7 +242,7 @@ class PrivateTrainer(TorchTrainer):
         largest = max(map(len, batches))
         if not largest:
             return torch.zeros_like(stack.x_KQ[:active])
-        rows = _rows_for(active, stack.rows)
+        rows = stack.rows_for(active)
         width = -(-largest // self._bucket) * self._bucket  # few shapes, for each of them is recorded
         index_KW = np.empty((rows, width), dtype=np.int64)
         index_KW[:] = np.array(begins[:rows])[:, None]  # empty places have a sample, which does not count
@@ -405,17 +403,7 @@ class PrivateTrainer(TorchTrainer):
     def _forward(self, taps: LayerTaps | None, state: tuple[Tensor, ...], inputs: Tree) -> Tensor:
         if taps is not None:
             taps.trains({place: state[place] for place in self._moving})
-        given = self._constants | dict(zip(self._names, state, strict=True))
-        after = dict(given)
-        # functional_call writes into ``after`` whatever the module has set.
-        output = with_parameters(self.module, after, inputs)
-        if any(after[name] is not part for name, part in given.items()):
-            raise _unfit("a model's forward pass must not set its parameters or buffers")
-        if takes_scores(self.loss):
-            output = scores_of(output)
-        if not isinstance(output, Tensor):
-            raise _unfit(f"a model must return a tensor, got {type(output).__name__}")
-        return output
+        return self._model(state, inputs)
 
 
 def _agree(some: Mapping[int, SampleGradients], others: Mapping[int, SampleGradients]) -> bool:
@@ -428,13 +416,6 @@ def _agree(some: Mapping[int, SampleGradients], others: Mapping[int, SampleGradi
 
 def _largest(numbers: Tensor) -> float:
     return float(numbers.abs().max())
-
-
-def _rows_for(active: int, rows: int) -> int:
-    """The fewest rows that hold all active ones, among all, half, a quarter and so on: few shapes to record."""
-    while active <= (half := -(-rows // 2)) < rows:
-        rows = half
-    return rows
 
 
 def _unfit(rule: str) -> InvalidModel:
