@@ -68,6 +68,40 @@ class GroupMean(NamedTuple):
     not_finite: list[int]
 
 
+class _Group(NamedTuple):
+    """Clients that train together.
+
+    Args:
+        start_V: the state from which all clients start; or [K, V], each client's own.
+        integers_I: the integer buffers to start with; or [K, I].
+        samples: each client's (inputs, targets).
+        orders: each client's stream that shuffles them, made when something is drawn.
+        context: contents of the tasks beside the model.
+        seeds: each client's seed of the module's own draws and of what makes its batches, made when something is drawn.
+        weights: weight of each client in the mean of the trained states; empty where the states are wanted themselves.
+    """
+
+    start_V: Tensor
+    integers_I: Tensor
+    samples: Sequence[Held]
+    orders: Sequence[Callable[[], np.random.Generator]]
+    context: LocalContext
+    seeds: Sequence[Callable[[], int]]
+    weights: Sequence[float] = ()
+
+    def part(self, rows: slice) -> "_Group":
+        """Some of the clients, with their own numbers of steps."""
+        return _Group(
+            start_V=_of_rows(self.start_V, rows),
+            integers_I=_of_rows(self.integers_I, rows),
+            samples=self.samples[rows],
+            orders=self.orders[rows],
+            context=self.context.of(rows)._replace(steps=self.context.steps[rows]),
+            seeds=self.seeds[rows],
+            weights=self.weights[rows],
+        )
+
+
 class _Done(NamedTuple):
     """Trained clients: their vectors, or with a weight above 0 the mean [1, V] of these."""
 
@@ -166,10 +200,18 @@ class BatchedTrainer(TorchTrainer):
             UnequalBatches: if a collate gives clients' batches several shapes.
             torch.OutOfMemoryError: if one client alone does not fit into the device's memory.
         """
-        done = self._in_parts(start_V, integers_I, samples, orders, context, seeds, dtype, ())
+        group = _Group(
+            start_V=start_V,
+            integers_I=integers_I,
+            samples=samples,
+            orders=orders,
+            context=context,
+            seeds=seeds or [lambda: 0] * len(samples),
+        )
+        done = self._in_parts(group, dtype)
         if len(done) == 1:
-            (group,) = done
-            return (group.params_KV, group.integers_KI), group.losses
+            (whole,) = done
+            return (whole.params_KV, whole.integers_KI), whole.losses
         params_KV = torch.cat([part.params_KV for part in done])
         integers_KI = torch.cat([part.integers_KI for part in done])
         return (params_KV, integers_KI), [loss for part in done for loss in part.losses]
@@ -198,7 +240,16 @@ class BatchedTrainer(TorchTrainer):
         Raises:
             InvalidModel: as :meth:`train` does, and all its other errors.
         """
-        done = self._in_parts(start_V, integers_I, samples, orders, context, seeds, torch.float64, weights)
+        group = _Group(
+            start_V=start_V,
+            integers_I=integers_I,
+            samples=samples,
+            orders=orders,
+            context=context,
+            seeds=seeds,
+            weights=weights,
+        )
+        done = self._in_parts(group, torch.float64)
         shares = torch.tensor([part.weight for part in done], dtype=torch.float64) / sum(weights)
         means_KV = torch.cat([part.params_KV for part in done])
         are_finite = [is_finite for part in done for is_finite in part.are_finite]
@@ -209,23 +260,12 @@ class BatchedTrainer(TorchTrainer):
             not_finite=[row for row, is_finite in enumerate(are_finite) if not is_finite],
         )
 
-    def _in_parts(
-        self,
-        start_V: Tensor,
-        integers_I: Tensor,
-        samples: Sequence[Held],
-        orders: Sequence[Callable[[], np.random.Generator]],
-        context: LocalContext,
-        seeds: Sequence[Callable[[], int]],
-        dtype: "torch.dtype | None",
-        weights: Sequence[float],
-    ) -> "list[_Done]":
+    def _in_parts(self, group: _Group, dtype: "torch.dtype | None") -> list[_Done]:
         """Results of a group, or of parts of it that fit into the device's memory, one after another."""
-        count = len(samples)
-        seeds = seeds or [lambda: 0] * count
+        count = len(group.samples)
         if count <= (self.most_together or count):
             try:
-                return [self._together(start_V, integers_I, samples, orders, context, seeds, dtype, weights)]
+                return [self._together(group, dtype)]
             except torch.OutOfMemoryError:
                 if count == 1:
                     raise
@@ -241,51 +281,41 @@ class BatchedTrainer(TorchTrainer):
         done = []
         for number in range(pieces):
             rows = slice(number * count // pieces, (number + 1) * count // pieces)
-            start, integers = (part if part.ndim == 1 else part[rows] for part in (start_V, integers_I))
-            of_rows = context.of(rows)._replace(steps=context.steps[rows])
-            done += self._in_parts(
-                start, integers, samples[rows], orders[rows], of_rows, seeds[rows], dtype, weights[rows]
-            )
+            done += self._in_parts(group.part(rows), dtype)
         return done
 
-    def _together(
-        self,
-        start_V: Tensor,
-        integers_I: Tensor,
-        samples: Sequence[Held],
-        orders: Sequence[Callable[[], np.random.Generator]],
-        context: LocalContext,
-        seeds: Sequence[Callable[[], int]],
-        dtype: "torch.dtype | None",
-        weights: Sequence[float],
-    ) -> "_Done":
+    def _together(self, group: _Group, dtype: "torch.dtype | None") -> _Done:
         """Train a group as one computation, as :meth:`train` says, or with weights as :meth:`train_mean` does."""
+        samples = group.samples
+        start_V = group.start_V
+        integers_I = group.integers_I
+        context = group.context
         plans, rows, back = self._plans(tuple([size_of(held) for held in samples]), context.steps)
         if back is not None:
-            start_V = start_V if start_V.ndim == 1 else start_V[rows]
-            integers_I = integers_I if integers_I.ndim == 1 else integers_I[rows]
+            start_V = _of_rows(start_V, rows)
+            integers_I = _of_rows(integers_I, rows)
             context = context.of(rows)
         stack = self._stack(len(rows))
         stack.load(start_V, integers_I)
-        self._streams.begin([seeds[row] for row in rows])
-        group = group_reading(
+        self._streams.begin([group.seeds[row] for row in rows])
+        reading = group_reading(
             samples,
             rows,
             self.collate,
             device=self.device,
-            seeds=seeds,
+            seeds=group.seeds,
             lane=self._lane,
             room_bytes=self._room_bytes,
         )
         looks = self.loss is cross_entropy and self.may_ignore
         self._ignores = looks and any(may_ignore(held, is_collated=self.collate is not None) for held in samples)
-        blocks = self._steps.blocks(plans, orders, rows, group.index_device)
+        blocks = self._steps.blocks(plans, group.orders, rows, reading.index_device)
         self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
-            sums_K = self._run(stack, group, blocks, context)
+            sums_K = self._run(stack, reading, blocks, context)
         params_KV, integers_KI = stack.states(dtype or self.layout.dtype)
-        if weights:
-            in_order = weights if back is None else [weights[row] for row in rows]
+        if group.weights:
+            in_order = group.weights if back is None else [group.weights[row] for row in rows]
             found = [sums_K, params_KV.isfinite().all(1), integers_KI, _mean(params_KV, in_order)]
             sums_K, finite_K, integers_KI, params_KV = read_back(found)
         else:
@@ -300,7 +330,7 @@ class BatchedTrainer(TorchTrainer):
                 finite_K = finite_K[back]
         losses = [loss_sum / plan.seen for loss_sum, plan in zip(sums_K.tolist(), plans, strict=True)]
         are_finite = [] if finite_K is None else finite_K.tolist()
-        return _Done(params_KV, integers_KI, losses, are_finite=are_finite, weight=sum(weights))
+        return _Done(params_KV, integers_KI, losses, are_finite=are_finite, weight=sum(group.weights))
 
     @property
     def uncaptured(self) -> str:
@@ -543,6 +573,11 @@ def _mean(params_KV: Tensor, weights: Sequence[float]) -> Tensor:
         return params_KV
     shares_K = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     return (uploaded(shares_K, params_KV.device) @ params_KV).unsqueeze(0)
+
+
+def _of_rows(states: Tensor, rows: slice | list[int]) -> Tensor:
+    """The states of some clients; one state for all stays as it is."""
+    return states if states.ndim == 1 else states[rows]
 
 
 def _rehearsed(draws: GroupDraws | None) -> AbstractContextManager[None]:

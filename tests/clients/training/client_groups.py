@@ -60,11 +60,12 @@ def of_a_small_device(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
     together = BatchedTrainer._together
     tried: list[int] = []
 
-    def on_the_device(self: BatchedTrainer, start_V: Tensor, integers_I: Tensor, samples: Any, *others: Any) -> Any:
-        tried.append(len(samples))
-        if len(samples) > room:
+    def on_the_device(self: BatchedTrainer, group: Any, dtype: torch.dtype | None) -> Any:
+        count = len(group.samples)
+        tried.append(count)
+        if count > room:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return together(self, start_V, integers_I, samples, *others)
+        return together(self, group, dtype)
 
     monkeypatch.setattr(BatchedTrainer, "_together", on_the_device)
     return tried
