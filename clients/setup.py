@@ -271,7 +271,7 @@ class Preparation:
             message=message,
             stages=stages,
             protection=self._protection(),
-            lane_noise=None if message.fixed is None or message.fixed.noise is None else self.noise,
+            lane_noise_source=None if message.fixed is None or message.fixed.noise is None else self.noise,
         )
 
     def _protection(self) -> Protection | None:

@@ -110,7 +110,7 @@ class WayOut:
         message: the format of clients' messages.
         stages: the changes of messages before they are encoded.
         protection: the clip and the noise of messages under differential privacy; None without.
-        lane_noise: source of the noise that clients add to their lanes; None where they add none.
+        lane_noise_source: source of the noise that clients add to their lanes; None where they add none.
         is_fused: True if plain reports, which are the updates, are made without a call of the algorithm; the bits are
             the same.
     """
@@ -120,7 +120,7 @@ class WayOut:
     message: Format
     stages: UpdateStages
     protection: Protection | None = None
-    lane_noise: NoiseSource | None = None
+    lane_noise_source: NoiseSource | None = None
     is_fused: bool = True
 
     def __call__(self, trained: TrainedClients) -> tuple[Trained, Sequence[Tensor]]:
@@ -217,7 +217,7 @@ class WayOut:
         draw = Draw(self.stages.streams, rounds, clients, own_streams=self.stages.own_streams)
         if self.message.fixed is not None:
             draw = draw._replace(repeats=repeats)
-            return hide(self.message, rows.update_KM, kept, draw, rows.numbers, source=self.lane_noise)
+            return hide(self.message, rows.update_KM, kept, draw, rows.numbers, source=self.lane_noise_source)
         if self.message.sends_models:
             return self._as_models(rows)
         outgoing = self.message.encode(rows.update_KM, kept, draw)
