@@ -253,7 +253,10 @@ class WayOut:
     def _mean_of_clipped(self, trained: TrainedClients) -> tuple[Tensor, Tensor]:
         assert self.protection is not None
         returned = self.layout.returned_size
-        update_KV = trained.params_KV[:, :returned] - trained.begin[:returned].double()
+        params_KV = trained.params_KV[:, :returned]
+        # Models that were widened for their mean are nobody's.
+        is_own = trained.params_KV.dtype != self.layout.dtype
+        update_KV = (params_KV if is_own else params_KV.to(torch.float64, copy=True)).sub_(trained.begin[:returned])
         return self.protection.mean(update_KV, trained.task.clip), _largest(trained)
 
     def _mean_of_models(self, trained: TrainedClients, weights: Sequence[float]) -> tuple[Tensor, Tensor]:

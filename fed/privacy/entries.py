@@ -131,14 +131,11 @@ class LedgerEntry:
 
 
 class LedgerChain:
-    """Lines of one ledger, in memory.
+    """Lines of one ledger, in memory; a line is made when somebody asks for one.
 
     Attributes:
         identity: name of the ledger.
         entries: entries in their order.
-        lines: lines, that of the name first, each with its end.
-        hashes: hash of each line, that of the first line before those of the entries.
-        size_bytes: bytes of all lines.
 
     Args:
         identity: name of a ledger that begins.
@@ -148,9 +145,27 @@ class LedgerChain:
         self.identity = identity
         self.entries: list[LedgerEntry] = []
         line, sha256 = _line({"ledger": identity, "previous": "", "version": _VERSION})
-        self.lines = [line]
-        self.hashes = [sha256]
-        self.size_bytes = len(line)
+        self._lines = [line]
+        self._hashes = [sha256]
+        self._size_bytes = len(line)
+
+    @property
+    def lines(self) -> Sequence[bytes]:
+        """Lines, that of the name first, each with its end."""
+        self._make_lines()
+        return self._lines
+
+    @property
+    def hashes(self) -> Sequence[str]:
+        """Hash of each line, that of the first line before those of the entries."""
+        self._make_lines()
+        return self._hashes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all lines."""
+        self._make_lines()
+        return self._size_bytes
 
     @property
     def head(self) -> Head:
@@ -162,22 +177,21 @@ class LedgerChain:
         """All lines, as a file holds them."""
         return b"".join(self.lines)
 
-    def line_of(self, entry: LedgerEntry) -> tuple[bytes, str]:
-        """The line of an entry at the end, and its hash."""
-        return _line({**entry.keys(), "previous": self.hashes[-1]})
+    def line_of(self, entry: LedgerEntry) -> bytes:
+        """The line that the entry has once it is added."""
+        return _line({**entry.keys(), "previous": self.hashes[-1]})[0]
 
-    def add(self, entry: LedgerEntry, line: bytes, sha256: str) -> None:
-        """Add an entry at the end.
-
-        Args:
-            entry: the entry.
-            line: line of the entry, as :meth:`line_of` gives it.
-            sha256: hash of that line.
-        """
+    def add(self, entry: LedgerEntry) -> None:
+        """Add an entry at the end."""
         self.entries.append(entry)
-        self.lines.append(line)
-        self.hashes.append(sha256)
-        self.size_bytes += len(line)
+
+    def _make_lines(self) -> None:
+        """Make the lines of entries that have none yet."""
+        for entry in self.entries[len(self._lines) - 1 :]:
+            line, sha256 = _line({**entry.keys(), "previous": self._hashes[-1]})
+            self._lines.append(line)
+            self._hashes.append(sha256)
+            self._size_bytes += len(line)
 
     def begins(self, other: "LedgerChain") -> bool:
         """True if the other chain has all lines of this one, in the same places."""
@@ -219,7 +233,7 @@ class LedgerChain:
                 raise DamagedChain(f"line {place} is no entry", len(lines)) from None
             if not found:
                 raise DamagedChain(f"line {place} does not follow the line before it", len(lines))
-            chain.add(entry, *chain.line_of(entry))
+            chain.add(entry)
             # Each entry has one form, so that this compares its hash, too.
             if chain.lines[-1] != line + b"\n":
                 raise DamagedChain(f"line {place} is not as it was written", len(lines))

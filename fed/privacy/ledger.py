@@ -301,14 +301,14 @@ class Ledger:
             content=content,
             told=told,
         )
-        line, sha256 = self._chain.line_of(entry)
         if self._path is not None:
             # Noise that is repeated protects nothing: a simulation need not wait for the disk.
+            line = self._chain.line_of(entry)
             add_line(self._path, line, size_bytes=self._chain.size_bytes, syncs=not self.repeats_noise)
-        self._chain.add(entry, line, sha256)
+        self._chain.add(entry)
         self._count(entry)
         if self._copy is not None:
-            self._append_to_copy(line)
+            self._append_to_copy(self._chain.lines[-1])
         return entry
 
     def record(
@@ -366,7 +366,9 @@ class Ledger:
                 self._of_all.update(cost.releases)
                 continue
             for client in cost.clients:
-                self._of_client.setdefault(client, Counter()).update(cost.releases)
+                own = self._of_client.setdefault(client, Counter())
+                for release, count in cost.releases.items():  # in a fraction of the time of Counter.update
+                    own[release] += count
         if entry.content is not None:
             key = _what_is_released(entry.run, entry.round, entry.costs, entry.content)
             self._by_content.setdefault(key, entry)

@@ -124,7 +124,7 @@ def rehashed(path: Path, change: Callable[[LedgerEntry], LedgerEntry]) -> None:
     after = LedgerChain(before.identity)
     for entry in before.entries:
         changed = change(entry)
-        after.add(changed, *after.line_of(changed))
+        after.add(changed)
     path.write_bytes(after.content)
 
 
@@ -289,7 +289,7 @@ def test_lines_have_the_form_that_is_documented() -> None:
     chain = LedgerChain("federation 8f0c")
     costs = (Cost(releases=Counter({SAMPLED: 2}), clients=("ann", "bob")),)
     entry = LedgerEntry(run="r", round=3, attempt=0, costs=costs)
-    chain.add(entry, *chain.line_of(entry))
+    chain.add(entry)
     first, second = map(json.loads, chain.content.splitlines())
     assert second.pop("hash") == chain.head.sha256
     assert first == {"hash": second["previous"], "ledger": "federation 8f0c", "previous": "", "version": 1}
