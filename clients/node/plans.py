@@ -49,6 +49,8 @@ def part_of_nodes(experiment: Experiment, arrays: Sequence[ArraySpec] | None = N
     collate = {} if keys["collate"] is None else {"collate": keys["collate"]}  # likewise
     stages = {} if keys["stages"] is None else {"stages": keys["stages"]}  # nodes of an older version know none
     private = {} if keys["privacy"] is None else {"privacy": keys["privacy"]}  # likewise
+    if keys["privacy"] is not None and keys["privacy"]["kind"] == "dp_ftrl":
+        private["rounds"] = {"count": experiment.rounds.make().count}  # what a message costs follows from it
     found = {**{key: keys[key] for key in _OF_NODES}, **stages, **private, **collate, **table, "data": None}
     if arrays is None:
         return found
@@ -77,7 +79,7 @@ def as_experiment(plan: str, allowed: Sequence[str], app: str | None = None) -> 
         raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
-    known = {*_OF_NODES, "stages", "privacy", "collate", "table", "data", "app"}
+    known = {*_OF_NODES, "stages", "privacy", "rounds", "collate", "table", "data", "app"}
     # An unknown section may ask for something that this version would not check.
     if others := sorted(keys.keys() - known) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan must hold only keys that nodes use, got {others[0][:40]!r}")

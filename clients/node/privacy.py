@@ -164,7 +164,13 @@ class PrivateNode:
         assert self._settings is not None
         of_samples = self._settings.of_samples()
         if of_samples is None:
-            return {self._settings.release(1.0, self._fixed): 1}
+            ledger = self._opened()
+            return self._settings.releases_of_message(
+                self._fixed,
+                number=assignment.round,
+                earlier=[entry.round for entry in ledger.entries if entry.run == ledger.run],
+                rounds=self._experiment.rounds.make().count,
+            )
         steps = assignment.steps if assignment.HasField("steps") else None
         phases = self._experiment.algorithm.make().phases()
         return releases_of_task(self._samples, self._experiment.local, phases, of_samples, steps=steps)

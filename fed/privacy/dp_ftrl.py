@@ -1,6 +1,7 @@
 """The kind dp_ftrl of the section ``privacy``: noise correlated over rounds, without any assumption on sampling."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -128,6 +129,20 @@ class FollowTheLeaderPrivacy(CentralPrivacy):
             self.multiplier, self.participation_rule(rounds), number, is_repeated=is_repeated
         )
         return {} if release is None else {release: 1}
+
+    def releases_of_message(
+        self, fixed: FixedPoint | None = None, *, number: int, earlier: Sequence[int], rounds: int
+    ) -> Mapping[Release, int]:
+        """Gaussian release of a message, which shows in all rounds that follow, and beside earlier ones even more.
+
+        Args:
+            fixed: None.
+            number: number of the message's round, from 1.
+            earlier: rounds of the run that hold earlier messages of the client.
+            rounds: T, number of rounds of the run.
+        """
+        added = self.matrix(rounds).added_by(number, earlier, rounds)
+        return {Release(noise_multiplier=self.multiplier / math.sqrt(added)): 1}
 
     def noisy_sum(self, source: NoiseSource, rounds: int) -> CorrelatedSum:
         """Noise whose sums over rounds are small.

@@ -230,6 +230,19 @@ class Privacy(Hyperparameters, ABC):
         """
         return {self.release(sampling, fixed): 1}
 
+    def releases_of_message(
+        self, fixed: FixedPoint | None = None, *, number: int, earlier: Sequence[int], rounds: int
+    ) -> Mapping[Release, int]:
+        """Releases of one message to its client, who knows in which rounds it takes part; with their counts.
+
+        Args:
+            fixed: fixed point of the messages under secure aggregation; None without.
+            number: number of the message's round, from 1.
+            earlier: rounds of the run that hold earlier messages of the client.
+            rounds: number of rounds of the run.
+        """
+        return {self.release(1.0, fixed): 1}
+
     def costs_all(self, sampling: float) -> bool:
         """True if a round costs every client the same, because nobody can tell who is in it.
 

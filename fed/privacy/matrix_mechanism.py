@@ -4,6 +4,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,29 @@ class MatrixMechanism(ABC):
         """s_t, the L2 sensitivity of the first t rounds, for each t [T]; the last one is that of the run."""
         squared_T = np.cumsum(self.row_norms(participation) ** 2)
         return np.asarray(np.sqrt(squared_T))
+
+    def added_by(self, number: int, earlier: Sequence[int], rounds: int) -> float:
+        r"""Squared sensitivity that one more participation of a client adds, in all rounds until the last.
+
+        .. math:: ‖c_t‖² + 2 \sum_{s} ⟨c_s, c_t⟩
+
+        c_t is column t of C, and s are the rounds before in which the client took part. A number beyond the last round
+        counts as the last.
+
+        Args:
+            number: t, number of the round, from 1.
+            earlier: s, numbers of rounds; one that is there twice counts twice.
+            rounds: T, number of rounds.
+        """
+        column_T = self.column(rounds)
+
+        def shifted(number: int) -> np.ndarray:
+            place = min(max(number, 1), rounds) - 1
+            return np.concatenate([np.zeros(place), column_T[: rounds - place]])
+
+        own_T = shifted(number)
+        together = sum((shifted(before) for before in earlier), np.zeros(rounds))
+        return float(own_T @ own_T + 2 * together @ own_T)
 
     def errors(self, rounds: int) -> np.ndarray:
         """Standard deviation of the noise in each prefix sum [T], where that of z is 1."""

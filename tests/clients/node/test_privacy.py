@@ -1,6 +1,8 @@
 """A node's own account of privacy: budgets, coordinators that were put back, and its folder put back itself."""
 
+import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from fed.clients.node.plans import as_experiment, part_of_nodes
 from fed.clients.node.privacy import PrivateNode
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodePrivacy
 from fed.errors import LedgerFailed
 from fed.privacy.accounting import epsilon
+from fed.privacy.dp_ftrl import FollowTheLeaderPrivacy
 from fed.privacy.entries import Head
 from fed.privacy.releases import Release
 from fed.protocol import protocol_pb2 as pb
@@ -152,3 +156,19 @@ def test_entry_has_the_terms_that_were_told(tmp_path: Path) -> None:
         "delta": 1e-5,
         "count": 4,
     }
+
+
+def test_node_counts_noise_that_later_rounds_take_back(tmp_path: Path) -> None:
+    privacy: Any = {"kind": "dp_ftrl", "noise_multiplier": 2.0, "clip": 0.5, "min_separation": 3}
+    experiment = Experiment(data=None, rounds={"count": 9}, privacy=privacy)
+    settings = FollowTheLeaderPrivacy(noise_multiplier=2.0, clip=0.5, min_separation=3)
+    rule = settings.participation_rule(9)
+    sensitivity = float(settings.matrix(9).sensitivities(rule)[-1])
+    assert sensitivity**2 > 3.5  # three messages with independent noise would cost 3
+    found = PrivateNode("ann", tmp_path)
+    for place, number in enumerate((1, 4, 7)):
+        found.prepare(as_experiment(json.dumps(part_of_nodes(experiment)), []), PLAN)
+        found.record(task(place, number=number))
+    spent = sum((Counter(cost.releases) for entry in found.entries for cost in entry.costs), Counter[Release]())
+    found.close()
+    assert epsilon(spent, 1e-5) == pytest.approx(epsilon({Release(noise_multiplier=2.0 / sensitivity): 1}, 1e-5))

@@ -249,3 +249,15 @@ def test_blt_mechanisms_equal_those_of_jax_privacy(
         assert loss(ours, rule, error) <= float(least) * (1 + 1e-9)
         assert ours.column(rounds) == pytest.approx(np.array(found.toeplitz_coefs(rounds)), abs=1e-6)
         assert ours.inverse_column(rounds) == pytest.approx(np.array(same.inverse().toeplitz_coefs(rounds)), abs=1e-9)
+
+
+@every_mechanism
+@every_rule
+def test_participations_one_by_one_add_up(mechanism: MatrixMechanism, rule: ParticipationRule) -> None:
+    columns_TT = dense(mechanism.column(rule.rounds))
+    for pattern in patterns(rule):
+        rounds = [place + 1 for place in pattern]
+        added = [mechanism.added_by(number, rounds[:count], rule.rounds) for count, number in enumerate(rounds)]
+        assert sum(added) == pytest.approx(np.sum(columns_TT[:, pattern].sum(1) ** 2))
+    last = mechanism.added_by(rule.rounds, [], rule.rounds)
+    assert mechanism.added_by(rule.rounds + 7, [], rule.rounds) == last == pytest.approx(1.0)
