@@ -51,6 +51,7 @@ from fed.config.evaluation import ByBoth, ByClients, ByCoordinator
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidExperiment, InvalidModel, users_errors_as
 from fed.privacy.adaptive_clip import AdaptiveClip
+from fed.privacy.dp_sgd import SamplePrivacy
 from fed.privacy.kinds import privacy_of
 from fed.privacy.noise import NoiseSource, SeededNoise
 from fed.privacy.noisy_sum import NoisySum
@@ -159,30 +160,13 @@ class Preparation:
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
         self.secure_aggregation = settings_of(experiment)
         self.privacy = privacy_of(experiment)
-        self.noise: NoiseSource | None = noise
+        self.noise = self._noise(experiment, noise)
         self.ledger: Ledger | None = None  # given to a coordinator's preparation, once its folder is known
         # A plan tells nodes the seed, from which they could tell who is in which cohort.
         is_secret = self.privacy is not None and noise is not None
         self.cohort_streams = Streams(secrets.randbits(256)) if is_secret else self.streams
-        if self.privacy is not None:
-            shared = self.layout.shared
-            self.privacy.check_layout(
-                dtype=shared.dtype,
-                float_buffers=shared.returned_size - shared.parameters,
-                integer_buffers=shared.integer_count,
-            )
-            self.noise = noise or SeededNoise.of(self.streams, experiment.dump())
         of_samples = None if self.privacy is None else self.privacy.of_samples()
-        if of_samples is not None:
-            assert isinstance(self.algorithm, Aggregator)
-            check_private(
-                module=self.module,
-                loss=self.loss,
-                local=experiment.local,
-                algorithm=self.algorithm,
-                phases=self.phases,
-                is_collated=self.collate is not None,
-            )
+        self._check_privacy(experiment.local, of_samples)
         self.recipe = Recipe(
             module=self.module,
             loss=self.loss,
@@ -201,6 +185,39 @@ class Preparation:
             sample_privacy=of_samples,
             private_source=None if of_samples is None else self.noise,
             is_deterministic=experiment.simulation.deterministic and app is None,  # an app's settings are its own
+        )
+
+    def _noise(self, experiment: Experiment, given: NoiseSource | None) -> NoiseSource | None:
+        """Source of the noise of privacy: the one that is given, or the seed where there is privacy."""
+        if given is not None or self.privacy is None:
+            return given
+        return SeededNoise.of(self.streams, experiment.dump())
+
+    def _check_privacy(self, local: Local, of_samples: SamplePrivacy | None) -> None:
+        """Refuse a model, a loss or an algorithm that tells something which privacy does not cover.
+
+        Args:
+            local: the experiment's section of that name.
+            of_samples: clip and noise of each local step; None where whole messages are protected.
+        """
+        if self.privacy is None:
+            return
+        shared = self.layout.shared
+        self.privacy.check_layout(
+            dtype=shared.dtype,
+            float_buffers=shared.returned_size - shared.parameters,
+            integer_buffers=shared.integer_count,
+        )
+        if of_samples is None:
+            return
+        assert isinstance(self.algorithm, Aggregator)
+        check_private(
+            module=self.module,
+            loss=self.loss,
+            local=local,
+            algorithm=self.algorithm,
+            phases=self.phases,
+            is_collated=self.collate is not None,
         )
 
     def fixed_part(self) -> list[Tensor]:
