@@ -18,6 +18,7 @@ from fed.quantities import counted
 if TYPE_CHECKING:
     import fed
     from fed.privacy.plan import PrivacyPlan
+    from fed.privacy.sheet import Costs
 
 __all__ = ["privacy"]
 
@@ -52,12 +53,9 @@ def privacy(
 ) -> None:
     """Print what a private run will cost, what its budget allows, and what is promised to whom."""
     from fed.privacy.sheet import as_json as values_of
-    from fed.privacy.sheet import as_markdown, costs_of, facts_of, table_of
+    from fed.privacy.sheet import as_markdown, costs_of
 
-    if to is not None and to.suffix not in _SUFFIXES:
-        raise InvalidInput(f"--to must end in .md or .json, got {to}: choose one of them")
-    if to is not None and to.exists() and not overwrite:
-        raise OutputExists(f"{to} exists: choose another --to, or pass --overwrite")
+    _check_file(to, overwrite=overwrite)
     experiment = read_experiment(file, settings)
     plan = _plan_of(experiment, clients, file)
     if budget is not None:
@@ -76,6 +74,23 @@ def privacy(
     if as_json:
         typer.echo(text)
         return
+    _show(costs)
+
+
+def _check_file(to: Path | None, *, overwrite: bool) -> None:
+    """Refuse a file that cannot take the sheet, before anything is computed."""
+    if to is None:
+        return
+    if to.suffix not in _SUFFIXES:
+        raise InvalidInput(f"--to must end in .md or .json, got {to}: choose one of them")
+    if to.exists() and not overwrite:
+        raise OutputExists(f"{to} exists: choose another --to, or pass --overwrite")
+
+
+def _show(costs: "Costs") -> None:
+    """Print the facts of a run, and the table of its costs."""
+    from fed.privacy.sheet import facts_of, table_of
+
     facts = facts_of(costs)
     before = ["", *(name for name, _ in facts)]
     show_facts(("" if name == last else name, line) for last, (name, line) in zip(before, facts, strict=False))
@@ -84,7 +99,7 @@ def privacy(
     for column in shown.columns:
         column.justify = "right"
     out = console()
-    out.print(f"\nε of {counted(plan.rounds, 'round')}:")
+    out.print(f"\nε of {counted(costs.plan.rounds, 'round')}:")
     out.print(shown)
 
 
