@@ -121,10 +121,16 @@ def test_noise_of_each_round_lies_on_the_grid() -> None:
 
 
 def test_clients_are_clipped_and_their_sum_is_over_the_cohort() -> None:
-    quiet = experiment(privacy={**PRIVACY, "noise_multiplier": 1e-6}, rounds={"count": 1, "cohort": 3})
-    central = quiet.override({"privacy": {"kind": "central", "clip": 0.3, "noise_multiplier": 1e-6}})
-    ours, theirs = (torch.nn.utils.parameters_to_vector(simulate(one).model.parameters()) for one in (quiet, central))
+    privacy = {**PRIVACY, "clip": 0.05, "noise_multiplier": 1e-6}
+    local = {"lr": 0.5, "batch_size": 16, "steps": 4}
+    quiet = experiment(privacy=privacy, rounds={"count": 1, "cohort": 3}, local=local)
+    central = quiet.override({"privacy": {"kind": "central", "clip": 0.05, "noise_multiplier": 1e-6}})
+    unclipped = quiet.override({"privacy.clip": 10.0})
+    ours, theirs, longer = (
+        torch.nn.utils.parameters_to_vector(simulate(one).model.parameters()) for one in (quiet, central, unclipped)
+    )
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    assert (ours - longer).norm() > 0.01
 
 
 @pytest.mark.parametrize("mechanism", [BANDED, BLT], ids=["banded", "blt"])

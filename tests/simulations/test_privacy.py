@@ -19,6 +19,7 @@ from fed.clients.data import load
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
+from fed.clients.training.work_items import TrainedClients
 from fed.clients.training.worker import Work
 from fed.clients.way_out import WayOut
 from fed.errors import InvalidExperiment
@@ -455,9 +456,19 @@ def test_the_number_that_was_drawn_changes_nobodys_steps(monkeypatch: pytest.Mon
 def test_the_shortcut_of_a_group_is_the_long_way(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the rounding of messages to the type on the wire."""
     given = experiment(privacy=privacy, rounds={"count": 1}, simulation={"batching": "on", "group": 6})
+    taken: list[TrainedClients] = []
+    shortcut = WayOut._mean_of_clipped
+
+    def noted(self: WayOut, trained: TrainedClients) -> tuple[Tensor, Tensor]:
+        taken.append(trained)
+        return shortcut(self, trained)
+
+    monkeypatch.setattr(WayOut, "_mean_of_clipped", noted)
     short = moved(given)
+    assert len(taken) == 1
     monkeypatch.setattr(WayOut, "_is_clipped_alone", False)
     long = moved(given)
+    assert len(taken) == 1
     # A unit of the grid, or the rounding of the model.
     torch.testing.assert_close(short, long, rtol=0, atol=1e-7)
 

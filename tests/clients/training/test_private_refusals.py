@@ -27,6 +27,8 @@ def _check(**changed: Any) -> None:
 @pytest.mark.parametrize("algorithm", [FedAvg(), Scaffold()])
 def test_algorithms_of_models_and_states_alone_are_taken(algorithm: Any) -> None:
     _check(algorithm=algorithm)
+    with pytest.raises(InvalidExperiment, match="got a collate"):  # an algorithm would be refused before it
+        _check(algorithm=algorithm, is_collated=True)
 
 
 @pytest.mark.parametrize(
