@@ -50,6 +50,7 @@ class PrivacyAccount:
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
+        self.ledger.begin_unit(self.privacy.unit)
         self._costs: dict[bool, list[Cost]] = {}  # of the round, whether or not it has been released before
         self._count_until(0)
 

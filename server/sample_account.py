@@ -65,7 +65,7 @@ class SampleAccount(PrivacyAccount):
 
     def summary(self) -> dict[str, Any]:
         """Part of the summary: ε, δ and the releases of the client that has lost most, and each client's own ε."""
-        by_client = {client: epsilon(counts, self.privacy.delta) for client, counts in self._of_client.items()}
+        by_client = {client: epsilon(self._borne_by(client), self.privacy.delta) for client in self._of_client}
         return {**super().summary(), "epsilon_by_client": {str(client): by_client[client] for client in by_client}}
 
     def _costs_of(self, asked: Iterable[int | str], sampling: float, *, number: int, is_repeated: bool) -> list[Cost]:
@@ -84,13 +84,19 @@ class SampleAccount(PrivacyAccount):
         budget = self.privacy.budget_epsilon
         if budget is None:
             return True
-        after = self._of_client.get(client, Counter()) + Counter(self._task(self.size_of(client)))
+        after = self._borne_by(client) + Counter(self._task(self.size_of(client)))
         # Rényi's bound is cheap, and never below ε.
         return epsilon_rdp(after, self.privacy.delta) <= budget or epsilon(after, self.privacy.delta) <= budget
 
+    def _borne_by(self, client: int | str) -> Counter[Release]:
+        """Releases about a client: its own, and those about all clients, of other runs of the federation."""
+        return Counter(self._of_all.releases) + self._of_client.get(client, Counter())
+
     def _releases(self) -> Counter[Release]:
         """Releases of the client that has lost most, where Rényi's bound tells who cannot be that."""
-        different = {frozenset(counts.items()): counts for counts in self._of_client.values()}
+        of_all = Counter(self._of_all.releases)
+        borne = [of_all, *(of_all + counts for counts in self._of_client.values())]
+        different = {frozenset(counts.items()): counts for counts in borne}
         bounds = {key: epsilon_rdp(counts, self.privacy.delta) for key, counts in different.items()}
         most = 0.0
         found: Counter[Release] = Counter()

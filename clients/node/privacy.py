@@ -105,7 +105,9 @@ class PrivateNode:
                     Reason.NO_PRIVACY,
                 )
             return
-        self._opened().run = plan.run or plan_digest(plan).hex()
+        ledger = self._opened()
+        ledger.run = plan.run or plan_digest(plan).hex()
+        ledger.unit = self._settings.unit
 
     def check(self, assignment: pb.Assignment) -> None:
         """Check a task before it is done.

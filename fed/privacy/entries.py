@@ -77,6 +77,7 @@ class LedgerEntry:
         costs: costs of the round; a client bears all that name it.
         content: SHA-256 of what is released, in hexadecimal digits; None where it is not asked for.
         told: facts that a node was told with the task, which JSON can hold; None at a coordinator.
+        unit: unit whose cost the releases are, all data of a client, ``client``, or one ``sample``.
     """
 
     run: str
@@ -85,6 +86,7 @@ class LedgerEntry:
     costs: Sequence[Cost]
     content: str | None = None
     told: Mapping[str, Any] | None = None
+    unit: str = "client"
 
     def keys(self) -> dict[str, Any]:
         """The entry as JSON has it."""
@@ -93,8 +95,10 @@ class LedgerEntry:
             releases = [[release.keys(), count] for release, count in cost.releases.items()]
             costs.append({"clients": None if cost.clients is None else [*cost.clients], "releases": releases})
         told = {} if self.told is None else {"told": dict(self.told)}
+        unit = {} if self.unit == "client" else {"unit": self.unit}
         return {
             **told,
+            **unit,
             "attempt": self.attempt,
             "content": self.content,
             "costs": costs,
@@ -127,6 +131,7 @@ class LedgerEntry:
             costs=tuple(costs),
             content=keys["content"],
             told=keys.get("told"),
+            unit=keys.get("unit", "client"),
         )
 
 

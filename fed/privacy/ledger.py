@@ -62,6 +62,7 @@ class Ledger:
 
     Attributes:
         run: name of the run that writes.
+        unit: unit of privacy of that run, all data of a client or one sample.
         repeats_noise: True if a round that is done again has the noise that it had before.
 
     Args:
@@ -87,6 +88,7 @@ class Ledger:
         self._path = path
         self._copy = copy
         self.repeats_noise = repeats_noise
+        self.unit = "client"
         self._is_writable = True
         self._has_copy = False  # as this process has left it
         self._of_round: dict[tuple[str, int], list[LedgerEntry]] = {}
@@ -252,6 +254,23 @@ class Ledger:
                 kept.append(own)
         return [self._of_all + own for own in kept] or [Counter(self._of_all)]
 
+    def begin_unit(self, unit: str) -> None:
+        """Let a run write releases of a unit of privacy.
+
+        Args:
+            unit: all data of a client, ``client``, or one ``sample``.
+
+        Raises:
+            InvalidLedger: if the unit is all data of a client, and earlier releases bound what a sample shows alone.
+        """
+        if unit == "client" and any(entry.unit == "sample" for entry in self._chain.entries):
+            raise InvalidLedger(
+                f"the ledger of {self.identity!r} has releases with privacy.unit sample, which bound what one sample "
+                "shows and not what all data of a client show: write unit: sample, or let an authority of their own "
+                "certify the clients of this run"
+            )
+        self.unit = unit
+
     @property
     def is_kept(self) -> bool:
         """True if it outlives the process."""
@@ -300,6 +319,7 @@ class Ledger:
             costs=tuple(costs),
             content=content,
             told=told,
+            unit=self.unit,
         )
         if self._path is not None:
             # Noise that is repeated protects nothing: a simulation need not wait for the disk.

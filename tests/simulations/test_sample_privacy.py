@@ -8,11 +8,16 @@ import torch
 
 import fed
 from fed.clients.node import training
-from fed.errors import InvalidExperiment
+from fed.errors import BudgetSpent, InvalidExperiment, InvalidLedger
 from fed.privacy.accounting import epsilon
+from fed.privacy.entries import Cost
+from fed.privacy.ledger import Ledger
+from fed.privacy.local import LocalPrivacy
 from fed.privacy.noise import SeededNoise
 from fed.privacy.releases import Release
 from fed.server.grpc import deployment
+from fed.server.privacy_account import PrivacyAccount
+from fed.server.sample_account import SampleAccount
 from fed.simulations.simulate import simulate
 from fed.vectors.randomness import Streams
 from tests.server.flower.test_app import assert_same
@@ -110,3 +115,33 @@ def test_nodes_train_as_the_simulation_does(tmp_path: Path, monkeypatch: pytest.
 def test_plan_of_samples_has_no_cost_without_clients() -> None:
     with pytest.raises(InvalidExperiment, match="costs each client by its own number"):
         fed.Experiment(privacy=PRIVACY).privacy.make().plan(None, 3)  # type: ignore[union-attr]
+
+
+def sample_account(ledger: Ledger, budget: float | None = None) -> SampleAccount:
+    """Account of a run with clients of 40 samples."""
+    settings = LocalPrivacy(unit="sample", clip=0.5, noise_multiplier=1.0, budget_epsilon=budget)
+    return SampleAccount(settings, ledger, 3, size_of=lambda _: 40, releases_of=lambda _: TASK)
+
+
+TASK = {Release(noise_multiplier=1.0, sampling=0.25): 4}
+
+
+def test_releases_of_whole_clients_count_for_their_samples_too() -> None:
+    ledger = Ledger.in_memory("a federation", run="earlier")
+    before = {Release(noise_multiplier=1.0): 4}
+    ledger.append(1, [Cost(releases=before)])
+    account = sample_account(ledger)
+    assert account.epsilon() == epsilon(before, 1e-5)
+    account.begin(1, ["a"], sampling=1.0, expected=1.0)
+    assert account.epsilon() == account.summary()["epsilon_by_client"]["a"] == epsilon(before | TASK, 1e-5)
+    with pytest.raises(BudgetSpent, match="every client would pass"):
+        sample_account(ledger, budget=epsilon(TASK, 1e-5) * 1.5).allowed(2, ["b"], ["a", "b"])
+
+
+def test_whole_clients_are_not_covered_by_releases_of_samples(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path, "a federation", run="earlier") as ledger:
+        sample_account(ledger).begin(1, ["a"], sampling=1.0, expected=1.0)
+    with Ledger.open(tmp_path, "a federation", run="later") as ledger:
+        assert sample_account(ledger).epsilon() == epsilon(TASK, 1e-5)
+        with pytest.raises(InvalidLedger, match="not what all data of a client show"):
+            PrivacyAccount(LocalPrivacy(noise_multiplier=1.0), ledger, 3)
