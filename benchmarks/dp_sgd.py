@@ -35,6 +35,9 @@ from fed.config.experiment import Local
 from fed.privacy.dp_sgd import SamplePrivacy
 from fed.processes.machine import keep_freed_memory
 
+sys.path.append(str(Path(__file__).resolve().parent / "sides"))
+from private_problem import read_problem
+
 HERE = Path(__file__).resolve().parent
 MODELS = {"mlp": mlp, "cnn": cnn}
 BATCHES = {"mlp": (64, 256), "cnn": (64,)}
@@ -68,7 +71,7 @@ def write_problem(path: Path, model: str, batch: int) -> None:
 def step_s(path: str, side: str, steps: int) -> float:
     """Seconds of a step of ours or of a plain one, after as many steps that are not timed."""
     keep_freed_memory()
-    problem = torch.load(path, weights_only=False)
+    problem = read_problem(path)
     samples = problem["inputs"], problem["targets"]
     local = Local(batch_size=problem["batch"], steps=steps, lr=0.1)
     parts = {"loss": cross_entropy, "local": local, "phase": Phase(), "device": _CPU, "may_ignore": False}

@@ -12,13 +12,14 @@ import torch
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from private_problem import read_problem
 
 WARM_UP = 3
 
 
 def main(path: str, mode: str, steps: int) -> None:
     """Print the seconds of a step, after some that are not timed."""
-    problem = torch.load(path, weights_only=False)
+    problem = read_problem(path)
     module = problem["module"].train()
     inputs = problem["inputs"]
     targets = problem["targets"]
