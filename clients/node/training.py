@@ -3,6 +3,7 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
+import logging
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,17 +27,19 @@ from fed.clients.training.devices import device_of
 from fed.clients.training.float32_products import note_without_tf32
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
+from fed.clients.way_out import Rows, UpdateStages
+from fed.compression.codec import CodecState
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, InvalidPayload, RunFailed, error_with_line, os_errors_as
 from fed.privacy.noise import SystemNoise
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, model_digest
-from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.vectors.randomness import Streams
-from fed.vectors.tensors import Tensor
+from fed.vectors.tensors import Tensor, torch
 from fed.wire.agreed_format import MOST_CLIENTS, agreed
 from fed.wire.format import TaskSpec
 from fed.wire.messages import GlobalModel, Task
@@ -50,6 +53,7 @@ STATE_LOST = (
 )
 """Log line of a node whose state between tasks is lost."""
 
+_log = logging.getLogger(__name__)
 _MODEL_LOST = "the model that the differences are added to is not in this node's folder"
 _REFERENCE = "reference"
 
@@ -127,8 +131,8 @@ class NodeTraining:
         own = self._prepared.message_format(1)
         self._message = agreed(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         secret_streams = _secret_streams(self._prepared.secure_aggregation)
-        way_out = self._prepared.way_out(self._message, secret_streams)
-        self._recipe = replace(self._prepared.recipe, way_out=way_out, secret_streams=secret_streams)
+        self._way_out = self._prepared.way_out(self._message, secret_streams)
+        self._recipe = replace(self._prepared.recipe, way_out=self._way_out, secret_streams=secret_streams)
         self._work = Work(self._recipe, device_of(device))
         self.note = note_without_tf32(experiment.local, device_of(device))
         rule = self._recipe.aggregator
@@ -205,11 +209,15 @@ class NodeTraining:
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         if trained.diverged or trained.failed:
             ((_, reason),) = trained.diverged or trained.failed
-            if self.fixed is None:
+            if not self._is_hushed:
                 return pb.Failed(task=assignment.task, reason=reason, diverged=bool(trained.diverged))
             # A state that is gone would show in the next task that this one gave no message.
             rows = [before[name] for name in (*states.names, *states.codec_names)]
+            kept = {name: before[name][None] for name in states.codec_names}
             self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
+            if self.fixed is None:
+                _log.warning("task %d adds noise alone: %s", assignment.task.number, reason)
+                return self._completed(answer, *self._noise_alone(train, kept), path=path)
             path.unlink(missing_ok=True)
             return Hidden(answer, self.fixed.nothing(SystemNoise().generator("in lanes")), reason)
         count = len(self._message.uplink)
@@ -287,16 +295,37 @@ class NodeTraining:
             answer.metrics.add(name=name, value=value)
         return answer
 
+    @property
+    def _is_hushed(self) -> bool:
+        """True if a task that fails has an answer like any other: masks hide it, or the client's own noise."""
+        protection = self._way_out.protection
+        return self.fixed is not None or (protection is not None and protection.adds_noise)
+
+    def _noise_alone(self, train: Train, kept: CodecState) -> tuple[Trained, Sequence[Tensor]]:
+        """The message of a client that has nothing to add but its noise.
+
+        Args:
+            train: task.
+            kept: states of the client's codecs.
+        """
+        nothing_1M = torch.zeros(1, sum(self._message.sizes), dtype=torch.float64)
+        rows = Rows(nothing_1M, ClientNumbers(weights=(1.0,), samples=(1,), losses=(0.0,)))
+        # Stages have had their part in what went wrong.
+        way_out = replace(self._way_out, stages=UpdateStages((), self._prepared.streams))
+        sent = way_out.leave(rows, kept, train.rounds, clients=train.clients, repeats=train.repeats)
+        payload = [part[None] for part in sent.payloads[0]]
+        return Trained((1,), (0.0,), (1.0,)), [*payload, torch.zeros(1, 0, dtype=torch.int64)]
+
     def _tried(self, train: Train, given: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
-        """Train; under secure aggregation, training that fails counts as training that diverges.
+        """Train; where no answer may show what went wrong, training that fails counts as training that diverges.
 
         An error may follow from the samples, and would tell the server one bit of them with each task that it designs
-        for that. Without one the client adds nothing to the sum.
+        for that. Without one the client adds nothing to the sum, or noise alone.
         """
         try:
             return self._work.train(train, given)
         except Exception as error:
-            if self.fixed is None:
+            if not self._is_hushed:
                 raise
             reason = f"its training has failed: {error_with_line(error)}"
             return Trained((), (), diverged=((self._client, reason),)), ()

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -226,3 +227,26 @@ def test_a_lost_message_goes_back_into_the_residual(tmp_path: Path) -> None:
     node.train(3, None)
     assert torch.equal(lost(3), lost(1))
     assert bool(lost(1).any())
+
+
+@pytest.mark.parametrize("uplink", [[], ["int8"]], ids=["as it is", "by a codec"])
+def test_noise_alone_leaves_where_training_diverges_or_fails(
+    uplink: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it does may follow from the samples, and a server may design models for that."""
+    privacy = {"kind": "local", "clip": 1e-3, "noise_multiplier": 2.0}
+    node = Node(tmp_path, privacy=privacy, uplink=uplink)
+    answers = [node.train(1, None)]
+    with monkeypatch.context() as failing:
+        failing.setattr(node._training._work, "train", _failing)
+        answers.append(node.train(2, None))
+    node._tensors[0].fill_(3e38)
+    answers.append(node.train(3, None))
+    for answer, numbers in answers:
+        assert (answer.samples, answer.weight, answer.train_loss, len(answer.metrics)) == (1, 1.0, 0.0, 0)
+        assert answer.payload.size_bytes == answers[0][0].payload.size_bytes
+        assert uplink or np.std(numbers) == pytest.approx(2e-3, rel=0.2)
+
+
+def _failing(*_: Any) -> Any:
+    raise IndexError("target 11 is out of bounds")
