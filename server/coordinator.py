@@ -190,6 +190,7 @@ class Coordinator:
         model, steps = self._model_to_send()
         lr = self.lr_in(number, cohort or len(clients)) if self.lr_in else None
         takes_parts = takes_parts and self.message.fixed is None  # else a deadline would decide whose message counts
+        places, numbers = self._numbered(clients)
         tasks = [
             Task(
                 id=self._tasks + place,
@@ -204,9 +205,9 @@ class Coordinator:
                 differences=self._downlink.missing(client) if self._downlink else None,
                 clip=self.clip,
             )
-            for place, client in enumerate(clients)
+            for place, client in zip(places, clients, strict=True)
         ]
-        self._tasks += len(tasks)
+        self._tasks += numbers
         self.open.update((task.id, task) for task in tasks)
         accumulator.asked += clients
         sizes: dict[object, int] = {}  # tasks with the same content have one size, which is found once
@@ -357,6 +358,18 @@ class Coordinator:
         if self._downlink is not None:
             self._downlink.restore(state["downlink"])
         self.open = {task.id: task for task in map(task_of, state["open"])}
+
+    def _numbered(self, clients: Sequence[int | str]) -> tuple[Sequence[int], int]:
+        """Numbers of clients' tasks, from 0, and how many numbers are used up.
+
+        Where chance hides who takes part, a client's number follows from the roster alone: from consecutive numbers it
+        could tell how many are asked, and its neighbours who is.
+        """
+        if self.account is None or not self.account.hides_cohorts:
+            return range(len(clients)), len(clients)
+        members = self.fleet.registered()
+        place_of = {client: place for place, client in enumerate(members)}
+        return [place_of[client] for client in clients], len(members)
 
     def _repeats(self, client: int | str, number: int) -> int:
         """The number of tasks that a client has had in a round before."""

@@ -34,6 +34,7 @@ class PrivacyAccount:
 
     Attributes:
         expected: expected number of clients of the round that has begun.
+        hides_cohorts: True if the promise rests on nobody's knowing who takes part in it.
 
     Args:
         privacy: settings of the experiment.
@@ -47,6 +48,7 @@ class PrivacyAccount:
     rounds: int
     fixed: FixedPoint | None = None
     expected: float = field(default=0.0, init=False)
+    hides_cohorts: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
@@ -78,6 +80,7 @@ class PrivacyAccount:
             LedgerFailed: if it cannot be written down.
         """
         self.expected = expected
+        self.hides_cohorts = sampling < 1
         self._round = number
         self._costs = {
             is_repeated: self._costs_of(asked, sampling, number=number, is_repeated=is_repeated)

@@ -283,11 +283,13 @@ class Synchronous(Rounds):
         begins_s = fleet.clock
         until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
         accumulator = coordinator.new_accumulator()
+        account = coordinator.account
+        # Before the draw: a client that registers meanwhile makes the others' chances smaller, and not larger.
+        sampling = 1.0 if account is None else account.privacy.amplified(self, len(fleet.registered()))
         chosen = self.draw(coordinator, number, asked)
-        if coordinator.account is not None:
-            chosen = coordinator.account.allowed(number, chosen, fleet.registered())
-            sampling = coordinator.account.privacy.amplified(self, len(fleet.registered()))
-            coordinator.account.begin(number, chosen, sampling=sampling, expected=cohort)
+        if account is not None:
+            chosen = account.allowed(number, chosen, fleet.registered())
+            account.begin(number, chosen, sampling=sampling, expected=cohort)
         self._ask(coordinator, accumulator, number, chosen, until)
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:

@@ -452,6 +452,27 @@ def test_the_number_that_was_drawn_changes_nobodys_steps(monkeypatch: pytest.Mon
     assert {rate for rates in told for rate in rates} == {0.03}
 
 
+def test_numbers_of_tasks_tell_nothing_of_the_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that compares its own would learn how many were asked, and two neighbours on the roster who was."""
+    told: list[dict[tuple[int, int | str], int]] = []
+    dispatch = SimulatedFleet.dispatch
+
+    def noted(self: SimulatedFleet, tasks: Sequence[Task]) -> None:
+        told[-1] |= {(task.round, task.client): task.id for task in tasks}
+        dispatch(self, tasks)
+
+    monkeypatch.setattr(SimulatedFleet, "dispatch", noted)
+    rounds = {"count": 8, "cohort": 3, "sampling": "poisson"}
+    for seed in (0, 1):
+        told.append({})
+        simulate(experiment(rounds=rounds, seed=seed, local={"steps": 1}))
+    one, other = told
+    assert one.keys() != other.keys()
+    assert len(both := one.keys() & other.keys()) > 3
+    assert {key: one[key] for key in both} == {key: other[key] for key in both}
+    assert len({*one.values()}) == len(one)
+
+
 @pytest.mark.parametrize("privacy", [CENTRAL, ADAPTIVE], ids=["fixed", "adaptive"])
 def test_the_shortcut_of_a_group_is_the_long_way(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the rounding of messages to the type on the wire."""
