@@ -207,6 +207,17 @@ class FixedPoint:
         beside = ClientNumbers(weights=(float(is_private),), samples=(int(is_private),), losses=(0.0,))
         return self.quantise(zeros_1M, beside, [generator]).lanes[0]
 
+    def adds_nothing(self, lanes: Tensor) -> bool:
+        """True if a message adds nothing of its client's data to a sum: all its numbers are 0, and its weight is.
+
+        Under differential privacy all clients weigh 1, and the weight is not looked at.
+
+        Args:
+            lanes: the message, before it is masked.
+        """
+        weighs_by_data = self.noise is None and bool(lanes[self.numbers])
+        return not weighs_by_data and not lanes[: self.numbers].any()
+
     def too_large_losses(self, beside: ClientNumbers) -> dict[int, str]:
         """Row → why its client's training loss does not fit into its lanes."""
         losses = enumerate(zip(beside.losses, beside.samples, strict=True))

@@ -283,9 +283,8 @@ class Participant:
         if own_sha256 != joined.digests.own:
             return []  # made for another task: it is not masked here
         entry = self._revealed.of_message(joined.round, lanes)
-        # Without weight it adds nothing: clients whose training diverged have it again, and nobody may learn of that.
-        weight = lanes[self._agreed_plan().fixed.numbers :][:1]
-        if weight.any() and self._revealed.holds(entry):
+        # Clients whose training diverged have the message that adds nothing again, and nobody may learn of that.
+        if self._revealed.holds(entry) and not self._agreed_plan().fixed.adds_nothing(lanes):
             return self._ended(joined, Reason.REVEALED, "this very message is in a sum that was revealed")
         joined.message_entry = entry
         # A copy, since another attempt masks the same message with other keys.

@@ -3,14 +3,17 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fed.protocol.protocol_pb2 import Assignment, FromSession, Plan, SessionKeys, Survivors, TaskId, ToSession
 from fed.secure_aggregation.agreement import digests_of, plan_digest
 from fed.secure_aggregation.commands import Command, Deliver, Ended, Remember, Say
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.lane_noise import LaneNoise
 from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.reasons import Reason
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
@@ -89,11 +92,11 @@ class Table:
             self.coordinator.take_shares(name, said(self.tell(name, key_list=listed)).shares)
         return {name: self.tell(name, delivery=one) for name, one in self.coordinator.close_shares().items()}
 
-    def ask_for_shares(self) -> dict[str, ToSession]:
-        """All up to the consents; returns the message that asks each client for its shares."""
+    def ask_for_shares(self, lanes: Tensor = LANES) -> dict[str, ToSession]:
+        """All up to the consents of messages that are alike; returns what asks each client for its shares."""
         found = self.deliver()
         for name, client in self.clients.items():
-            (command,) = found[name] or client.trained(self.own_sha256, LANES)
+            (command,) = found[name] or client.trained(self.own_sha256, lanes)
             assert isinstance(command, Deliver)
             self.coordinator.take_masked(name, command.lanes)
         survivors, names = self.coordinator.close_masked()
@@ -104,13 +107,13 @@ class Table:
             for name, one in self.coordinator.close_consents().items()
         }
 
-    def reveal(self) -> None:
-        """A whole session."""
-        for name, message in self.ask_for_shares().items():
+    def reveal(self, lanes: Tensor = LANES) -> None:
+        """A whole session of messages that are alike."""
+        for name, message in self.ask_for_shares(lanes).items():
             (command,) = self.clients[name].told(message)
             assert isinstance(command, Remember)
             self.coordinator.take_unmasking(name, said(self.clients[name].recorded(command.entries)).unmasking)
-        assert torch.equal(torch.from_numpy(self.coordinator.finish().lanes.view("i4")), 4 * LANES)
+        assert torch.equal(torch.from_numpy(self.coordinator.finish().lanes.view("i4")), 4 * lanes)
 
 
 def test_sum_is_exact_in_attempts_and_rounds_one_after_another() -> None:
@@ -210,6 +213,20 @@ def test_message_of_a_revealed_round_is_masked_no_more() -> None:
     assert isinstance(told, Say)
     assert told.message.aborted == Reason.REVEALED
     assert again.clients[NAMES[1]].trained(again.own_sha256, LANES + 1)
+
+
+@pytest.mark.parametrize("noise", [None, LaneNoise(1.0, 0.0, 2)], ids=["plain", "private"])
+def test_message_that_adds_nothing_is_masked_again(noise: LaneNoise | None) -> None:
+    """A refusal would tell which client had nothing to add in the first sum, where models are made for that."""
+    plan = replace(PLAN, fixed=replace(FIXED, noise=noise))
+    nothing = plan.fixed.nothing(np.random.default_rng(0))
+    table = Table(plan=plan)
+    table.reveal(nothing)
+    other = replace(plan, plan=Plan(run="another", experiment="another model"))
+    again = Table(plan=other, clients=table.clients)
+    again.deliver()
+    (command,) = again.clients[FIRST].trained(again.own_sha256, nothing)
+    assert isinstance(command, Deliver)
 
 
 @pytest.mark.parametrize("whole", [False, True])
