@@ -215,9 +215,10 @@ class NodeTraining:
             rows = [before[name] for name in (*states.names, *states.codec_names)]
             kept = {name: before[name][None] for name in states.codec_names}
             self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
-            if self.fixed is None:
+            if self._adds_own_noise:  # under masks too: the sum of the weights would tell how many trained
                 _log.warning("task %d adds noise alone: %s", assignment.task.number, reason)
                 return self._completed(answer, *self._noise_alone(train, kept), path=path)
+            assert self.fixed is not None
             path.unlink(missing_ok=True)
             return Hidden(answer, self.fixed.nothing(SystemNoise().generator("in lanes")), reason)
         count = len(self._message.uplink)
@@ -298,8 +299,13 @@ class NodeTraining:
     @property
     def _is_hushed(self) -> bool:
         """True if a task that fails has an answer like any other: masks hide it, or the client's own noise."""
+        return self.fixed is not None or self._adds_own_noise
+
+    @property
+    def _adds_own_noise(self) -> bool:
+        """True if each message has all the noise that it needs from its client."""
         protection = self._way_out.protection
-        return self.fixed is not None or (protection is not None and protection.adds_noise)
+        return protection is not None and protection.adds_noise
 
     def _noise_alone(self, train: Train, kept: CodecState) -> tuple[Trained, Sequence[Tensor]]:
         """The message of a client that has nothing to add but its noise.

@@ -141,6 +141,19 @@ def test_training_that_fails_looks_like_any_other(tmp_path: Path) -> None:
     assert made["fits"].lanes.any()
 
 
+def test_noise_of_a_clients_own_leaves_under_masks_too(tmp_path: Path) -> None:
+    """The sum of the weights would tell how many had nothing else to add, exactly and beyond all that ε says."""
+    node = Node(tmp_path, privacy={"kind": "local", "clip": 1e-3, "noise_multiplier": 2.0})
+    fixed = node.training.fixed
+    assert fixed is not None
+    usual = node.train(1)
+    node.tensors[0].fill_(3e38)
+    lanes = node.train(2)
+    assert torch.equal(lanes[fixed.numbers :], usual[fixed.numbers :])
+    deviation = lanes[: fixed.numbers].double().std() * 8.0 / fixed.levels
+    assert deviation == pytest.approx(2e-3, rel=0.2)
+
+
 def test_kept_models_are_private_files_until_the_run_ends(tmp_path: Path) -> None:
     node = Node(tmp_path, downlink=[{"kind": "qsgd", "bits": 4}])
     node.train(reference="first")
