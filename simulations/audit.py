@@ -22,6 +22,7 @@ from fed.clients.way_out import Rows, WayOut
 from fed.compression.codec import CodecState
 from fed.config.experiment import Experiment
 from fed.errors import BudgetSpent, InvalidExperiment
+from fed.privacy.correlated_sum import CorrelatedSum
 from fed.privacy.kinds import Privacy, privacy_of
 from fed.privacy.one_run_audit import Guesses, best_guesses
 from fed.secure_aggregation.settings import settings_of
@@ -114,7 +115,7 @@ def audit(
         assert experiment.data is not None
         data = load(experiment.data, experiment.data_streams, experiment.table)
     names = _names(data.clients, canaries)
-    changed = _with_room(experiment, clients=len(data.clients), canaries=canaries, hears_each=privacy.sees_single)
+    changed = _with_room(experiment, privacy, clients=len(data.clients), canaries=canaries)
     leave_rerun()  # without a main guard every worker runs this line
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -129,14 +130,14 @@ def audit(
         sent = _Canaries.drawn(simulation.streams, names, parameters, absent=_absent(simulation, privacy))
         ear = _Ear(sent) if privacy.sees_single else None
         _send(simulation, sent, ear)
-        reader = _Reader(sent)
+        reader = _Reader(sent, knows_cohorts=_knows_cohorts(simulation))
         executor = stack.enter_context(hired(simulation))
         federation = simulation.federation(executor, Observers([Essential(reader)]))
         assert isinstance(federation, Coordinated)
         account = federation.coordinator.account
         assert account is not None
-        rounds = _run(federation, reader, changed.rounds.make().count, knows_cohorts=_knows_cohorts(simulation))
-    scores_m = reader.scores_m if ear is None else ear.scores_m
+        rounds = _run(federation, reader, changed.rounds.make().count)
+    scores_m = reader.scores_m(_correlation(simulation, rounds)) if ear is None else ear.scores_m
     guesses = best_guesses(scores_m.numpy(), sent.included_m, delta=privacy.delta, confidence=confidence)
     return Audit(
         guesses=guesses,
@@ -166,23 +167,24 @@ def _auditable(experiment: Experiment) -> Privacy:
     return privacy
 
 
-def _with_room(experiment: Experiment, *, clients: int, canaries: int, hears_each: bool) -> Experiment:
+def _with_room(experiment: Experiment, privacy: Privacy, *, clients: int, canaries: int) -> Experiment:
     """The experiment with cohorts that keep every client's chance, and without what an audit does not look at.
 
     Args:
         experiment: experiment as it is given.
+        privacy: its settings of privacy.
         clients: number of its clients.
         canaries: number of clients beside them.
-        hears_each: True if each message of a canary is heard.
     """
-    growth = (clients + canaries) / clients
-    given: dict[str, Any] = {"adversaries": None}
+    # What follows from the number of clients follows from that of the experiment's own.
+    given: dict[str, Any] = {"adversaries": None, **privacy.fitted(experiment.rounds.make(), clients)}
     cohort: Any = getattr(experiment.rounds.make(), "cohort", "all")
     if cohort != "all":
-        given["rounds.cohort"] = max(round(cohort * growth), 1)
+        # Rounded down: a rule of participation leaves room for no more.
+        given["rounds.cohort"] = cohort * (clients + canaries) // clients
     if (secure := settings_of(experiment)) is not None:  # the noise of a sum is made for the fewest clients in it
-        given["secure_aggregation.minimum_cohort"] = int(secure.minimum_cohort * growth)
-    if hears_each:  # in this process, where the messages can be heard
+        given["secure_aggregation.minimum_cohort"] = secure.minimum_cohort * (clients + canaries) // clients
+    if privacy.sees_single:  # in this process, where the messages can be heard
         given |= {"simulation.workers": 0, "simulation.executor": None}
     return experiment.override(given)
 
@@ -283,30 +285,65 @@ class _Canaries:
         return torch.zeros(len(self.names) + 1, dtype=torch.float64).index_add(0, self.owner_P, products_P)[:-1]
 
 
+def _correlation(simulation: Simulation, rounds: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """First column of the matrix that makes the noise of the rounds independent [T].
+
+    Args:
+        simulation: the simulation.
+        rounds: T, number of rounds that were run.
+    """
+    planned = simulation.policy.count
+    noise = simulation.prepared.noisy_sum(planned)
+    if isinstance(noise, CorrelatedSum):
+        return noise.mechanism.column(planned)[:rounds]
+    return np.eye(rounds, 1)[:, 0]
+
+
 class _Reader:
     """Reader of the models that a run publishes, who guesses by their moves, and may know who was asked.
 
-    Attributes:
-        scores_m: sum of each canary's scores so far.
+    Args:
+        canaries: canaries of the run.
+        knows_cohorts: True if it knows who is asked.
     """
 
     kinds: Kinds = (TaskSent,)
 
-    def __init__(self, canaries: _Canaries) -> None:
-        self.scores_m = torch.zeros(len(canaries.names), dtype=torch.float64)
+    def __init__(self, canaries: _Canaries, *, knows_cohorts: bool) -> None:
         self._canaries = canaries
-        self._asked = torch.zeros(len(canaries.names), dtype=torch.bool)
+        self._knows_cohorts = knows_cohorts
+        self._asked_m = torch.zeros(len(canaries.names), dtype=torch.float64)
+        self._expected: list[Tensor] = []  # of each round: 1 for canaries that may show
+        self._seen: list[Tensor] = []  # of each round: score of each canary
 
     def observe(self, event: Event) -> None:
         """Note who is asked."""
         if isinstance(event, TaskSent) and (number := self._canaries.number_of.get(event.client)) is not None:
-            self._asked[number] = True
+            self._asked_m[number] = 1
 
-    def read(self, move_P: Tensor, *, knows_cohorts: bool) -> None:
-        """Score the move of a round, of the canaries that were asked where these are known."""
-        scores_m = self._canaries.scores(move_P)
-        self.scores_m += torch.where(self._asked, scores_m, 0.0) if knows_cohorts else scores_m
-        self._asked.zero_()
+    def read(self, move_P: Tensor) -> None:
+        """Score the move of a round."""
+        self._seen.append(self._canaries.scores(move_P))
+        self._expected.append(self._asked_m.clone() if self._knows_cohorts else torch.ones_like(self._asked_m))
+        self._asked_m.zero_()
+
+    def scores_m(self, column_T: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
+        r"""Score of each canary over all rounds, the best that there is against Gaussian noise [m].
+
+        .. math:: \sum_t (C p)_t (C s)_t
+
+        s are a canary's scores by round, p is 1 in rounds in which it may show, and C makes the noise independent.
+
+        Args:
+            column_T: first column of C, a lower triangular Toeplitz matrix.
+        """
+        if not self._seen:
+            return torch.zeros(len(self._canaries.names), dtype=torch.float64)
+        lags_TT = np.subtract.outer(np.arange(len(column_T)), np.arange(len(column_T)))
+        whitening_TT = torch.from_numpy(np.where(lags_TT >= 0, column_T[lags_TT], 0.0))
+        expected_Tm = whitening_TT @ torch.stack(self._expected)
+        seen_Tm = whitening_TT @ torch.stack(self._seen)
+        return (expected_Tm * seen_Tm).sum(0)
 
 
 class _Ear:
@@ -382,7 +419,7 @@ def _send(simulation: Simulation, canaries: _Canaries, ear: _Ear | None) -> None
     simulation.recipe = replace(simulation.recipe, way_out=simulation.way_out)
 
 
-def _run(federation: Coordinated, reader: _Reader, count: int, *, knows_cohorts: bool) -> int:
+def _run(federation: Coordinated, reader: _Reader, count: int) -> int:
     """Run all rounds that the budget allows, and read each model that is published.
 
     Returns:
@@ -396,6 +433,6 @@ def _run(federation: Coordinated, reader: _Reader, count: int, *, knows_cohorts:
         except BudgetSpent:
             return number - 1
         after_P = federation.coordinator.model()[0][:parameters].clone()
-        reader.read(after_P.double() - before_P.double(), knows_cohorts=knows_cohorts)
+        reader.read(after_P.double() - before_P.double())
         before_P = after_P
     return count

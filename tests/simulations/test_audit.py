@@ -12,8 +12,13 @@ import fed
 from fed.errors import InvalidExperiment
 from fed.privacy import noisy_sum, protection
 from fed.privacy.accounting import epsilon
+from fed.privacy.clipping import grid_step
+from fed.privacy.correlated_sum import CorrelatedSum
+from fed.privacy.dp_ftrl import FollowTheLeaderPrivacy
+from fed.privacy.kinds import privacy_of
 from fed.privacy.noise import gaussian_units
 from fed.privacy.noisy_sum import NoisySum
+from fed.privacy.one_run_audit import Guesses, best_guesses
 from fed.privacy.releases import Release
 from fed.secure_aggregation.lane_noise import LaneNoise
 from fed.server.rounds.sampling import CohortDraw, Poisson
@@ -24,6 +29,10 @@ from tests.simulations import users_parts as parts
 CENTRAL = {"kind": "central", "clip": 0.3, "noise_multiplier": 6.0}
 LOCAL = {"kind": "local", "clip": 0.3, "noise_multiplier": 12.0}
 DISTRIBUTED = {"privacy": {**CENTRAL, "kind": "distributed"}, "secure_aggregation": {}}
+FTRL: dict[str, Any] = {
+    "privacy": {"kind": "dp_ftrl", "clip": 0.3, "noise_multiplier": 8.0},
+    "rounds": {"count": 6, "cohort": 3, "sampling": "round_robin"},
+}
 CLAIMED = epsilon({Release(noise_multiplier=6.0): 2}, 1e-5)
 """ε that central and local claim for two rounds: 0.87."""
 
@@ -63,28 +72,83 @@ def with_noise_times(factor: float, patch: pytest.MonkeyPatch) -> None:
         return units(replace(noise, noise_multiplier=factor * noise.noise_multiplier), *given)
 
     patch.setattr(LaneNoise, "units", weakened_units)
+    deviation = factor * 8.0 * 0.3 / grid_step(0.3)
+    patch.setattr(CorrelatedSum, "deviation", property(lambda noise: deviation))
 
 
-@pytest.mark.parametrize("changed", [{}, {"privacy": LOCAL}, DISTRIBUTED], ids=["central", "local", "distributed"])
+_KINDS: dict[str, dict[str, Any]] = {
+    "central": {},
+    "local": {"privacy": LOCAL},
+    "distributed": DISTRIBUTED,
+    "dp_ftrl": FTRL,
+}
+
+
+@pytest.mark.parametrize("changed", _KINDS.values(), ids=_KINDS)
 def test_runs_without_their_noise_pass_the_claim(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with_noise_times(0.0, monkeypatch)
     found = audited(**changed)
     # Of Skellam noise the claim is an upper bound.
-    assert CLAIMED * 0.999 < found.claimed_epsilon < CLAIMED * 1.1
+    claimed = of_the_plan(FTRL) if changed is FTRL else CLAIMED
+    assert claimed * 0.999 < found.claimed_epsilon < claimed * 1.1
     assert found.guesses.right == found.guesses.made == 250
     assert found.guesses.epsilon == found.guesses.largest_epsilon > 4
     assert found.passes_claim
 
 
-@pytest.mark.parametrize("privacy", [CENTRAL, LOCAL], ids=["central", "local"])
-def test_less_noise_gives_larger_bounds(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changed", [{}, {"privacy": LOCAL}, FTRL], ids=["central", "local", "dp_ftrl"])
+def test_less_noise_gives_larger_bounds(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the noise is found; of half of it the bound comes near the claim."""
     bounds = []
     for factor in (1.0, 0.5, 0.25):
         with_noise_times(factor, monkeypatch)
-        bounds.append(audited(privacy=privacy).guesses.epsilon)
+        found = audited(**changed)
+        bounds.append(found.guesses.epsilon)
     assert bounds[0] < bounds[1] < bounds[2]
-    assert bounds[0] < CLAIMED < bounds[2]
+    assert bounds[0] < found.claimed_epsilon < bounds[2]
+
+
+def of_the_plan(changed: dict[str, Any]) -> float:
+    """ε of an experiment's plan over the clients of its own."""
+    planned = experiment(**changed)
+    privacy = privacy_of(planned)
+    assert privacy is not None
+    return epsilon(privacy.plan(planned.rounds.make(), len(parts.UNEQUAL)).releases(), privacy.delta)
+
+
+@pytest.mark.parametrize("separation", [3, None])
+def test_cohorts_with_canaries_keep_the_rule_of_participation(separation: int | None) -> None:
+    """3 of 9 clients are 170 of 509, rounded to the nearest, which leave no room for a separation of 3 rounds."""
+    changed = {**FTRL, "privacy": {**FTRL["privacy"], "min_separation": separation}}
+    assert audited(**changed).claimed_epsilon == pytest.approx(of_the_plan(FTRL), rel=1e-9)
+
+
+def test_scores_tell_all_that_correlated_noise_lets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    r"""Canaries that are in lie root-mean-square ‖C p‖ deviations from those that are out, p their rounds.
+
+    With 250 on each side that has an error of √(2/250) for the difference and of 1/√500 of it for the deviation.
+    """
+    told: list[float] = []
+
+    def guessed(scores_m: np.ndarray, included_m: np.ndarray, **named: Any) -> Guesses:
+        outside_m = scores_m[~included_m]
+        told.append(float((scores_m[included_m].mean() - outside_m.mean()) / outside_m.std()))
+        return best_guesses(scores_m, included_m, **named)
+
+    monkeypatch.setattr("fed.simulations.audit.best_guesses", guessed)
+    keys = {**FTRL["privacy"], "noise_multiplier": 1.0, "min_separation": 3, "mechanism": {"kind": "banded"}}
+    changed: dict[str, Any] = {"privacy": keys, "rounds": {**FTRL["rounds"], "count": 12}}
+    audited(**changed)
+    privacy = privacy_of(experiment(**changed))
+    assert isinstance(privacy, FollowTheLeaderPrivacy)
+    column_T = privacy.matrix(12).column(12)
+    squares = []
+    for first in range(3):
+        present_T = np.zeros(12)
+        present_T[first::3] = 1
+        squares.append((np.convolve(column_T, present_T)[:12] ** 2).sum())
+    expected = np.sqrt(np.mean(squares))
+    assert told[0] == pytest.approx(expected, abs=4 * np.hypot(np.sqrt(2 / 250), expected / np.sqrt(500)))
 
 
 def test_messages_that_nobody_clips_pass_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +190,8 @@ _HONEST = {
     "distributed": DISTRIBUTED,
     "adaptive": {"privacy": {**CENTRAL, "clip": "adaptive"}},
     "poisson": {"rounds": {"count": 2, "cohort": 4, "sampling": "poisson"}},
+    "dp_ftrl": FTRL,
+    "banded": {**FTRL, "privacy": {**FTRL["privacy"], "mechanism": {"kind": "banded"}}},
     "in turn": {"rounds": {"count": 4, "cohort": 4, "sampling": "round_robin"}},
     "momentum": {"algorithm": "fedavgm"},
     "two parts": {"algorithm": "scaffold"},
