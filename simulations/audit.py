@@ -172,7 +172,7 @@ def _with_room(experiment: Experiment, privacy: Privacy, *, clients: int, canari
 
     Args:
         experiment: experiment as it is given.
-        privacy: its settings of privacy.
+        privacy: settings of its privacy.
         clients: number of its clients.
         canaries: number of clients beside them.
     """
