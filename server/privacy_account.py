@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fed.errors import BudgetSpent
@@ -53,7 +54,8 @@ class PrivacyAccount:
     def __post_init__(self) -> None:
         """Begin before the first round."""
         self.ledger.begin_unit(self.privacy.unit)
-        self._costs: dict[bool, list[Cost]] = {}  # of the round, whether or not it has been released before
+        self._costs: list[Cost] = []  # of the round
+        self._costs_again: Callable[[], list[Cost]] = list  # those of the round where it has been released before
         self._count_until(0)
 
     def allowed(self, number: int, asked: Sequence[int | str], registered: Iterable[int | str]) -> list[int | str]:
@@ -82,18 +84,16 @@ class PrivacyAccount:
         self.expected = expected
         self.hides_cohorts = sampling < 1
         self._round = number
-        self._costs = {
-            is_repeated: self._costs_of(asked, sampling, number=number, is_repeated=is_repeated)
-            for is_repeated in (False, True)
-        }
+        self._costs = self._costs_of(asked, sampling, number=number, is_repeated=False)
+        self._costs_again = partial(self._costs_of, asked, sampling, number=number, is_repeated=True)
         earlier = self.ledger.of_round(number)
         if not self.ledger.repeats_noise:
-            costs = self._costs[bool(earlier)]
+            costs = self._costs_again() if earlier else self._costs
             self._charge(number, costs)
             self.ledger.append(number, costs)
             return
         costs = [cost for entry in earlier for cost in entry.costs]
-        self._charge(number, costs if earlier else self._costs[False])
+        self._charge(number, costs if earlier else self._costs)
 
     def _costs_of(self, asked: Iterable[int | str], sampling: float, *, number: int, is_repeated: bool) -> list[Cost]:
         """Costs of a round; none where it costs nothing."""
@@ -118,15 +118,16 @@ class PrivacyAccount:
         if not self.ledger.repeats_noise:
             return make(0)  # with noise that is never drawn again
         attempts = self.ledger.attempts(number)
+        costs_again = self._costs_again() if attempts else None
 
         def made(attempt: int) -> tuple[Tensor, str | None]:
-            if attempt == attempts and attempts:  # it is none of the earlier ones
-                self._charge(number, self._costs[True])
+            if attempt == attempts and costs_again is not None:  # it is none of the earlier ones
+                self._charge(number, costs_again)
             found = make(attempt)
             content = found.cpu().numpy().data if self.ledger.is_kept else None
             return found, None if content is None else hashlib.sha256(content).hexdigest()
 
-        return self.ledger.record(number, self._costs[False], made, costs_again=self._costs[True])
+        return self.ledger.record(number, self._costs, made, costs_again=costs_again)
 
     def release_nothing(self, number: int) -> None:
         """Write down a round in which the model does not move: who was asked is told all the same.
@@ -136,7 +137,8 @@ class PrivacyAccount:
         """
         if self.ledger.repeats_noise:
             nothing = hashlib.sha256(b"nothing").hexdigest()
-            self.ledger.record(number, self._costs[False], lambda _: (None, nothing), costs_again=self._costs[True])
+            costs_again = self._costs_again() if self.ledger.attempts(number) else None
+            self.ledger.record(number, self._costs, lambda _: (None, nothing), costs_again=costs_again)
 
     def epsilon(self) -> float:
         """ε of the client that has lost most."""
@@ -144,7 +146,8 @@ class PrivacyAccount:
 
     def _releases(self) -> Counter[Release]:
         """Releases about the client that has lost most."""
-        return Counter(self._of_all.releases) + self._most
+        of_all = self._of_all.releases
+        return Counter(of_all) + self._most if of_all else self._most
 
     def summary(self) -> dict[str, Any]:
         """Part of the summary: ε, δ, and the releases about the client that has lost most."""

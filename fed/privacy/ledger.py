@@ -93,6 +93,7 @@ class Ledger:
         self._has_copy = False  # as this process has left it
         self._of_round: dict[tuple[str, int], list[LedgerEntry]] = {}
         self._by_content: dict[Hashable, LedgerEntry] = {}
+        self._entries_borne = 0  # number of entries that these count
         self._of_all: Counter[Release] = Counter()
         self._of_client: dict[int | str, Counter[Release]] = {}
         for entry in chain.entries:
@@ -236,23 +237,39 @@ class Ledger:
 
     def for_client(self, client: int | str) -> Counter[Release]:
         """Releases that one client bears, of all runs."""
-        return self._of_all + self._of_client.get(client, Counter())
+        of_all, of_client = self._bearers()
+        return of_all + of_client.get(client, Counter())
 
     def clients(self) -> Sequence[int | str]:
         """Clients that some cost names; all others bear what every client bears."""
-        return [*self._of_client]
+        _, of_client = self._bearers()
+        return [*of_client]
 
     def largest(self) -> Sequence[Counter[Release]]:
         """Releases of the clients that bear most: none of them is contained in another's.
 
         The largest ε of a client is the largest of these.
         """
+        of_all, of_client = self._bearers()
         kept: list[Counter[Release]] = []
-        different = {frozenset(own.items()): own for own in self._of_client.values()}
+        different = {frozenset(own.items()): own for own in of_client.values()}
         for own in sorted(different.values(), key=Counter.total, reverse=True):
             if not any(own <= other for other in kept):
                 kept.append(own)
-        return [self._of_all + own for own in kept] or [Counter(self._of_all)]
+        return [of_all + own for own in kept] or [Counter(of_all)]
+
+    def _bearers(self) -> tuple[Counter[Release], dict[int | str, Counter[Release]]]:
+        """Releases that every client bears, and those that a client bears beside them."""
+        entries = self._chain.entries[self._entries_borne :]
+        self._entries_borne += len(entries)
+        for entry in entries:
+            for cost in entry.costs:
+                if cost.clients is None:
+                    self._of_all.update(cost.releases)
+                    continue
+                for client in cost.clients:
+                    self._of_client.setdefault(client, Counter()).update(cost.releases)
+        return self._of_all, self._of_client
 
     def begin_unit(self, unit: str) -> None:
         """Let a run write releases of a unit of privacy.
@@ -381,14 +398,6 @@ class Ledger:
 
     def _count(self, entry: LedgerEntry) -> None:
         self._of_round.setdefault((entry.run, entry.round), []).append(entry)
-        for cost in entry.costs:
-            if cost.clients is None:
-                self._of_all.update(cost.releases)
-                continue
-            for client in cost.clients:
-                own = self._of_client.setdefault(client, Counter())
-                for release, count in cost.releases.items():  # in a fraction of the time of Counter.update
-                    own[release] += count
         if entry.content is not None:
             key = _what_is_released(entry.run, entry.round, entry.costs, entry.content)
             self._by_content.setdefault(key, entry)
