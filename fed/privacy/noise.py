@@ -95,7 +95,7 @@ class SeededNoise:
 
     def generator(self, purpose: str, *key: object) -> np.random.Generator:
         """The generator of this draw."""
-        return self.streams.generator(f"noise {self.experiment_sha256}", purpose, *key)
+        return self.streams.long_generator(f"noise {self.experiment_sha256}", purpose, *key)
 
 
 def gaussian_units(generator: np.random.Generator, numbers: int, deviation: float) -> Tensor:

@@ -46,6 +46,12 @@ class Streams:
         seed: Any = _Key(digest)  # Philox takes any ISeedSequence; NumPy's types know of one
         return np.random.Generator(np.random.Philox(seed))
 
+    def long_generator(self, purpose: str, *key: object) -> np.random.Generator:
+        """A NumPy generator (SFC64) for many numbers, which take two thirds of the time of :meth:`generator`'s."""
+        digest = self._digest(purpose, key, 24)
+        seed: Any = _Key(digest)
+        return np.random.Generator(np.random.SFC64(seed))
+
     def uniforms(self, purpose: str, *key: object) -> tuple[float, float, float, float]:
         """Four numbers uniform in [0, 1), multiples of 2⁻⁵³: the hash itself, in a quarter of a generator's time.
 
@@ -121,7 +127,7 @@ class _Key(ISeedSequence):
         self._digest = digest
 
     def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
-        """All 128 bits, which is what Philox asks for."""
+        """All bits: 128, which is what Philox asks for, or the 192 of SFC64."""
         return np.frombuffer(self._digest, dtype=np.uint64)
 
 
