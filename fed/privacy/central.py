@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fed.config.compatibility import Sections
 from fed.errors import InvalidExperiment
 from fed.privacy.adaptive_clip import AdaptiveClip
+from fed.privacy.clipping import largest_norm
 from fed.privacy.kinds import NOT_COVERED, Policy, Privacy, most_rounds
 from fed.privacy.noise import NoiseSource
 from fed.privacy.noisy_sum import NoisySum
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["CentralPrivacy"]
 
 _MANY = 2**62  # clients, more than any cohort has
+_NUMBERS = 2**30  # of a message, for whose rounding lanes have room: a few thousandths of a per cent of the clip each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +106,9 @@ class CentralPrivacy(Privacy):
         return NoisySum(clip=self.clip, noise_multiplier=self.multiplier, source=source)
 
     def lane_noise(self, least_honest: int) -> LaneNoise:
-        """A clip in whole units, which leaves no message longer than C; the coordinator adds the noise."""
-        return LaneNoise(clip=self.fixed_clip, noise_multiplier=0.0, least_honest=least_honest)
+        """A clip in whole units, which leaves room for the rounding of the sum; the coordinator adds the noise."""
+        clip = largest_norm(self.fixed_clip, _NUMBERS)
+        return LaneNoise(clip=clip, noise_multiplier=0.0, least_honest=least_honest)
 
     def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Gaussian releases, one a round."""

@@ -233,6 +233,8 @@ class FixedPoint:
             InvalidPayload: if its weight or its number of samples is impossible.
         """
         lanes = total.lanes.view(self._signed)
+        if self.noise is not None:
+            return self._read_private(self.noise, lanes[: self.numbers], total.clients)
         weight = int(lanes[self.numbers])
         samples, loss, clipped, capped = self._read_beside(lanes[self.numbers + 1 :])
         # Each client has added 2⁶³, since digits have no sign.
@@ -257,6 +259,19 @@ class FixedPoint:
             train_loss=loss * _LOSS_UNIT / samples,
             clipped=clipped,
             capped=capped,
+        )
+
+    def _read_private(self, noise: LaneNoise, lanes_M: np.ndarray, clients: int) -> SumOfClients:
+        """Mean under differential privacy, where each client weighs 1: by its word one could outweigh the noise."""
+        units_M = torch.from_numpy(noise.folded(lanes_M, self.l2_units, clients))
+        return SumOfClients(
+            mean_M=units_M.mul_(self._steps_M).div_(clients),
+            clients=clients,
+            weight=clients,
+            samples=clients,
+            train_loss=0.0,
+            clipped=0,
+            capped=0,
         )
 
     def _row(

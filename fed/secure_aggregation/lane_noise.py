@@ -29,6 +29,10 @@ class LaneNoise:
     Numbers are cut towards zero, which makes no message longer. Any h clients together add Skellam noise of variance
     (z Δ₂)², so that it is enough where all others collude or drop out.
 
+    Where the coordinator adds the noise, a client that breaks the protocol could add so much that another's message
+    makes the sum wrap, which no noise hides. There messages have half of a lane's range, and :meth:`folded` leads the
+    rest of it back to 0.
+
     Args:
         clip: C > 0, largest L2 norm of a message.
         noise_multiplier: z ≥ 0, standard deviation of the noise of h clients over C; 0 where they add none.
@@ -46,8 +50,29 @@ class LaneNoise:
             levels: largest absolute value that each of so many clients may add to a lane.
             most_clients: largest number of clients in a sum.
         """
+        if not self.noise_multiplier:
+            return min(levels / 2, _MOST_UNITS)
         noise = self.noise_multiplier / math.sqrt(most_clients * self.least_honest)
         return min(levels / (1 + _ROOM * noise), _MOST_UNITS)
+
+    def folded(self, lanes_M: np.ndarray, l2_units: float, clients: int) -> np.ndarray:
+        r"""Sums in units: those that no messages have are folded back, where the coordinator has yet to add noise.
+
+        .. math:: \operatorname{sign}(x) \max(\min(|x|, 2 B - |x|), 0), \qquad B = n ⌊Δ_2⌋
+
+        A message moves what is read by no more than its own length, whatever others have added: the function rises and
+        falls by one unit a unit, and is 0 where a lane wraps.
+
+        Args:
+            lanes_M: sums, signed integers.
+            l2_units: Δ₂.
+            clients: n, number of clients in the sums.
+        """
+        units_M = lanes_M.astype(np.float64)
+        if self.noise_multiplier:
+            return units_M
+        size_M = np.abs(units_M)
+        return np.copysign(np.minimum(size_M, np.maximum(2.0 * clients * int(l2_units) - size_M, 0.0)), units_M)
 
     def units(self, numbers_M: np.ndarray, l2_units: float, generator: np.random.Generator) -> np.ndarray:
         """A message in whole units, clipped, with the client's share of the noise.

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fed.privacy.central import CentralPrivacy
 from fed.privacy.clipping import clipped, grid_step, is_within, largest_norm, mean_of_clipped
 
 CLIPS = [1e-3, 0.7, 1.0, 1.5, 4.0, 300.0]
@@ -90,3 +91,11 @@ def test_numbers_that_all_round_up_stay_within_the_clip() -> None:
     assert moved == math.floor(units) + 1
     assert is_within(torch.full((count,), units * step, dtype=torch.float64), 1.0)
     assert moved * math.sqrt(count) <= 1.0 / step
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("numbers", [1, 10**6, 2**30])
+def test_lanes_leave_room_for_the_rounding_of_their_sum(clip: float, numbers: int) -> None:
+    """Their units are none of the grid's, so that each number of a sum moves by half a step, with the client or not."""
+    lanes = CentralPrivacy(clip=clip, noise_multiplier=1.0).lane_noise(1)
+    assert 0.999 * clip < lanes.clip + math.sqrt(numbers) * grid_step(clip) < clip

@@ -76,6 +76,43 @@ def test_a_client_without_a_message_adds_noise_and_weighs_1() -> None:
     assert 0.4 < found.mean_M.std() < 0.6
 
 
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("place", ["message", "bound", "fold", "wrap", "odd"])
+@pytest.mark.parametrize("weight", [1, -8])
+def test_no_forged_lanes_make_a_message_longer(bits: int, place: str, weight: int) -> None:
+    """Before the coordinator's noise: one client may say any weight, and bring sums close to where they wrap."""
+    fixed = fixed_point(10_000, 1.0, 0.0, bits=bits)
+    most = 10 * int(fixed.l2_units)
+    near = {"message": 0, "bound": most, "fold": 2 * most, "wrap": (1 << (bits - 1)) - 1, "odd": most // 3 + 1}[place]
+    beside = ClientNumbers([1.0] * 2, [1] * 2, [0.0] * 2)
+    messages_2M = torch.stack([torch.full((10_000,), 0.01), torch.zeros(10_000)])
+    generators = [np.random.default_rng(0)] * 2
+    found = []
+    for lanes in fixed.quantise(messages_2M, beside, generators).lanes:
+        total = SecureSum(bits, fixed.lanes)
+        total.add(lanes)
+        for _ in range(8):
+            total.add(fixed.nothing(generators[0]))
+        forged = fixed.nothing(generators[0])
+        forged[:10_000] = near
+        forged[10_000] = weight
+        total.add(forged)
+        read = fixed.read(total)
+        found.append(read.mean_M * read.clients)
+    with_it_M, without_it_M = found
+    assert 0.1 * (bits > 16 and place == "message") <= (with_it_M - without_it_M).norm() <= 1.0
+
+
+def test_honest_sums_are_read_as_they_are() -> None:
+    fixed = fixed_point(3, 1.0, 0.0)
+    total = SecureSum(32, fixed.lanes)
+    beside = ClientNumbers([1.0], [1], [0.0])
+    for _ in range(10):
+        message_KM = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
+        total.add(fixed.quantise(message_KM, beside, [np.random.default_rng(0)]).lanes[0])
+    torch.testing.assert_close(fixed.read(total).mean_M, message_KM[0], atol=2 / fixed.l2_units, rtol=0)
+
+
 def test_noise_beyond_the_bits_is_refused() -> None:
     with pytest.raises(InvalidExperiment, match=r"raise bits, or lower privacy\.noise_multiplier"):
         fixed_point(10, 1.0, 10_000.0, bits=16)
