@@ -16,6 +16,7 @@ __all__ = ["AdaptiveClip", "check_cohort"]
 
 _RATE = 0.2  # η
 _BITS_NOISE = 20.0  # m/σ_b
+_STEP = 2.0**-24  # of the noise of the bits: low bits of their sum say nothing of it
 _MOST_STEPS = 60.0  # of a factor of e: neither clip nor its square leaves the range of numbers
 
 
@@ -90,7 +91,8 @@ class AdaptiveClip:
         # Halves, whose sum is exact.
         bits = round(2 * float(mean_M[-1]) * clients) / 2
         again = [attempt] if attempt else []
-        noise = deviation * float(self.source.generator("of the bits", number, *again).standard_normal())
+        normal = float(self.source.generator("of the bits", number, *again).standard_normal())
+        noise = _STEP * round(deviation * normal / _STEP)
         share = (bits + noise) / expected + 0.5
         moved = self.clip * math.exp(-_RATE * (share - self.quantile))
         self.clip = min(max(moved, self._first * math.exp(-_MOST_STEPS)), self._first * math.exp(_MOST_STEPS))

@@ -67,6 +67,15 @@ def test_the_share_has_noise_of_a_twentieth_of_the_cohort() -> None:
     hold_to_normal(torch.tensor(logs, dtype=torch.float64) - 1 / 40, 1 / 20)
 
 
+def test_the_noise_of_the_share_lies_on_a_grid() -> None:
+    """Of floats of any size the low bits would tell how many messages were clipped."""
+    adaptive = AdaptiveClip(1.0, 0.5, 0.5, source(0))
+    adaptive(torch.tensor([0.0, 0.25], dtype=torch.float64), 4, expected=40.0, number=1)
+    steps = (-math.log(adaptive.clip) / 0.2 * 40.0 - 1.0) * 2**24
+    assert abs(steps) > 2**20
+    assert steps == pytest.approx(round(steps), abs=1e-3)
+
+
 def test_bits_tell_whether_a_message_was_clipped() -> None:
     sent = Protection(clip=None)(torch.tensor([[0.5], [1.0], [1.1], [math.nan]]).double(), [1] * 4, range(4), clip=1.0)
     assert sent[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
