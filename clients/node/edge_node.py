@@ -310,6 +310,8 @@ class EdgeNode(Dialler):
         if self._described.HasField("table_sha256"):
             check_schema(experiment, self._schema)
         self._question = "" if experiment.table is None else experiment.table.sought_in_words
+        # Before samples are held to the plan: what does not fit may be a number of the data.
+        self._hides_reasons = self.secure is not None or experiment.privacy is not None
         try:
             self.training.prepare(experiment, plan)
         except FixedPartMissing:
@@ -319,7 +321,6 @@ class EdgeNode(Dialler):
                     self._plans_to_prepare -= 1  # another plan has come, and is prepared next
                 return
             self.training.prepare(experiment, plan, path)
-        self._hides_reasons = self.secure is not None or experiment.privacy is not None
         if self.private is not None:
             self.private.prepare(experiment, plan, self.training.fixed, samples=self._described.samples)
         if self.secure is not None:
@@ -427,7 +428,7 @@ class EdgeNode(Dialler):
     def _end_with(self, error: Exception) -> None:
         """End the node with an error, since it cannot follow this plan, and tell the server."""
         self.parting = RunFailed(self._in_one_line(error))
-        if self.secure is not None:
+        if self._hides_reasons:
             reason: str = reason_of(error, Reason.CANNOT_FOLLOW)
         elif isinstance(error, InvalidCell):
             reason = one_line(error.told)  # a cell stays here

@@ -126,9 +126,8 @@ class FlowerNode:
     def train(self, request: pb.Request, data: bytes) -> tuple[pb.Response, bytes | None]:
         """Do a task."""
         assignment = request.assignment
-        training = self._training(request.plan, self._folder_of(request.plan))
         with _spooled(assignment.payload, data) as path:
-            done = self._done(training, assignment, path)
+            done = self._done(request.plan, assignment, path)
             if isinstance(done, pb.Failed):
                 return pb.Response(failed=done), None
             assert isinstance(done, pb.Answer)  # an app's experiment is refused secure aggregation
@@ -136,12 +135,15 @@ class FlowerNode:
                 _log.warning("task %s: %s", name_of(assignment.task), STATE_LOST)
             return pb.Response(answer=done), path.read_bytes()
 
-    def _done(self, training: NodeTraining, assignment: pb.Assignment, path: Path) -> pb.Answer | pb.Failed | Hidden:
+    def _done(self, plan: pb.Plan, assignment: pb.Assignment, path: Path) -> pb.Answer | pb.Failed | Hidden:
         """The task, done; under privacy what went wrong stays in the log, for it may hold a number of the data."""
+        folder = self._folder_of(plan)
         if self._experiment.privacy is None:
-            return training.train(assignment, path)
+            return self._training(plan, folder).train(assignment, path)
         try:
-            done = training.train(assignment, path)
+            done = self._training(plan, folder).train(assignment, path)
+        except FixedPartMissing:
+            raise
         except Exception:
             _log.exception("task %s failed", name_of(assignment.task))
             return pb.Failed(task=assignment.task, reason=Reason.NO_MESSAGE)
@@ -174,6 +176,11 @@ class FlowerNode:
             description = NodeData.load(str(self._config["data"]))
             if description.data is None:
                 raise InvalidInput("a node on Flower's engine trains on data, got an app: run it as Flower's own app")
+            if description.privacy is not None:
+                raise InvalidInput(
+                    "a node on Flower's engine keeps no ledger of privacy, and could not keep to its owner's budget, "
+                    "got privacy in its data file: run fed client, or leave the section out"
+                )
             self._experiment = description.experiment_of_node(self._experiment)
             self._device = description.device
             client = self._config.get("client", description.client)

@@ -21,7 +21,7 @@ from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.plans import as_experiment, names_sha256
 from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
-from fed.errors import FedError, InvalidExperiment, InvalidPayload
+from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidPayload
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.limits import PROTOCOL
 from fed.protocol.protocol_pb2 import (
@@ -44,6 +44,7 @@ from fed.protocol.protocol_pb2 import (
 )
 from fed.protocol.protocol_pb2 import Tensor as TensorMessage
 from fed.protocol.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
+from fed.secure_aggregation.reasons import Reason
 from fed.wire.dialling import DialPatience
 from fed.wire.format import TaskSpec
 from fed.wire.payloads import Incoming, TensorSpec
@@ -277,6 +278,31 @@ def test_a_task_that_does_not_fit_is_given_up(
     assert reason in reasons[0]
     assert training.trained == []
     assert list(tmp_path.iterdir()) == []
+
+
+class UnfitTraining(Training):
+    """Samples that do not fit the plan."""
+
+    def prepare(self, experiment: Experiment, signature: bytes) -> None:
+        raise InvalidData("label 7 of 59 samples is out of range")
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_a_private_plan_hears_no_number_of_the_data(
+    is_private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fed.clients.node.edge_node._FAREWELL_S", 0.1)
+    heard: list[FromNode] = []
+
+    def says(server: Server) -> Iterator[ToNode]:
+        keys = {**KEYS, "privacy": {"kind": "local", "noise_multiplier": 1.0}} if is_private else KEYS
+        yield plan(experiment=json.dumps(keys))
+        while not heard or not heard[-1].HasField("farewell"):
+            heard.append(server.heard.get(timeout=BOUND_S))
+
+    words, _ = served(tmp_path, says, training=UnfitTraining())
+    assert words == "label 7 of 59 samples is out of range"  # for the node's owner
+    assert (heard[-1].farewell.reason == Reason.CANNOT_FOLLOW) is is_private
 
 
 @pytest.mark.parametrize(

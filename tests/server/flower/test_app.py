@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 
 import fed
 from fed.cli.main import main
+from fed.clients.data import FederatedData
 from fed.clients.node.flower import client_app
 from fed.clients.node.training import NodeTraining
 from fed.config import yaml
 from fed.config.experiment import Experiment
-from fed.errors import InvalidExperiment, InvalidInput, OutputExists
+from fed.errors import InvalidData, InvalidExperiment, InvalidInput, OutputExists
 from fed.protocol.protocol_pb2 import Failed, Request, Response
 from fed.secure_aggregation.reasons import Reason
 from fed.server.flower.app import server_app, write_app
@@ -232,6 +233,7 @@ def test_nodes_with_data_of_their_own_need_none_here(tmp_path: Path) -> None:
         ({"partition-id": "first"}, "partition-id=first"),
         ({"data": "nowhere.yaml"}, "nowhere.yaml"),
         ({"data": "nameless.yaml"}, "names no client"),
+        ({"data": "budget.yaml", "client": "ann"}, "keeps no ledger of privacy"),
     ],
 )
 def test_a_node_says_what_is_wrong_with_its_configuration(
@@ -239,6 +241,7 @@ def test_a_node_says_what_is_wrong_with_its_configuration(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nameless.yaml").write_text("data: {kind: digits}\n")
+    (tmp_path / "budget.yaml").write_text("data: {kind: digits}\nprivacy: {budget_epsilon: 1.0, delta: 1.0e-5}\n")
     path = written(experiment(), tmp_path / "app")
     content = Federation(path, {5: config}).content_of_answer(Message(packed(Request()), 5, "query"))
     assert words in unpacked(content, Response)[0].failed.reason
@@ -263,7 +266,14 @@ def test_private_nodes_keep_to_themselves_what_went_wrong(
             raise ValueError("label 7 of 59 samples is out of range")
         return Failed(task=assignment.task, reason="the training loss became 8.8e14", diverged=True)
 
+    def begun(self: NodeTraining, data: FederatedData, *others: Any, **named: Any) -> None:
+        begin(self, data, *others, **named)
+        if self._client == 2:
+            raise InvalidData("label 7 of 59 samples is out of range")
+
+    begin = NodeTraining.__init__
     monkeypatch.setattr(NodeTraining, "train", failed)
+    monkeypatch.setattr(NodeTraining, "__init__", begun)
     keys = {"data": {"kind": "digits", "clients": 3}, "rounds": {"count": 1}, "evaluation": "coordinator"}
     run_app(Experiment(**keys, privacy={"noise_multiplier": 1.0}), tmp_path, 3)
     heard = [record.getMessage() for record in caplog.records if record.name.startswith("fed.server")]
