@@ -40,6 +40,7 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import MakeTrainer
 from fed.clients.training.parallel.parallel_trainer import ParallelTrainers, kind_of
 from fed.clients.training.parallel.refusals import check_parallel
+from fed.clients.training.private_costs import sample_privacy_of
 from fed.clients.training.private_refusals import check_private
 from fed.clients.training.work_items import Recipe
 from fed.clients.way_out import UpdateStages, WayOut
@@ -165,7 +166,7 @@ class Preparation:
         # A plan tells nodes the seed, from which they could tell who is in which cohort.
         is_secret = self.privacy is not None and noise is not None
         self.cohort_streams = Streams(secrets.randbits(256)) if is_secret else self.streams
-        of_samples = None if self.privacy is None else self.privacy.of_samples()
+        of_samples = sample_privacy_of(experiment, self.phases)
         self._check_privacy(experiment.local, of_samples)
         self.recipe = Recipe(
             module=self.module,

@@ -22,12 +22,10 @@ from fed.clients.training.devices import device_of
 from fed.clients.training.executor import Executor
 from fed.clients.training.float32_products import note_without_tf32
 from fed.clients.training.groups import Groups
-from fed.clients.training.private_costs import steps_of_task
 from fed.clients.training.work_items import Train, Wants
 from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
-from fed.privacy.kinds import privacy_of
 from fed.privacy.noise_for_epsilon import with_noise
 from fed.secure_aggregation.settings import settings_of
 from fed.server.evaluation import check_scored_by_both
@@ -99,10 +97,13 @@ class Simulation:
             _log.warning("%s", unlike)
         self.policy = experiment.rounds.make()
         self.policy.check(len(data_of_clients.clients))
-        experiment = _with_noise(experiment, data_of_clients)
+        experiment = with_noise(experiment, len(data_of_clients.clients))
         self.prepared = Preparation(experiment, data_of_clients, model, loss, metric, code)
         self.streams = self.prepared.streams
         self.data = self.prepared.data
+        if (of_samples := self.prepared.recipe.sample_privacy) is not None:
+            for size in {self.data.size_of(client) for client in self.data.clients}:
+                of_samples.noise_of(size)  # found once, for all processes
         self.held_out = self.prepared.held_out
         check_scored_by_both(experiment, has_test_set=self.prepared.recipe.test is not None)
         # Of clients on demand this is not known before they are read.
@@ -414,18 +415,6 @@ def _clients_of(app: App) -> FederatedData:
             "app.clients must say how many clients a simulation has, for their data are the app's own, got null: set it"
         )
     return stand_in(range(app.section.clients))
-
-
-def _with_noise(experiment: Experiment, data: FederatedData) -> Experiment:
-    """The experiment with the noise multiplier that its ε asks for; under ``unit: sample`` by clients' sizes."""
-    settings = privacy_of(experiment)
-    algorithm = experiment.algorithm.make()
-    steps = None
-    if settings is not None and settings.unit == "sample" and isinstance(algorithm, Aggregator):
-        phases = algorithm.phases()
-        sizes = {data.size_of(client) for client in data.clients}
-        steps = {size: steps_of_task(size, experiment.local, phases) for size in sizes}
-    return with_noise(experiment, len(data.clients), steps)
 
 
 def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:

@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fed.clients.training.private_costs import releases_of_task
+from fed.aggregators.base import Phase
+from fed.clients.training.private_costs import releases_of_task, sample_privacy_of
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodePrivacy
 from fed.errors import InvalidLedger, os_errors_as
@@ -19,6 +20,9 @@ from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import plan_digest
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.reasons import ClientRefusal, Reason
+
+if TYPE_CHECKING:
+    from fed.privacy.dp_sgd import SamplePrivacy
 
 __all__ = ["PrivateNode"]
 
@@ -59,6 +63,7 @@ class PrivateNode:
         self._kind = ""
         self._experiment = Experiment()
         self._samples = 0
+        self._of_samples: SamplePrivacy | None = None
         if (self._folder / LEDGER_FILE).exists() or self._copy.exists():
             self._opened()
 
@@ -90,12 +95,16 @@ class PrivateNode:
 
         Raises:
             ClientRefusal: if the owner has a budget, and the plan does not say what it costs.
+            InvalidExperiment: if the plan has an ε of which there is no noise for so many samples.
             InvalidLedger: if the node's ledger has been cut or changed.
         """
         self._settings = privacy_of(experiment)
         self._fixed = fixed
         self._experiment = experiment
         self._samples = samples
+        self._of_samples = None if self._settings is None else sample_privacy_of(experiment, _phases(experiment))
+        if self._of_samples is not None:
+            self._of_samples.noise_of(samples)  # an ε that no noise spends is refused with the plan
         self._kind = "" if experiment.privacy is None else experiment.privacy.kind
         if self._settings is None:
             if self._budget is not None:
@@ -135,7 +144,7 @@ class PrivateNode:
         if self._budget is not None:
             self._check_budget(self._budget.budget_epsilon, self._budget.delta, releases, whose="its owner allows")
         # What a node's own steps cost its samples it counts as the server must, and need not believe it.
-        if self._settings.of_samples() is not None and self._settings.budget_epsilon is not None:
+        if self._of_samples is not None and self._settings.budget_epsilon is not None:
             self._check_budget(
                 self._settings.budget_epsilon, self._settings.delta, releases, whose="the plan's privacy section allows"
             )
@@ -164,8 +173,7 @@ class PrivateNode:
 
     def _releases(self, assignment: pb.Assignment) -> Mapping[Release, int]:
         assert self._settings is not None
-        of_samples = self._settings.of_samples()
-        if of_samples is None:
+        if self._of_samples is None:
             ledger = self._opened()
             return self._settings.releases_of_message(
                 self._fixed,
@@ -174,8 +182,8 @@ class PrivateNode:
                 rounds=self._experiment.rounds.make().count,
             )
         steps = assignment.steps if assignment.HasField("steps") else None
-        phases = self._experiment.algorithm.make().phases()
-        return releases_of_task(self._samples, self._experiment.local, phases, of_samples, steps=steps)
+        phases = _phases(self._experiment)
+        return releases_of_task(self._samples, self._experiment.local, phases, self._of_samples, steps=steps)
 
     def _check_budget(self, budget: float, delta: float, releases: Mapping[Release, int], whose: str) -> None:
         """Refuse releases beyond a budget.
@@ -205,6 +213,12 @@ class PrivateNode:
             )
             self._ledger = self._stack.enter_context(opened)
         return self._ledger
+
+
+def _phases(experiment: Experiment) -> Sequence[Phase]:
+    """Phases of local training."""
+    phases: Sequence[Phase] = experiment.algorithm.make().phases()
+    return phases
 
 
 def _head_of(assignment: pb.Assignment) -> Head | None:

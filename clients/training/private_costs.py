@@ -1,14 +1,22 @@
 """Costs of a client's tasks where its samples are private: each of its local steps is a release."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fed.aggregators.base import Phase
 from fed.clients.training.batches import Batches
-from fed.config.experiment import Local
-from fed.privacy.dp_sgd import SamplePrivacy, task_releases
+from fed.config.experiment import Experiment, Local
+from fed.errors import InvalidExperiment
+from fed.privacy.dp_sgd import SamplePrivacy, sampling_rate, task_releases
+from fed.privacy.kinds import Policy, privacy_of
+from fed.privacy.local import LocalPrivacy
 from fed.privacy.releases import Release
 
-__all__ = ["releases_of_task", "steps_of_task"]
+if TYPE_CHECKING:
+    from fed.privacy.plan import PrivacyPlan
+
+__all__ = ["ClientPlans", "NoiseBySize", "releases_of_task", "sample_privacy_of", "steps_of_task"]
 
 
 def steps_of_task(samples: int, local: Local, phases: Iterable[Phase], steps: int | None = None) -> int:
@@ -41,3 +49,88 @@ def releases_of_task(
     """
     total = steps_of_task(samples, local, phases, steps)
     return task_releases(samples, local.batch_size * local.accumulate, total, privacy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientPlans:
+    """Plans of clients whose samples are private, each by its number of samples.
+
+    Args:
+        settings: settings of privacy, of unit sample.
+        rounds: policy of the rounds.
+        local: the experiment's section of that name.
+        phases: phases of local training.
+    """
+
+    settings: LocalPrivacy
+    rounds: Policy
+    local: Local
+    phases: tuple[Phase, ...]
+
+    def of(self, samples: int, noise_multiplier: float = 1.0, population: int | None = None) -> "PrivacyPlan":
+        """Plan of a client.
+
+        Args:
+            samples: number of its samples, at least 1.
+            noise_multiplier: z > 0; 1 where another is sought.
+            population: number of all clients; None at a client, which does not know it.
+        """
+        return self.settings.plan_of_samples(
+            self.rounds,
+            population,
+            sampling=sampling_rate(samples, self.local.batch_size * self.local.accumulate),
+            steps=steps_of_task(samples, self.local, self.phases),
+            noise_multiplier=noise_multiplier,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseBySize:
+    """Noise with which each client's samples lose the same ε in a run, by its number of samples.
+
+    Client, coordinator and simulation find the same, each for the numbers of samples that it meets.
+
+    Args:
+        plans: plans of the clients.
+        epsilon: ε > 0 of a run, for each client that takes part in as many rounds as one can.
+    """
+
+    plans: ClientPlans
+    epsilon: float
+    _found: dict[int, float] = field(default_factory=dict, init=False, compare=False)
+
+    def __call__(self, samples: int) -> float:
+        """Noise multiplier z of a client.
+
+        Args:
+            samples: number of its samples, at least 1.
+
+        Raises:
+            InvalidExperiment: if no noise does, or if the package dp-accounting is missing.
+        """
+        if samples not in self._found:
+            from fed.privacy.accounting import noise_multiplier_for
+
+            try:
+                self._found[samples] = noise_multiplier_for(self.plans.of(samples), self.epsilon)
+            except ValueError as error:
+                raise InvalidExperiment(f"privacy.epsilon cannot be reached: {error}") from None
+        return self._found[samples]
+
+
+def sample_privacy_of(experiment: Experiment, phases: Sequence[Phase]) -> SamplePrivacy | None:
+    """Clip and noise of each local step; None where whole messages are protected, or nothing is.
+
+    Args:
+        experiment: experiment of a run, or the part of it that a node is told.
+        phases: phases of local training.
+    """
+    settings = privacy_of(experiment)
+    if not isinstance(settings, LocalPrivacy) or settings.unit != "sample":
+        return None
+    if settings.epsilon is None:
+        return SamplePrivacy(clip=settings.fixed_clip, noise_multiplier=settings.multiplier)
+    plans = ClientPlans(
+        settings=settings, rounds=experiment.rounds.make(), local=experiment.local, phases=tuple(phases)
+    )
+    return SamplePrivacy(clip=settings.fixed_clip, noise_multiplier=NoiseBySize(plans=plans, epsilon=settings.epsilon))

@@ -74,11 +74,19 @@ class ClientDraws(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Number of samples and of steps of a client's task, and the probability with which a sample is in a batch."""
+    """Plan of a client's task.
+
+    Args:
+        samples: number of its samples.
+        steps: number of its steps.
+        rate: probability with which a sample is in a batch.
+        noise: noise multiplier z.
+    """
 
     samples: int
     steps: int
     rate: float
+    noise: float
 
 
 class _Task(NamedTuple):
@@ -192,7 +200,7 @@ class PrivateTrainer(TorchTrainer):
     def _planned(self, samples: int, steps: int | None) -> "_Plan":
         batches = Batches(self.local, samples, steps=self.phase.steps(steps))
         rate = sampling_rate(samples, self.local.batch_size * self.local.accumulate)
-        return _Plan(samples=samples, steps=batches.steps, rate=rate)
+        return _Plan(samples=samples, steps=batches.steps, rate=rate, noise=self.privacy.noise_of(samples))
 
     def _run(self, stack: StackedStates, group: GroupReading, task: "_Task", context: LocalContext) -> None:
         """Take all steps."""
@@ -203,7 +211,7 @@ class PrivateTrainer(TorchTrainer):
         numbers = stack.x_KQ[:, moves].shape[1]
         steps = task.plans[0].steps
         normals = None
-        if self.privacy.noise_multiplier:
+        if any(plan.noise for plan in task.plans):
             normals = Normals([draws.noise for draws in task.draws], numbers, steps)
         inclusions = [
             Inclusion(draws.inclusion, plan.samples, plan.rate, plan.steps)
@@ -211,6 +219,7 @@ class PrivateTrainer(TorchTrainer):
         ]
         expected_K1 = torch.tensor([[plan.rate * plan.samples] for plan in task.plans], dtype=torch.float64)
         expected_K1 = expected_K1.to(self.device)
+        noise_K1 = torch.tensor([[plan.noise] for plan in task.plans], dtype=torch.float64).to(self.device)
         # Noise must not fall into the gaps between parameters.
         gaps_Q = stack.joined([torch.ones_like(part) for part in stack.tensors(1)[: len(self.layout.trained)]])[0]
         way = self._way(stack, group, task)
@@ -221,7 +230,13 @@ class PrivateTrainer(TorchTrainer):
             batches = [inclusion.next() for inclusion in inclusions[:active]]
             gradient_KQ = self._sums(stack, group, way, task.begins, batches)
             noise_KQ = None if normals is None else normals.next(active).to(self.device)
-            means_KQ = noised_means(gradient_KQ[:, moves], noise_KQ, expected_K1[:active], self.privacy)
+            means_KQ = noised_means(
+                gradient_KQ[:, moves],
+                noise_KQ,
+                expected_K1[:active],
+                clip=self.privacy.clip,
+                noise_K1=noise_K1[:active],
+            )
             gradient_KQ[:, moves] = means_KQ.mul_(gaps_Q[moves])
             x_KQ = stack.x_KQ[:active]
             if self.phase.rule is not None:

@@ -12,6 +12,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,18 +33,28 @@ class SamplePrivacy:
 
     Args:
         clip: C > 0, the largest L2 norm of a sample's gradient over all parameters that are trained.
-        noise_multiplier: z ≥ 0, standard deviation of the noise over C; 0: no noise, and no privacy.
+        noise_multiplier: z ≥ 0, standard deviation of the noise over C; 0: no noise, and no privacy. Or a function from
+            a client's number of samples to its own z.
     """
 
     clip: float
-    noise_multiplier: float
+    noise_multiplier: float | Callable[[int], float]
 
     def __post_init__(self) -> None:
         """Refuse what is no clip, or no noise."""
-        if not (0 < self.clip < math.inf and 0 <= self.noise_multiplier < math.inf):
+        is_noise = callable(self.noise_multiplier) or 0 <= self.noise_multiplier < math.inf
+        if not (0 < self.clip < math.inf and is_noise):
             raise ValueError(
                 f"clip must be above 0 and noise_multiplier at least 0, got {self.clip} and {self.noise_multiplier}"
             )
+
+    def noise_of(self, samples: int) -> float:
+        """Noise multiplier z ≥ 0 of a client.
+
+        Args:
+            samples: number of the client's samples, at least 1.
+        """
+        return self.noise_multiplier(samples) if callable(self.noise_multiplier) else self.noise_multiplier
 
 
 def sampling_rate(samples: int, batch: int) -> float:
@@ -77,7 +88,7 @@ def task_releases(samples: int, batch: int, steps: int, privacy: SamplePrivacy) 
         {Release(noise_multiplier=0.8, sampling=0.04, skellam_l2=None, skellam_l1=None): 25}
     """
     rate = sampling_rate(samples, batch)
-    return {Release(noise_multiplier=privacy.noise_multiplier, sampling=rate): steps} if steps else {}
+    return {Release(noise_multiplier=privacy.noise_of(samples), sampling=rate): steps} if steps else {}
 
 
 class Inclusion:
@@ -116,7 +127,9 @@ class Inclusion:
         return self._drawn.pop()
 
 
-def noised_means(sums_KQ: Tensor, normals_KQ: Tensor | None, expected_K1: Tensor, privacy: SamplePrivacy) -> Tensor:
+def noised_means(
+    sums_KQ: Tensor, normals_KQ: Tensor | None, expected_K1: Tensor, *, clip: float, noise_K1: Tensor
+) -> Tensor:
     """Means of clipped gradients with noise.
 
     Each sum with its noise is rounded onto the grid of :func:`fed.privacy.clipping.grid_step`, in float64: the low bits
@@ -126,11 +139,12 @@ def noised_means(sums_KQ: Tensor, normals_KQ: Tensor | None, expected_K1: Tensor
         sums_KQ: each client's sum of clipped gradients.
         normals_KQ: draws of the standard normal distribution, in float64, which are overwritten; None without noise.
         expected_K1: each client's expected number of samples in a batch, in float64.
-        privacy: clip and noise.
+        clip: C > 0.
+        noise_K1: each client's noise multiplier z, in float64.
     """
     if normals_KQ is None:
         return sums_KQ / expected_K1.to(sums_KQ.dtype)
-    grid = grid_step(privacy.clip)
-    units_KQ = normals_KQ.mul_(privacy.noise_multiplier * privacy.clip / grid)
+    grid = grid_step(clip)
+    units_KQ = normals_KQ.mul_(noise_K1 * clip / grid)
     units_KQ.add_(sums_KQ, alpha=1 / grid).round_()
     return units_KQ.mul_(grid / expected_K1).to(sums_KQ.dtype)

@@ -12,7 +12,6 @@ from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.privacy.adaptive_clip import AdaptiveClip, check_cohort
-from fed.privacy.dp_sgd import SamplePrivacy
 from fed.privacy.noise import NoiseSource
 from fed.privacy.noisy_sum import NoisySum
 from fed.privacy.participation import ParticipationRule
@@ -282,10 +281,6 @@ class Privacy(Hyperparameters, ABC):
         Args:
             least_honest: h, smallest number of honest clients in a sum.
         """
-        return None
-
-    def of_samples(self) -> SamplePrivacy | None:
-        """Clip and noise of each local step; None where whole messages are protected."""
         return None
 
     def noisy_sum(self, source: NoiseSource, rounds: int) -> NoisySum | AdaptiveClip | None:

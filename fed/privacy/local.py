@@ -1,13 +1,16 @@
 """The kind local of the section ``privacy``: noise by each client."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import PositiveInt
 
 from fed.config.compatibility import Sections
 from fed.errors import InvalidExperiment
-from fed.privacy.dp_sgd import SamplePrivacy
 from fed.privacy.kinds import NOT_COVERED, Policy, Privacy, most_rounds
 from fed.privacy.noise import NoiseSource
+from fed.privacy.participation import ParticipationRule
 from fed.privacy.protection import Protection
 from fed.privacy.releases import Release
 from fed.secure_aggregation.fixed_point import FixedPoint
@@ -29,8 +32,15 @@ class LocalPrivacy(Privacy):
 
     With ``unit: sample`` each local step clips the gradient of each sample and adds noise to their sum (DP-SGD:
     :mod:`fed.privacy.dp_sgd`), and messages leave as they are. Neighbours differ by one sample more or less of one
-    client, whose ε follows from its own number of samples. That number is not protected.
+    client, whose ε follows from its own number of samples. That number is not protected. ``epsilon`` is that of each
+    client, which finds its own noise.
+
+    Args:
+        max_participations: largest number of rounds that a client takes part in, which the coordinator keeps to; null
+            for as many as its cohorts ask it in.
     """
+
+    max_participations: PositiveInt | None = None
 
     sees_single: ClassVar[bool] = True
 
@@ -53,11 +63,46 @@ class LocalPrivacy(Privacy):
                 "app: write unit: client"
             )
 
-    def of_samples(self) -> SamplePrivacy | None:
-        """Clip and noise of each local step, under ``unit: sample``."""
-        if self.unit != "sample":
+    def participation_rule(self, rounds: int) -> ParticipationRule | None:
+        """Rule of at most ``max_participations``, where it is given.
+
+        Args:
+            rounds: number of rounds of the run.
+        """
+        if self.max_participations is None:
             return None
-        return SamplePrivacy(clip=self.fixed_clip, noise_multiplier=self.multiplier)
+        return ParticipationRule(rounds=rounds, max_participations=self.max_participations)
+
+    def fitted(self, rounds: Policy, population: int) -> Mapping[str, Any]:
+        """Largest number of rounds that a client is drawn in, where noise is found for fewer than all.
+
+        Raises:
+            InvalidExperiment: if too few clients may take part in some rounds.
+        """
+        drawn = most_rounds(rounds, population)
+        if self.max_participations is None:
+            # The noise is found for so many: clients that come and go must not be asked more often.
+            is_bound = self.epsilon is not None and drawn < rounds.count
+            return {"privacy.max_participations": drawn} if is_bound else {}
+        cohort = rounds.cohort_of(population)
+        if cohort * rounds.count > population * self.max_participations:
+            raise InvalidExperiment(
+                f"privacy.max_participations of {self.max_participations} allows "
+                f"{population * self.max_participations} participations of {population} clients, got {rounds.count} "
+                f"rounds of {cohort}: raise it, or have fewer rounds"
+            )
+        return {}
+
+    def participations(self, rounds: Policy, population: int) -> int:
+        """Largest number of rounds that a client takes part in.
+
+        Args:
+            rounds: policy of the rounds.
+            population: number of clients of the roster.
+        """
+        rule = self.participation_rule(rounds.count)
+        drawn = most_rounds(rounds, population)
+        return drawn if rule is None else min(rule.times, drawn)
 
     def release(self, sampling: float, fixed: FixedPoint | None = None) -> Release:
         """A Gaussian release of sensitivity 2C: a client's data are replaced by others."""
@@ -79,8 +124,7 @@ class LocalPrivacy(Privacy):
 
         if self.unit == "sample":
             raise InvalidExperiment(
-                "privacy.unit sample costs each client by its own number of samples, which the experiment does not "
-                "say: see epsilon in the metrics of its run"
+                "privacy.unit sample costs each client by its own number of samples: plan each client by itself"
             )
         return PrivacyPlan(
             kind="local",
@@ -94,7 +138,62 @@ class LocalPrivacy(Privacy):
             unit=self.unit,
             neighbourhood="replace-one",
             budget_epsilon=self.budget_epsilon,
-            participations=most_rounds(rounds, population),
+            participations=self.participations(rounds, population),
             trust=("Nobody is trusted but the client: the coordinator learns no more of its data than ε says.",),
             not_covered=NOT_COVERED,
+        )
+
+    def plan_of_samples(
+        self,
+        rounds: Policy,
+        population: int | None,
+        *,
+        sampling: float,
+        steps: int,
+        noise_multiplier: float = 1.0,
+    ) -> "PrivacyPlan":
+        """Plan of one client under ``unit: sample``, whose local steps are releases.
+
+        Args:
+            rounds: policy of the rounds.
+            population: number of clients of the roster; None at a client, which does not know it.
+            sampling: q in (0, 1], with which each of its samples is in a step's batch.
+            steps: number of steps of a task.
+            noise_multiplier: z > 0; 1 where another is sought.
+        """
+        from fed.privacy.plan import PrivacyPlan
+
+        rule = self.participation_rule(rounds.count)
+        if population is None:
+            participations = rounds.count if rule is None else rule.times
+        else:
+            participations = self.participations(rounds, population)
+        amplification = "none is claimed, for each step's batch holds all samples"
+        if sampling < 1:
+            amplification = (
+                f"Poisson sampling: each sample is in a step's batch with probability {sampling:.4g}, by a draw of the "
+                "client's own that nobody else sees"
+            )
+        return PrivacyPlan(
+            kind="local",
+            mechanism=(
+                "Gaussian noise, rounded onto a grid and added by each client, in each of its local steps, to the sum "
+                "of its samples' clipped gradients (DP-SGD)"
+            ),
+            noise_multiplier=noise_multiplier,
+            rounds=rounds.count,
+            delta=self.delta,
+            sampling=sampling,
+            amplification=amplification,
+            releases_a_round=steps,
+            unit="sample",
+            neighbourhood="add-or-remove-one",
+            budget_epsilon=self.budget_epsilon,
+            participations=participations,
+            trust=("Nobody is trusted but the client: the coordinator learns no more of a sample than ε says.",),
+            not_covered=(
+                "A client's number of samples, from which its number of steps and its ε follow.",
+                "What is true of all samples of a client together.",
+                *NOT_COVERED,
+            ),
         )

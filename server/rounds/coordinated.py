@@ -154,7 +154,7 @@ def _account(
         return None
     in_memory = Ledger.in_memory("this run", repeats_noise=isinstance(prepared.noise, SeededNoise))
     ledger = prepared.ledger or in_memory
-    of_samples = prepared.privacy.of_samples()
+    of_samples = prepared.recipe.sample_privacy
     if of_samples is None:
         return PrivacyAccount(prepared.privacy, ledger, rounds, message.fixed)
 

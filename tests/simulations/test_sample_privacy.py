@@ -32,11 +32,11 @@ def data() -> fed.FederatedData:
     return fed.FederatedData({name: parts.samples(20 * size, size) for size, name in enumerate("abc", 1)})
 
 
-def run(rounds: int = 2, execution: dict[str, Any] | None = None, **privacy: Any) -> fed.Run:
+def run(rounds: int | dict[str, Any] = 2, execution: dict[str, Any] | None = None, **privacy: Any) -> fed.Run:
     """A short run of them."""
     experiment = fed.Experiment(
         local={"lr": 0.1, "batch_size": 10, "epochs": 1},
-        rounds={"count": rounds},
+        rounds={"count": rounds} if isinstance(rounds, int) else rounds,
         privacy={**PRIVACY, **privacy},
         evaluation="coordinator",
         simulation=execution or {"batching": "off", "workers": 0},
@@ -86,18 +86,35 @@ def test_clients_leave_and_the_run_ends_by_the_budget() -> None:
     assert cost(60, len(counts) + 1) > budget
 
 
-def test_noise_is_found_for_an_epsilon() -> None:
-    found = run(rounds=2, noise_multiplier=None, epsilon=4.0)
-    assert 0.997 * 4 <= found.metrics[-1]["epsilon"] <= 4.0 * 1.002
+@pytest.mark.parametrize("rounds", [{"count": 2}, {"count": 4, "cohort": 2, "sampling": "round_robin"}])
+def test_each_client_finds_noise_for_the_epsilon(rounds: dict[str, Any]) -> None:
+    """In turn each of three clients is in two or three of four cohorts of two."""
+    found = run(rounds=rounds, noise_multiplier=None, epsilon=4.0)
+    spent = found.summary["epsilon_by_client"]
+    assert set(spent) == {"a", "b", "c"}
+    if "cohort" not in rounds:
+        assert all(0.997 * 4 <= epsilon <= 4.0 for epsilon in spent.values())
+    assert 0.997 * 4 <= max(spent.values()) <= 4.0
+
+
+def test_no_client_is_asked_more_often_than_max_participations() -> None:
+    found = run(rounds={"count": 6, "cohort": 2}, noise_multiplier=None, epsilon=4.0, max_participations=4)
+    assert 0.997 * 4 <= max(found.summary["epsilon_by_client"].values()) <= 4.0
+    with pytest.raises(InvalidExperiment, match="max_participations of 3 allows 9 participations of 3 clients"):
+        run(rounds={"count": 6, "cohort": 2}, max_participations=3)
 
 
 def test_losses_of_private_samples_are_not_told() -> None:
     assert all(line.get("train_loss") is None for line in run().metrics)
 
 
-def test_nodes_train_as_the_simulation_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("noise", [{"noise_multiplier": 1.0}, {"epsilon": 4.0}], ids=["noise", "epsilon"])
+def test_nodes_train_as_the_simulation_does(
+    noise: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the simulation's noise and batches the bits are the same; ε follows from the sizes that nodes have told."""
-    given = experiment(privacy=PRIVACY, local={"lr": 0.1, "batch_size": 16})
+    privacy = {"kind": "local", "unit": "sample", "clip": 0.5, **noise}
+    given = experiment(privacy=privacy, local={"lr": 0.1, "batch_size": 16})
 
     def seeded() -> SeededNoise:
         return SeededNoise.of(Streams(given.seed), given.dump())

@@ -14,7 +14,7 @@ from fed.clients.node.plans import as_experiment, part_of_nodes
 from fed.clients.node.privacy import PrivateNode
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodePrivacy
-from fed.errors import LedgerFailed
+from fed.errors import InvalidExperiment, LedgerFailed
 from fed.privacy.accounting import epsilon
 from fed.privacy.dp_ftrl import FollowTheLeaderPrivacy
 from fed.privacy.entries import Head
@@ -72,6 +72,14 @@ def test_budget_of_the_plan_ends_what_own_steps_cost(tmp_path: Path) -> None:
     with pytest.raises(ClientRefusal, match="the plan's privacy section allows") as refused:
         found.check(task(3))
     assert refused.value.reason is Reason.BUDGET_SPENT
+    found.close()
+
+
+def test_plan_whose_epsilon_no_noise_spends_is_refused(tmp_path: Path) -> None:
+    keys = {"kind": "local", "unit": "sample", "clip": 0.5, "epsilon": 1e9}
+    found = PrivateNode("ann", tmp_path)
+    with pytest.raises(InvalidExperiment, match=r"privacy\.epsilon cannot be reached: no noise multiplier"):
+        found.prepare(Experiment(data=None, privacy=keys), PLAN, samples=64)
     found.close()
 
 

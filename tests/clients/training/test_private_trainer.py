@@ -111,7 +111,7 @@ def _made(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tup
     return make().to(dtype), (inputs if is_text else inputs.to(dtype), targets)
 
 
-def _trainer(module: nn.Module, *, phase: Phase | None = None, z: float = 0.0, clip: float = 0.5, **local: Any) -> Any:
+def _trainer(module: nn.Module, *, phase: Phase | None = None, z: Any = 0.0, clip: float = 0.5, **local: Any) -> Any:
     return PrivateTrainer(
         module=module,
         loss=cross_entropy,
@@ -239,6 +239,17 @@ def test_noise_of_a_step_is_gaussian() -> None:
     assert distance < math.sqrt(math.log(2 / 1e-9) / (2 * n))
     assert abs(float(noise.mean())) < 6 / math.sqrt(n)
     assert abs(float(noise.square().mean()) - 1) < 6 * math.sqrt(2 / n)
+
+
+def test_clients_of_a_group_have_noise_by_their_sizes() -> None:
+    module, (inputs, targets) = _made("mlp")
+    sizes = (4, 12)
+    held = [(inputs[:size], targets[:size]) for size in sizes]
+    local: dict[str, Any] = {"batch_size": 2, "steps": 3, "lr": 1.0}
+    together = _trained(_trainer(module, z=lambda samples: samples / 4, **local), held)
+    for row, size in enumerate(sizes):
+        alone = _trained(_trainer(module, z=size / 4, **local), [held[row]], first=row)[0]
+        assert torch.allclose(together[row], alone, rtol=0, atol=1e-9)
 
 
 def test_divisor_is_the_expected_batch() -> None:

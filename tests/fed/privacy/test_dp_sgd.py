@@ -47,12 +47,12 @@ def test_normals_are_independent_of_each_other() -> None:
 
 
 def test_noised_means_lie_on_the_grid() -> None:
-    privacy = SamplePrivacy(clip=0.9, noise_multiplier=2.0)
-    sums = torch.rand(1, 1000, dtype=torch.float64)
-    normals = Normals([np.random.default_rng(0)], numbers=1000, steps=1).next(1)
-    expected = torch.tensor([[4.0]], dtype=torch.float64)
-    exact = (sums + 2.0 * 0.9 * normals) / 4
-    means = noised_means(sums, normals, expected, privacy)
+    sums = torch.rand(2, 1000, dtype=torch.float64)
+    normals = Normals([np.random.default_rng(0), np.random.default_rng(1)], numbers=1000, steps=1).next(2)
+    expected = torch.tensor([[4.0], [4.0]], dtype=torch.float64)
+    noise = torch.tensor([[2.0], [3.0]], dtype=torch.float64)
+    exact = (sums + noise * 0.9 * normals) / 4
+    means = noised_means(sums, normals, expected, clip=0.9, noise_K1=noise)
     units = means * 4 / grid_step(0.9)
     assert torch.equal(units, units.round())
     assert torch.allclose(means, exact, rtol=0, atol=grid_step(0.9) / 4)
