@@ -445,7 +445,7 @@ class EdgeNode(Dialler):
         """Train and send the answer; train once more if the training process dies, and give up if it dies again."""
         if self.private is not None:
             self.private.check(held.assignment)
-        # Another attempt sends the message of the first one again: that is no other release.
+        # Another attempt sends the message of the first one again, which is no other release if the noise is the same.
         is_recorded = self.secure is not None and self.secure.holds(held.own_sha256)
         try:
             done = self._train(held)
@@ -454,7 +454,8 @@ class EdgeNode(Dialler):
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # into a new file: half an answer may be in the old one
-        if self.private is not None and not is_recorded and isinstance(done, pb.Answer | Hidden):
+        leaves = isinstance(done, pb.Answer | Hidden)
+        if self.private is not None and leaves and (not is_recorded or self.private.counts_attempts):
             self.private.record(held.assignment)
         if isinstance(done, Hidden):
             assert self.secure is not None

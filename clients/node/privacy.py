@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PrivateNode"]
 
+_DIGEST_BYTES = 32
+_MOST_ENTRIES = 2**40  # of a ledger, far more than any has
+_MOST_LETTERS = 200  # of a run's name, which is written into each entry
+
 
 class PrivateNode:
     """Ledger of one node, in its own folder, with a copy in the user's state.
@@ -84,6 +88,11 @@ class PrivateNode:
                 return Head(entry.told["count"], entry.told["sha256"])
         return None
 
+    @property
+    def counts_attempts(self) -> bool:
+        """True if another attempt of a round is another release of the same message."""
+        return self._settings is not None and self._settings.shares_noise
+
     def prepare(self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None = None, samples: int = 0) -> None:
         """Check a plan, and take its terms.
 
@@ -114,6 +123,12 @@ class PrivateNode:
                     Reason.NO_PRIVACY,
                 )
             return
+        if len(plan.run) > _MOST_LETTERS:
+            raise ClientRefusal(
+                f"the server's name of the run must have at most {_MOST_LETTERS} letters, got {len(plan.run)}: is it a "
+                "server that you trust?",
+                Reason.CANNOT_FOLLOW,
+            )
         ledger = self._opened()
         ledger.run = plan.run or plan_digest(plan).hex()
         ledger.unit = self._settings.unit
@@ -131,6 +146,13 @@ class PrivateNode:
         if head is None:
             raise ClientRefusal(
                 "the server does not say how much it has released, as a run with privacy must: is it the right server?",
+                Reason.OTHER_LEDGER,
+            )
+        # Kept at the node for good, and told to the server at each start.
+        if len(assignment.ledger.sha256) != _DIGEST_BYTES or head.count > _MOST_ENTRIES:
+            raise ClientRefusal(
+                f"the server's ledger of privacy must have a head of {_DIGEST_BYTES} bytes and at most {_MOST_ENTRIES} "
+                f"entries, got {len(assignment.ledger.sha256)} and {head.count}: is it a server that you trust?",
                 Reason.OTHER_LEDGER,
             )
         seen = self.seen

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fed.config.compatibility import Sections
 from fed.errors import InvalidExperiment
@@ -31,6 +31,8 @@ class DistributedPrivacy(Privacy):
     and ``corrupt``, so that a sum of more has more noise (Agarwal et al. 2021, 2110.04995). A client that drops out
     adds none, and those that are left add enough. ``secure_aggregation.clip`` is not used.
     """
+
+    shares_noise: ClassVar[bool] = True
 
     def check_experiment(self, experiment: Sections) -> None:
         """Refuse sums that are not secret, and errors that clients keep of their own noise."""

@@ -58,6 +58,7 @@ class Privacy(Hyperparameters, ABC):
     Attributes:
         sees_single: True if the coordinator, or anybody else, may use each client's message by itself.
         takes_adaptive_clip: True if the clip may move from round to round.
+        shares_noise: True if a message has enough noise only beside others', so that each sum that it is in tells more.
 
     Args:
         clip: C, the largest L2 norm of a client's whole message, to which longer ones are shortened; under ``unit:
@@ -83,6 +84,7 @@ class Privacy(Hyperparameters, ABC):
 
     sees_single: ClassVar[bool] = False
     takes_adaptive_clip: ClassVar[bool] = False
+    shares_noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Hold the keys to each other."""

@@ -110,6 +110,27 @@ def test_coordinator_that_was_put_back_is_refused(later: pb.Assignment, tmp_path
         assert found.seen == Head(9, (b"c" * 32).hex())
 
 
+@pytest.mark.parametrize(
+    "head", [{"ledger": b"a" * 40_000}, {"ledger": b""}, {"count": 2**60}], ids=["long", "none", "count"]
+)
+def test_head_that_no_ledger_has_is_not_kept(head: dict[str, Any], tmp_path: Path) -> None:
+    """It would be told to honest servers ever after, which refuse it, or a joining of that size."""
+    with node(tmp_path) as found:
+        with pytest.raises(ClientRefusal, match="must have a head of 32 bytes") as refused:
+            found.record(task(**{"count": 1, **head}))
+        assert refused.value.reason is Reason.OTHER_LEDGER
+        assert found.seen is None
+
+
+def test_run_with_an_endless_name_is_refused(tmp_path: Path) -> None:
+    found = PrivateNode("ann", tmp_path)
+    privacy: Any = {"kind": "central", "noise_multiplier": 2.0, "clip": 0.5}
+    with pytest.raises(ClientRefusal, match="at most 200 letters, got 100000") as refused:
+        found.prepare(Experiment(data=None, privacy=privacy), pb.Plan(run="r" * 100_000))
+    assert refused.value.reason is Reason.CANNOT_FOLLOW
+    found.close()
+
+
 def test_each_federation_has_a_ledger_of_its_own(tmp_path: Path) -> None:
     with node(tmp_path, authority_pem=b"one") as found:
         found.record(task(7))
@@ -137,6 +158,15 @@ def test_folder_that_was_put_back_forgets_nothing(tmp_path: Path) -> None:
             assert found.seen == Head(3, (b"a" * 32).hex())
             with pytest.raises(ClientRefusal, match="takes no part any more"):
                 found.check(task(4))
+
+
+def test_ledger_and_its_copy_are_for_their_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FED_STATE", str(tmp_path / "state"))
+    with node(tmp_path / "node") as found:
+        found.record(task(1))
+    for path in (*(tmp_path / "node").rglob("*"), *(tmp_path / "state" / "privacy").rglob("*")):
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    assert len([*tmp_path.rglob("ledger.jsonl")]) == 2
 
 
 def test_message_stays_where_it_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
-from fed.secure_aggregation.agreement import model_digest, plan_digest, task_digest
+from fed.secure_aggregation.agreement import ledger_term, model_digest, plan_digest, task_digest
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import SecureSum, SumOfClients
 from fed.secure_aggregation.settings import settings_of
@@ -116,6 +116,7 @@ class Run:
             plan_sha256=plan_digest(self.plan),
             task_sha256=task_digest(assignment),
             identities_sha256=self.coordinator.credentials.identities().known().sha256,
+            ledger=ledger_term(assignment),
         )
 
     def session(self, tasks: Mapping[str, pb.Assignment], *, terms: Terms | None = None) -> "Session":

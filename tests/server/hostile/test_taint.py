@@ -1,7 +1,8 @@
 """Two nodes of one name and one key, with different samples: the coordinator's view of them is the same."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -69,17 +70,25 @@ def test_view_of_labels_beyond_the_plan_is_a_constant_sentence(field: Field, usu
     assert not other.delivered
 
 
-def seen_of(field: Field, state: str, pair: Pair) -> Seen:
-    """The view of a node through all that a coordinator may ask, as far as the node goes along."""
+def seen_of(field: Field, state: str, pair: Pair, changed: Mapping[str, Any] | None = None, **told: Any) -> Seen:
+    """The view of a node through all that a coordinator may ask, as far as the node goes along.
+
+    Args:
+        field: coordinator and nodes.
+        state: name of the node's folder.
+        pair: samples of the node.
+        changed: keys of the experiment that are others; None: none.
+        told: fields of the tasks beside the usual ones.
+    """
     coordinator, names = field.coordinator, (*COHORT[:2], GUEST)
     before = len(coordinator.views[GUEST].said), len(coordinator.views[GUEST].delivered)
     program = field.start(GUEST, pair, state=state)
     coordinator.wait_to_join([GUEST], coordinator.views[GUEST].connections + 1)
-    run = Run(coordinator, f"taint {state}")
+    run = Run(coordinator, f"taint {state}", changed or {})
     run.tell(names)
     # A model of this test alone: the other clients reveal nothing of one model twice.
     model_V = run.model(200 + len(field.programs))
-    task, other = (run.task(model_V, task=number) for number in NUMBERS)
+    task, other = (run.task(model_V, task=number, **told) for number in NUMBERS)
     try:
         run.settle(names, number=1)
         total = run.sum_of(dict.fromkeys(names, task))

@@ -124,7 +124,7 @@ def test_field_of_a_later_version_is_agreed_on() -> None:
 def test_sum_of_clients_that_train_otherwise_is_refused(
     of_target: dict[str, Any], of_others: dict[str, Any], field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SessionCoordinator, "take_keys", _take_any_keys)
+    monkeypatch.setattr(SessionCoordinator, "take_keys", take_any_keys)
     run = Run(field.coordinator, f"otherwise {of_target} {of_others}")
     run.tell()
     model_V = run.model(30)
@@ -152,7 +152,7 @@ def told(task: pb.Assignment, changed: dict[str, Any]) -> pb.Assignment:
     return copied
 
 
-def _take_any_keys(moves: SessionCoordinator, name: str, keys: pb.SessionKeys) -> None:
+def take_any_keys(moves: SessionCoordinator, name: str, keys: pb.SessionKeys) -> None:
     """Take keys whatever terms they are signed for, as a coordinator does that attacks."""
     moves._keys[name] = keys
     moves.replied.add(name)
