@@ -89,6 +89,11 @@ def _rounds_not_known(*by: str) -> PutBack:
     return fault
 
 
+def rounds_known_with_their_ledger_alone(patch: pytest.MonkeyPatch) -> None:
+    apart = {name: why for name, why in agreement.TASK_APART.items() if name != "ledger"}
+    patch.setattr(agreement, "TASK_APART", apart)
+
+
 def revealed_rounds_forgotten_at_a_restart(patch: pytest.MonkeyPatch) -> None:
     begin = RevealedRounds.__init__
     patch.setattr(RevealedRounds, "__init__", lambda self, salt, entries=(): begin(self, salt))
@@ -178,6 +183,7 @@ FAULTS: Mapping[str, Fault] = {
     "rounds known by their run's name alone": _of_rounds(_rounds_not_known("of_task", "of_message")),
     "rounds not known by their run's name": _of_rounds(_rounds_not_known("of_round")),
     "rounds not known by plan and task": _of_rounds(_rounds_not_known("of_task")),
+    "rounds known with their ledger alone": _of_rounds(rounds_known_with_their_ledger_alone),
     "rounds not known by the message": _of_rounds(_rounds_not_known("of_message")),
     "revealed rounds forgotten at a restart": _of_rounds(revealed_rounds_forgotten_at_a_restart),
     "shares leave before their record": _of_rounds(shares_leave_before_their_record),

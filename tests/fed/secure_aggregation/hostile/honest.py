@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fed.errors import SessionFailed
 from fed.protocol.protocol_pb2 import Assignment, ClientList, FromSession, KeyList, SessionKeys, TaskId, ToSession
-from fed.secure_aggregation.agreement import digests_of, plan_digest
+from fed.secure_aggregation.agreement import digests_of, ledger_term, plan_digest
 from fed.secure_aggregation.commands import Command, Deliver, Remember, Say
 from fed.secure_aggregation.participant import AgreedPlan, Participant
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
@@ -21,13 +21,14 @@ class Beliefs:
     """Terms and sessions as clients make them of what they are told, each made once in a transcript."""
 
     def __init__(self) -> None:
-        self._terms: dict[tuple[int, bytes, int, int], Terms] = {}
+        self._terms: dict[tuple[int, bytes, bytes, int, int], Terms] = {}
         self._sessions: dict[tuple[bytes, ...], Session] = {}
 
     def terms(self, agreed: AgreedPlan, assignment: Assignment) -> Terms:
         """The terms of a plan and a task."""
         task_sha256 = digests_of(agreed.plan, assignment).agreed
-        at = id(agreed), task_sha256, assignment.round, assignment.attempt
+        ledger = ledger_term(assignment)
+        at = id(agreed), task_sha256, ledger, assignment.round, assignment.attempt
         if at not in self._terms:
             self._terms[at] = Terms(
                 settings=agreed.settings,
@@ -38,6 +39,7 @@ class Beliefs:
                 plan_sha256=plan_digest(agreed.plan),
                 task_sha256=task_sha256,
                 identities_sha256=agreed.identities.sha256,
+                ledger=ledger,
             )
         return self._terms[at]
 

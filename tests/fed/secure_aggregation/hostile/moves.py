@@ -24,6 +24,7 @@ _FIELDS: dict[str, Sequence[Any]] = {
     "broadcast_count": (0, 1),
     "place": (0, 10),
     "kept_after": (0, 99),
+    "ledger": (0, 1, 2),
 }
 _SELDOM = 0.05
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fed.protocol.protocol_pb2 import Assignment, Plan, TaskId
+from fed.protocol.protocol_pb2 import Assignment, LedgerHead, Plan, TaskId
 from fed.secure_aggregation.agreement import TASK_OWN
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.participant import AgreedPlan
@@ -16,7 +16,7 @@ from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities
 from tests.fed.secure_aggregation.hostile.spec import stream
 
-NEVER_SHAPES = ("task", "attempt", "deadline_s", "takes_parts", "payload", "durable_after")
+NEVER_SHAPES = ("task", "attempt", "deadline_s", "takes_parts", "payload", "durable_after", "ledger")
 """Fields of a task that shape no message of a client that takes all steps."""
 
 MAY_SHAPE = ("repeats", "population", "broadcast_count", "place", "kept_after")
@@ -68,6 +68,7 @@ class Task:
     broadcast_count: int = 0
     place: int = 0  # beyond the client's own
     kept_after: int = 0
+    ledger: int = 0  # entries; 0: it tells none
 
     def assignment(self, client: int) -> Assignment:
         told = Assignment(
@@ -83,6 +84,8 @@ class Task:
         )
         if self.kept_after:
             told.kept_after.CopyFrom(TaskId(start=1, number=self.kept_after))
+        if self.ledger:
+            told.ledger.CopyFrom(LedgerHead(count=self.ledger, sha256=bytes([self.ledger]) * 32))
         for name in ("lr", "steps", "deadline_s"):
             if (value := getattr(self, name)) is not None:
                 setattr(told, name, value)

@@ -29,6 +29,8 @@ _NAMES: Sequence[dict[str, Any]] = (
     {"place": 10},
     {"kept_after": 99},
     {"deadline_s": 60.0},
+    {"ledger": 1},
+    {"plan": 1, "ledger": 1},
 )
 """Ways to ask for the same message, or for nearly the same one, by other names."""
 
