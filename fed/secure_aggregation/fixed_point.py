@@ -24,7 +24,6 @@ __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClient
 
 _MOST_LEVELS = 2**40  # beyond them float64 has too few bits left to round by chance
 _MOST_SAMPLES = 2**53
-_LEAST_UNITS = 16.0  # of a clip: with fewer, most messages would be cut to nothing
 _COUNT_BITS = 54  # of numbers of samples, and of clipped coordinates
 _LOSS_BITS = 64
 _LOSS_UNIT = 2.0**-16
@@ -125,7 +124,7 @@ class FixedPoint:
                 f"secure_aggregation: {self.most_clients} clients of weight {self.max_weight} do not fit into "
                 f"{self.bits} bits: raise bits, or lower max_weight"
             )
-        if self.noise is not None and self.l2_units < _LEAST_UNITS:
+        if self.noise is not None and not self.noise.fits(self.l2_units):
             raise InvalidExperiment(
                 f"secure_aggregation: the noise of {self.most_clients} clients leaves no room for their messages in "
                 f"{self.bits} bits: raise bits, or lower privacy.noise_multiplier"

@@ -16,6 +16,12 @@ _MOST_UNITS = 2.0**16
 _ROOM = 9.0
 """Standard deviations of the sum's noise for which there is room: one number in 10¹⁹ wraps."""
 
+_LEAST_UNITS = 16.0
+"""Smallest norm of a clip in units: with fewer, most messages would be cut to nothing."""
+
+_LARGEST_RATE = 2.0**62
+"""Largest rate of a Poisson distribution whose draws are whole numbers of 64 bits."""
+
 _BELOW = 1 - 2.0**-40  # a scaled row is rounded, and must not be longer than the clip for that
 
 
@@ -74,6 +80,22 @@ class LaneNoise:
         size_M = np.abs(units_M)
         return np.copysign(np.minimum(size_M, np.maximum(2.0 * clients * int(l2_units) - size_M, 0.0)), units_M)
 
+    def rate(self, l2_units: float) -> float:
+        """Rate of the two Poisson draws of a client's noise.
+
+        Args:
+            l2_units: Δ₂.
+        """
+        return (self.noise_multiplier * l2_units) ** 2 / (2 * self.least_honest)
+
+    def fits(self, l2_units: float) -> bool:
+        """True if messages have units enough beside the noise, which can be drawn.
+
+        Args:
+            l2_units: Δ₂.
+        """
+        return l2_units >= _LEAST_UNITS and self.rate(l2_units) <= _LARGEST_RATE
+
     def units(self, numbers_M: np.ndarray, l2_units: float, generator: np.random.Generator) -> np.ndarray:
         """A message in whole units, clipped, with the client's share of the noise.
 
@@ -86,6 +108,6 @@ class LaneNoise:
             norm = float(np.linalg.norm(numbers_M))
         scale = _BELOW * min(1.0, self.clip / norm) if norm else 1.0
         units_M = np.trunc(numbers_M * (scale * l2_units / self.clip)).astype(np.int64)
-        rate = (self.noise_multiplier * l2_units) ** 2 / (2 * self.least_honest)
+        rate = self.rate(l2_units)
         size = len(numbers_M)
         return units_M + generator.poisson(rate, size) - generator.poisson(rate, size)

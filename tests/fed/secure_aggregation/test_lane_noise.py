@@ -113,9 +113,10 @@ def test_honest_sums_are_read_as_they_are() -> None:
     torch.testing.assert_close(fixed.read(total).mean_M, message_KM[0], atol=2 / fixed.l2_units, rtol=0)
 
 
-def test_noise_beyond_the_bits_is_refused() -> None:
+@pytest.mark.parametrize(("bits", "noise_multiplier"), [(16, 1e4), (32, 1e9), (64, 1e6)])
+def test_noise_beyond_the_bits_is_refused(bits: int, noise_multiplier: float) -> None:
     with pytest.raises(InvalidExperiment, match=r"raise bits, or lower privacy\.noise_multiplier"):
-        fixed_point(10, 1.0, 10_000.0, bits=16)
+        fixed_point(10, 1.0, noise_multiplier, bits=bits)
 
 
 @pytest.mark.parametrize("minimum", [2, 5, 20])
