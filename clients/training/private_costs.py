@@ -16,7 +16,14 @@ from fed.privacy.releases import Release
 if TYPE_CHECKING:
     from fed.privacy.plan import PrivacyPlan
 
-__all__ = ["ClientPlans", "NoiseBySize", "releases_of_task", "sample_privacy_of", "steps_of_task"]
+__all__ = [
+    "ClientPlans",
+    "NoiseBySize",
+    "plans_of_clients",
+    "releases_of_task",
+    "sample_privacy_of",
+    "steps_of_task",
+]
 
 
 def steps_of_task(samples: int, local: Local, phases: Iterable[Phase], steps: int | None = None) -> int:
@@ -125,12 +132,34 @@ def sample_privacy_of(experiment: Experiment, phases: Sequence[Phase]) -> Sample
         experiment: experiment of a run, or the part of it that a node is told.
         phases: phases of local training.
     """
+    plans = _client_plans(experiment, phases)
+    if plans is None:
+        return None
+    settings = plans.settings
+    noise: float | NoiseBySize = settings.noise_multiplier or 0.0
+    if settings.epsilon is not None:
+        noise = NoiseBySize(plans=plans, epsilon=settings.epsilon)
+    return SamplePrivacy(clip=settings.fixed_clip, noise_multiplier=noise)
+
+
+def plans_of_clients(experiment: Experiment, sizes: Iterable[int]) -> "dict[int, PrivacyPlan]":
+    """Number of samples → plan of a client with so many, with its noise.
+
+    Args:
+        experiment: experiment of a run with privacy of unit sample.
+        sizes: numbers of samples of clients, each at least 1.
+    """
+    phases = experiment.algorithm.make().phases()
+    plans = _client_plans(experiment, phases)
+    privacy = sample_privacy_of(experiment, phases)
+    assert plans is not None
+    assert privacy is not None
+    return {size: plans.of(size, privacy.noise_of(size)) for size in sizes}
+
+
+def _client_plans(experiment: Experiment, phases: Sequence[Phase]) -> ClientPlans | None:
     settings = privacy_of(experiment)
     if not isinstance(settings, LocalPrivacy) or settings.unit != "sample":
         return None
-    if settings.epsilon is None:
-        return SamplePrivacy(clip=settings.fixed_clip, noise_multiplier=settings.multiplier)
-    plans = ClientPlans(
-        settings=settings, rounds=experiment.rounds.make(), local=experiment.local, phases=tuple(phases)
-    )
-    return SamplePrivacy(clip=settings.fixed_clip, noise_multiplier=NoiseBySize(plans=plans, epsilon=settings.epsilon))
+    rounds = experiment.rounds.make()
+    return ClientPlans(settings=settings, rounds=rounds, local=experiment.local, phases=tuple(phases))

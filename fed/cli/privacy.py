@@ -1,8 +1,7 @@
 """``fed privacy``: what a private run will cost, what a budget allows, and the sheet of its promise."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,16 +12,34 @@ from fed.cli.kinds import show_facts
 from fed.cli.options import File, Settings
 from fed.cli.tables import console, listed
 from fed.errors import InvalidInput, OutputExists, os_errors_as
-from fed.quantities import counted
 
 if TYPE_CHECKING:
     import fed
-    from fed.privacy.plan import PrivacyPlan
-    from fed.privacy.sheet import Costs
+    from fed.privacy.sheet import PrivacySheet
 
 __all__ = ["privacy"]
 
 _SUFFIXES = (".md", ".json")
+_NO_COHORT = "--cohort changes ε only where Poisson sampling amplifies the promise: leave it out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Options of the command.
+
+    Args:
+        noises: noise multipliers of the table's rows.
+        cohorts: expected cohorts of its columns.
+        budget: ε to plan for; None: that of the experiment.
+        clients: number of clients; None: that of the data.
+        samples: numbers of samples of clients; empty: those of the data.
+    """
+
+    noises: tuple[float, ...]
+    cohorts: tuple[float, ...]
+    budget: float | None
+    clients: int | None
+    samples: tuple[int, ...]
 
 
 def privacy(
@@ -44,6 +61,14 @@ def privacy(
         int | None,
         typer.Option(metavar="N", help="Number of clients on the roster; that of the data unless given.", min=1),
     ] = None,
+    samples: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            help="Number of samples of a client, for privacy.unit sample; those of the data unless given. Repeatable.",
+            min=1,
+        ),
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option("--to", metavar="FILE", help="Write the sheet into this file as well: FILE.md or FILE.json."),
@@ -52,29 +77,25 @@ def privacy(
     as_json: Annotated[bool, typer.Option("--json", help="Print the sheet as JSON.")] = False,
 ) -> None:
     """Print what a private run will cost, what its budget allows, and what is promised to whom."""
-    from fed.privacy.sheet import as_json as values_of
-    from fed.privacy.sheet import as_markdown, costs_of
-
     _check_file(to, overwrite=overwrite)
     experiment = read_experiment(file, settings)
-    plan = _plan_of(experiment, clients, file)
-    if budget is not None:
-        plan = replace(plan, budget_epsilon=_positive(budget, "--budget"))
-    _check_cohorts(plan, cohort or ())
-    costs = costs_of(
-        plan,
-        noise_multipliers=[_positive(value, "--noise") for value in noise or ()],
-        cohorts=[_positive(value, "--cohort") for value in cohort or ()],
+    asked = _Asked(
+        noises=tuple(_positive(value, "--noise") for value in noise or ()),
+        cohorts=tuple(_positive(value, "--cohort") for value in cohort or ()),
+        budget=None if budget is None else _positive(budget, "--budget"),
+        clients=clients,
+        samples=tuple(samples or ()),
     )
-    text = json.dumps(values_of(costs, experiment.name), indent=2, ensure_ascii=False)
+    sheet = _sheet(experiment, asked, file)
+    text = json.dumps(sheet.values, indent=2, ensure_ascii=False)
     if to is not None:
-        content = as_markdown(costs, experiment.name) if to.suffix == ".md" else f"{text}\n"
+        content = sheet.as_markdown() if to.suffix == ".md" else f"{text}\n"
         with os_errors_as(InvalidInput, f"{to} cannot be written", "choose another --to"):
             to.write_text(content, encoding="utf-8")
     if as_json:
         typer.echo(text)
         return
-    _show(costs)
+    _show(sheet)
 
 
 def _check_file(to: Path | None, *, overwrite: bool) -> None:
@@ -87,29 +108,17 @@ def _check_file(to: Path | None, *, overwrite: bool) -> None:
         raise OutputExists(f"{to} exists: choose another --to, or pass --overwrite")
 
 
-def _show(costs: "Costs") -> None:
-    """Print the facts of a run, and the table of its costs."""
-    from fed.privacy.sheet import facts_of, table_of
-
-    facts = facts_of(costs)
-    before = ["", *(name for name, _ in facts)]
-    show_facts(("" if name == last else name, line) for last, (name, line) in zip(before, facts, strict=False))
-    headings, *rows = table_of(costs)
-    shown = listed(headings, rows)
-    for column in shown.columns:
-        column.justify = "right"
+def _show(sheet: "PrivacySheet") -> None:
+    """Print the facts of a run, and the tables of its costs."""
+    before = ["", *(name for name, _ in sheet.facts)]
+    show_facts(("" if name == last else name, line) for last, (name, line) in zip(before, sheet.facts, strict=False))
     out = console()
-    out.print(f"\nε of {counted(costs.plan.rounds, 'round')}:")
-    out.print(shown)
-
-
-def _check_cohorts(plan: "PrivacyPlan", cohorts: Sequence[float]) -> None:
-    if cohorts and plan.sampling == 1:
-        raise InvalidInput("--cohort changes ε only where Poisson sampling amplifies the promise: leave it out")
-    if cohorts and max(cohorts) > plan.clients:
-        raise InvalidInput(
-            f"--cohort must be at most the {plan.clients} clients, got {max(cohorts):g}: give a smaller one"
-        )
+    for title, (headings, *rows) in sheet.tables.items():
+        shown = listed(headings, rows)
+        for column in shown.columns:
+            column.justify = "right"
+        out.print(f"\n{title}:")
+        out.print(shown)
 
 
 def _positive(value: float, option: str) -> float:
@@ -118,22 +127,36 @@ def _positive(value: float, option: str) -> float:
     return value
 
 
-def _plan_of(experiment: "fed.Experiment", clients: int | None, file: Path) -> "PrivacyPlan":
-    """The plan of an experiment's run.
+def _sheet(experiment: "fed.Experiment", asked: _Asked, file: Path) -> "PrivacySheet":
+    """The sheet of an experiment's run.
 
     Args:
         experiment: the experiment.
-        clients: number of clients on the roster; None: that of the experiment's data, which are loaded.
-        file: file of the experiment, named in the error.
+        asked: options of the command.
+        file: file of the experiment, named in errors.
     """
     from fed.privacy.kinds import privacy_of
-    from fed.privacy.noise_for_epsilon import with_noise
 
-    if privacy_of(experiment) is None:
+    chosen = privacy_of(experiment)
+    if chosen is None:
         raise InvalidInput(
             f"{file} must have the section privacy, got none: write one, or give "
             "--set 'privacy={kind: central, clip: 1, noise_multiplier: 1, delta: 1e-5}'"
         )
+    if chosen.unit == "sample":
+        return _sheet_of_samples(experiment, asked)
+    if asked.samples:
+        raise InvalidInput("--samples is for privacy.unit sample, got unit client: leave it out")
+    return _sheet_of_clients(experiment, asked)
+
+
+def _sheet_of_clients(experiment: "fed.Experiment", asked: _Asked) -> "PrivacySheet":
+    """The sheet of a run whose clients are protected."""
+    from fed.privacy.kinds import privacy_of
+    from fed.privacy.noise_for_epsilon import with_noise
+    from fed.privacy.sheet import costs_of, sheet_of
+
+    clients = asked.clients
     if clients is None:
         from fed.simulations.simulation import Simulation
 
@@ -141,4 +164,42 @@ def _plan_of(experiment: "fed.Experiment", clients: int | None, file: Path) -> "
     chosen = privacy_of(with_noise(experiment, clients))
     assert chosen is not None
     plan = chosen.plan(experiment.rounds.make(), clients)
-    return replace(plan, key_multiplier=chosen.multiplier_of_plan)
+    plan = replace(plan, key_multiplier=chosen.multiplier_of_plan, budget_epsilon=asked.budget or plan.budget_epsilon)
+    if asked.cohorts and plan.sampling == 1:
+        raise InvalidInput(_NO_COHORT)
+    if asked.cohorts and max(asked.cohorts) > plan.clients:
+        raise InvalidInput(
+            f"--cohort must be at most the {plan.clients} clients, got {max(asked.cohorts):g}: give a smaller one"
+        )
+    costs = costs_of(plan, noise_multipliers=asked.noises, cohorts=asked.cohorts)
+    return sheet_of(costs, experiment.name)
+
+
+def _sheet_of_samples(experiment: "fed.Experiment", asked: _Asked) -> "PrivacySheet":
+    """The sheet of a run whose clients' samples are protected."""
+    from fed.clients.training.private_costs import plans_of_clients
+    from fed.privacy.kinds import privacy_of
+    from fed.privacy.noise_for_epsilon import with_noise
+    from fed.privacy.sample_sheet import sample_costs_of, sample_sheet_of
+
+    if asked.cohorts:
+        raise InvalidInput(_NO_COHORT)
+    sizes: dict[int | str, int] = {f"{number} samples": number for number in asked.samples}
+    if not sizes:
+        if experiment.data is None:
+            raise InvalidInput(
+                "data: null says no client's number of samples, by which privacy.unit sample costs it: give --samples"
+            )
+        from fed.simulations.simulation import Simulation
+
+        data = Simulation(experiment).data
+        sizes = {client: data.size_of(client) for client in data.clients}
+    population = asked.clients or len(sizes)
+    told = experiment if asked.samples and asked.clients is None else with_noise(experiment, population)
+    plans = plans_of_clients(told, {*sizes.values()})
+    if asked.budget is not None:
+        plans = {size: replace(plan, budget_epsilon=asked.budget) for size, plan in plans.items()}
+    chosen = privacy_of(experiment)
+    assert chosen is not None
+    costs = sample_costs_of(plans, sizes, noise_multipliers=asked.noises, target=chosen.epsilon)
+    return sample_sheet_of(costs, experiment.name)

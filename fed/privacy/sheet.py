@@ -4,7 +4,7 @@ Near et al., "Guidelines for Evaluating Differential Privacy Guarantees", NIST S
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,18 @@ from fed.privacy.accounting import epsilon, noise_multiplier_for, rounds_within
 from fed.privacy.plan import PrivacyPlan
 from fed.quantities import counted, epsilon_text
 
-__all__ = ["Cell", "Costs", "as_json", "as_markdown", "costs_of", "facts_of", "table_of"]
+__all__ = [
+    "Cell",
+    "Costs",
+    "PrivacySheet",
+    "costs_of",
+    "facts_of",
+    "near",
+    "sheet_of",
+    "table_of",
+    "upward",
+    "values_of",
+]
 
 _NOISE_FACTORS = (0.5, 0.7, 1.4, 2.0)
 _COHORT_FACTORS = (0.5, 1.0, 2.0, 4.0)
@@ -55,6 +66,37 @@ class Costs:
     noise_for_budget: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrivacySheet:
+    """Sheet of a run, to be printed or written.
+
+    Args:
+        name: name of the experiment.
+        facts: names and texts of the lines.
+        tables: title → rows, the headings first.
+        values: all of it, as values that JSON has.
+    """
+
+    name: str
+    facts: tuple[tuple[str, str], ...]
+    tables: Mapping[str, Sequence[Sequence[str]]]
+    values: Mapping[str, Any]
+
+    def as_markdown(self) -> str:
+        """The sheet as a page in Markdown."""
+        lines = [
+            f"# Differential privacy of {self.name}",
+            "",
+            "In the terms of NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees.",
+            "",
+            *(f"- **{fact}**: {text}" for fact, text in self.facts),
+        ]
+        for title, (headings, *rows) in self.tables.items():
+            lines += ["", f"## {title}", "", f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
+            lines += [f"| {' | '.join(row)} |" for row in rows]
+        return "\n".join(lines) + "\n"
+
+
 def costs_of(plan: PrivacyPlan, noise_multipliers: Sequence[float] = (), cohorts: Sequence[float] = ()) -> Costs:
     """Costs of a plan, and of all pairs of a noise multiplier and a cohort.
 
@@ -64,12 +106,11 @@ def costs_of(plan: PrivacyPlan, noise_multipliers: Sequence[float] = (), cohorts
         cohorts: expected number of clients of each column; some near the plan's unless given. Where ε does not
             depend on the cohort there is one column.
     """
-    own = plan.noise_multiplier * plan.key_multiplier
-    noises = sorted(set(noise_multipliers)) or sorted({own, *(_rounded(own * factor) for factor in _NOISE_FACTORS)})
+    noises = sorted(set(noise_multipliers)) or near([plan.noise_multiplier * plan.key_multiplier])
     columns: list[float | None] = [None]
     if plan.sampling < 1 and plan.clients > 0:
-        near = [plan.cohort, *(max(1.0, float(round(plan.cohort * factor))) for factor in _COHORT_FACTORS)]
-        columns = [*sorted({cohort for cohort in (cohorts or near) if cohort <= plan.clients})]
+        usual = [plan.cohort, *(max(1.0, float(round(plan.cohort * factor))) for factor in _COHORT_FACTORS)]
+        columns = [*sorted({cohort for cohort in (cohorts or usual) if cohort <= plan.clients})]
     budget = plan.budget_epsilon
     return Costs(
         plan=plan,
@@ -94,6 +135,13 @@ def _noise_for(plan: PrivacyPlan, budget: float) -> float | None:
         return None
 
 
+def near(noise_multipliers: Sequence[float]) -> list[float]:
+    """Noise multipliers, and some below the least and above the largest of them, in ascending order."""
+    below = [_rounded(min(noise_multipliers) * factor) for factor in _NOISE_FACTORS if factor < 1]
+    above = [_rounded(max(noise_multipliers) * factor) for factor in _NOISE_FACTORS if factor > 1]
+    return sorted({*below, *noise_multipliers, *above})
+
+
 def _rounded(value: float) -> float:
     """A number to two digits."""
     return float(f"{value:.2g}")
@@ -102,7 +150,7 @@ def _rounded(value: float) -> float:
 def facts_of(costs: Costs) -> list[tuple[str, str]]:
     """Names and texts of the sheet's lines: the promise, the mechanism, the trust model, and what is left out."""
     plan = costs.plan
-    unit = "all data of one client" if plan.unit == "client" else "one sample"
+    unit = "all data of one client" if plan.unit == "client" else "one sample of one client"
     neighbours = {
         "add-or-remove-one": f"data sets with {unit} more or less",
         "replace-one": f"data sets in which {unit} is replaced by other data",
@@ -141,10 +189,10 @@ def _budget(costs: Costs) -> str:
     text = f"ε = {costs.plan.budget_epsilon:g} allows {_rounds(costs.rounds_within_budget or 0)} at this noise"
     if costs.noise_for_budget is None:
         return text
-    return f"{text}, or {_rounds(costs.plan.rounds)} at noise_multiplier {_upward(costs.noise_for_budget)}"
+    return f"{text}, or {_rounds(costs.plan.rounds)} at noise_multiplier {upward(costs.noise_for_budget)}"
 
 
-def _upward(noise_multiplier: float) -> str:
+def upward(noise_multiplier: float) -> str:
     """A noise multiplier to four digits, rounded up, so that it spends no more."""
     unit = 10.0 ** (math.floor(math.log10(noise_multiplier)) - 3)
     return f"{math.ceil(noise_multiplier / unit - 1e-9) * unit:.12g}"
@@ -160,44 +208,26 @@ def table_of(costs: Costs) -> list[list[str]]:
     return [["noise_multiplier", *headings], *([f"{noise:.4g}", *texts] for noise, texts in rows.items())]
 
 
-def as_markdown(costs: Costs, name: str) -> str:
-    """The sheet as a page in Markdown.
+def sheet_of(costs: Costs, name: str) -> PrivacySheet:
+    """The sheet of a run.
 
     Args:
-        costs: costs of the plan.
+        costs: costs of its plan.
         name: name of the experiment.
     """
-    headings, *rows = table_of(costs)
-    lines = [
-        f"# Differential privacy of {name}",
-        "",
-        "In the terms of NIST SP 800-226, Guidelines for Evaluating Differential Privacy Guarantees.",
-        "",
-        *(f"- **{fact}**: {text}" for fact, text in facts_of(costs)),
-        "",
-        f"## ε of {_rounds(costs.plan.rounds)}",
-        "",
-        f"| {' | '.join(headings)} |",
-        f"|{'---|' * len(headings)}",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def as_json(costs: Costs, name: str) -> dict[str, Any]:
-    """The sheet as values that JSON has.
-
-    Args:
-        costs: costs of the plan.
-        name: name of the experiment.
-    """
-    values = {key: value for key, value in asdict(costs.plan).items() if value not in (None, ())}
-    return {
+    values = {
         "experiment": name,
         "epsilon": costs.epsilon,
-        **values,
-        "noise_multiplier": costs.plan.noise_multiplier * costs.plan.key_multiplier,
+        **values_of(costs.plan),
         "rounds_within_budget": costs.rounds_within_budget,
         "noise_for_budget": costs.noise_for_budget,
         "table": [asdict(cell) for cell in costs.cells],
     }
+    title = f"ε of {_rounds(costs.plan.rounds)}"
+    return PrivacySheet(name=name, facts=tuple(facts_of(costs)), tables={title: table_of(costs)}, values=values)
+
+
+def values_of(plan: PrivacyPlan) -> dict[str, Any]:
+    """Values of a plan that are given, as JSON has them."""
+    values = {key: value for key, value in asdict(plan).items() if value not in (None, ())}
+    return {**values, "noise_multiplier": plan.noise_multiplier * plan.key_multiplier}

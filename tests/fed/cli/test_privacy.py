@@ -1,6 +1,7 @@
 """``fed privacy``: what a plan costs, on the terminal and in files."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,61 @@ def test_local_noise_is_told_by_its_key(run: Run) -> None:
     assert [cell["epsilon"] for cell in of_run] == [values["epsilon"]]
 
 
+SAMPLES = "privacy={kind: local, unit: sample, clip: 1, noise_multiplier: 1, budget_epsilon: 20}"
+
+
+def of_samples(samples: int, noise_multiplier: float = 1.0) -> float:
+    """ε of a client of the experiment, whose batches are of 16 samples."""
+    step = Release(noise_multiplier=noise_multiplier, sampling=min(16 / samples, 1))
+    return epsilon({step: 30 * math.ceil(samples / 16)}, 1e-5)
+
+
+def test_samples_cost_each_client_by_its_number(run: Run) -> None:
+    arguments = ["--set", SAMPLES, "--set", "data.clients=4", "--noise", "2", "--json"]
+    code, out, _ = run("private.yaml", *arguments)
+    assert code == 0
+    values = json.loads(out)
+    clients = values["by_client"]
+    assert sorted(client["client"] for client in clients) == ["0", "1", "2", "3"]
+    for client in clients:
+        samples = client["samples"]
+        assert client["epsilon"] == of_samples(samples)
+        step = Release(noise_multiplier=1.0, sampling=16 / samples)
+        within = client["rounds_within_budget"]
+        steps = [rounds * math.ceil(samples / 16) for rounds in (within, within + 1)]
+        assert epsilon({step: steps[0]}, 1e-5) <= 20 < epsilon({step: steps[1]}, 1e-5)
+        assert of_samples(samples, client["noise_for_budget"]) == pytest.approx(20, rel=1e-3)
+    assert values["epsilon"] == max(client["epsilon"] for client in clients)
+    cells = {(cell["noise_multiplier"], cell["epsilon"]) for cell in values["table"]}
+    assert cells == {(2, of_samples(client["samples"], 2.0)) for client in clients}
+
+
+def test_many_clients_are_three_and_the_one_that_loses_most(run: Run) -> None:
+    """Of 16 samples one step takes all, of 17 two steps take nearly all: the smallest client does not lose most."""
+    sizes = [12, 16, 17, *range(40, 60)]
+    arguments = [text for size in sizes for text in ("--samples", str(size))]
+    code, out, _ = run("private.yaml", "--set", SAMPLES, "--set", "data=null", *arguments, "--json")
+    assert code == 0
+    values = json.loads(out)
+    shown = [(client["client"], client["samples"]) for client in values["by_client"]]
+    assert shown == [("smallest", 12), ("median", 48), ("largest", 59)]
+    assert (values["samples"], values["epsilon"]) == (17, of_samples(17))
+    assert max(of_samples(size) for size in sizes) == of_samples(17)
+
+
+def test_sheet_of_samples_says_whose_cost_it_is(run: Run, tmp_path: Path) -> None:
+    told = "privacy={kind: local, unit: sample, clip: 1, epsilon: 5}"
+    sheet = tmp_path / "sheet.md"
+    code, out, err = run("private.yaml", "--set", told, "--samples", "32", "--samples", "64", "--to", str(sheet))
+    assert (code, err) == (0, "")
+    page = sheet.read_text()
+    for text in ("one sample of one client", "noise_multiplier by client, for ε = 5 of each", "(DP-SGD)"):
+        assert text in page
+    for text in ("which loses most of 2 clients", "| 32 samples | 32 | 0.5 | 2 |", "| 64 samples | 64 | 0.25 | 4 |"):
+        assert text in page
+    assert "Clients, over 30 rounds:" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -77,6 +133,9 @@ def test_local_noise_is_told_by_its_key(run: Run) -> None:
         (["--noise", "0"], "--noise must exceed 0, got 0"),
         (["--cohort", "21"], "--cohort must be at most the 20 clients, got 21"),
         (["--set", "rounds.sampling=uniform", "--cohort", "4"], "--cohort changes ε only where Poisson sampling"),
+        (["--samples", "9"], "--samples is for privacy.unit sample, got unit client"),
+        (["--set", SAMPLES, "--cohort", "4"], "--cohort changes ε only where Poisson sampling"),
+        (["--set", SAMPLES, "--set", "data=null"], "data: null says no client's number of samples"),
         (["--to", "sheet.txt"], "--to must end in .md or .json, got sheet.txt"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from fed.privacy.accounting import epsilon
 from fed.privacy.plan import PrivacyPlan
-from fed.privacy.sheet import as_json, as_markdown, costs_of, facts_of, table_of
+from fed.privacy.sheet import costs_of, facts_of, sheet_of, table_of
 
 
 def _plan(**changes: Any) -> PrivacyPlan:
@@ -86,14 +86,14 @@ def test_budget_allows_what_spends_it() -> None:
 def test_sheet_says_all_that_a_guarantee_needs(changes: dict[str, Any], words: str) -> None:
     plan = _plan(participations=20, **changes)
     costs = costs_of(plan, noise_multipliers=[2.0])
-    page = as_markdown(costs, "digits")
+    page = sheet_of(costs, "digits").as_markdown()
     for fact in ("ε", "δ", "unit of privacy", "neighbourhood", "mechanism", "amplification", "composition"):
         assert f"- **{fact}**: " in page
     for text in (plan.mechanism, plan.amplification, *plan.trust, *plan.not_covered, words, "20 rounds at most"):
         assert text in page
-    kept = json.loads(json.dumps(as_json(costs, "digits")))
+    kept = json.loads(json.dumps(sheet_of(costs, "digits").values))
     assert kept["epsilon"] == costs.epsilon
     assert kept["table"][0]["epsilon"] == costs.cells[0].epsilon
     assert math.isclose(kept["delta"], 1e-5)
     assert "budget_epsilon" not in kept
-    assert as_json(replace(costs, rounds_within_budget=3), "digits")["rounds_within_budget"] == 3
+    assert sheet_of(replace(costs, rounds_within_budget=3), "digits").values["rounds_within_budget"] == 3
