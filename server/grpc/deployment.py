@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ from fed.clients.setup import Preparation
 from fed.clients.training.devices import device_of
 from fed.clients.training.evaluation import Score
 from fed.clients.training.executor import InProcess
+from fed.clients.training.parallel.parallel_trainer import ParallelTrainers
+from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import Work
 from fed.compression.timing import facts_of
 from fed.config.compatibility import check_deployment
@@ -390,7 +393,7 @@ class Deployment:
         observers: Observers,
     ) -> TrainingLoop:
         recipe = prepared.recipe
-        executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work, [self._device])
+        executor = InProcess(_scoring(recipe) if recipe.test is not None else _no_work, [self._device])
 
         def by_nodes(number: int) -> Scoring:
             policy = federation.policy
@@ -459,6 +462,13 @@ def _scored_by_nodes(scores: Mapping[ClientId, NodeScores], metrics: Metrics) ->
         elif one.samples:
             found.append(ClientScore(client, one.samples, Score(one.loss, tuple(one.metrics))))
     return scores_over_clients(found, metrics)
+
+
+def _scoring(recipe: Recipe) -> Callable[["torch.device"], Work]:
+    """A worker that trains nothing, and scores with a whole model on one device, whatever clients train with."""
+    if isinstance(recipe.make_trainer, ParallelTrainers):
+        recipe = replace(recipe, make_trainer=None)
+    return partial(Work, recipe)
 
 
 def _no_work(_: object) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:

@@ -1,9 +1,15 @@
 """A server keeps no module while nodes train."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from fed.server.grpc.deployment import _free_memory
+import fed
+from fed.clients.data import load
+from fed.clients.setup import Preparation
+from fed.clients.training.work_items import Evaluate, Evaluated
+from fed.server.grpc.deployment import _free_memory, _scoring
 from fed.vectors.layout import Layout
 
 
@@ -35,3 +41,15 @@ def test_released_module_takes_no_memory_and_returns_unchanged() -> None:
     assert module.second.weight is module.first.weight
     assert module.table.tolist() == [0, 1, 2, 3]
     assert module.fixed.tolist() == [1, 1]
+
+
+def test_models_of_several_devices_are_scored_without_their_module() -> None:
+    given = fed.Experiment(local={"devices": 2})
+    assert given.data is not None
+    prepared = Preparation(given, load(given.data, given.data_streams))
+    vector_V, integers_I = prepared.layout.pack(prepared.module)
+    work = _scoring(prepared.recipe)(torch.device("cpu"))
+    _free_memory(prepared.module)
+    scored, _ = work(Evaluate(0, 50), [vector_V[None], integers_I[None]])
+    assert isinstance(scored, Evaluated)
+    assert math.isfinite(scored.scores[0].loss)
