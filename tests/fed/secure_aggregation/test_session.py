@@ -1,7 +1,8 @@
 import hashlib
 import math
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from fed.errors import InvalidPayload, SessionFailed
 from fed.protocol.protocol_pb2 import SessionKeys
 from fed.secure_aggregation.client import SessionClient
-from fed.secure_aggregation.fixed_point import SecureSum
+from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.graph import complete_degree, harary_degree
 from fed.secure_aggregation.key_agreement import sign
+from fed.secure_aggregation.lane_noise import LaneNoise
 from fed.secure_aggregation.masks import Mask, add_masks
-from fed.secure_aggregation.terms import Session, keys_digest
+from fed.secure_aggregation.settings import SecureAggregation
+from fed.secure_aggregation.terms import Session, Terms, keys_digest
 from tests.fed.secure_aggregation.sessions import (
     Parties,
     lanes_of,
@@ -166,6 +169,49 @@ def test_digests_are_those_that_the_protocol_describes() -> None:
     assert session.survivors_to_sign(b"\3") == hashed("survivors", id_, b"\3")
     own = SessionKeys(sealing=b"1", masking=b"2", signature=b"3")
     assert keys_digest("a", own) == hashed("listed keys", b"a", b"1", b"2", b"3")
+
+
+OTHERS: dict[type, dict[str, Any]] = {
+    Terms: {
+        "run": "other",
+        "round": 2,
+        "attempt": 1,
+        "plan_sha256": b"other",
+        "task_sha256": b"other",
+        "identities_sha256": b"other",
+        "ledger": b"other",
+    },
+    SecureAggregation: {
+        "threshold": 3,
+        "clip": 7.0,
+        "bits": 64,
+        "max_weight": 2,
+        "minimum_cohort": 3,
+        "max_drop_out": 0.1,
+        "corrupt": 0.2,
+        "graph": "harary",
+        "randomness": "system",
+    },
+    FixedPoint: {"bits": 64, "parts": (4,), "clips": (7.0,), "most_clients": 4, "max_weight": 2, "noise": None},
+    LaneNoise: {"clip": 2.0, "noise_multiplier": 2.0, "least_honest": 3},
+}
+"""Other values of all fields of the terms and of their parts, but for those that are parts and ``mode``."""
+
+
+def test_each_field_of_the_terms_is_in_their_digest() -> None:
+    noise = LaneNoise(1.0, 1.0, 2)
+    terms = terms_of(3)
+    terms = replace(terms, fixed=replace(terms.fixed, noise=noise))
+    parts: dict[type, Any] = {
+        Terms: lambda other: replace(terms, **other),
+        SecureAggregation: lambda other: replace(terms, settings=replace(terms.settings, **other)),
+        FixedPoint: lambda other: replace(terms, fixed=replace(terms.fixed, **other)),
+        LaneNoise: lambda other: replace(terms, fixed=replace(terms.fixed, noise=replace(noise, **other))),
+    }
+    for kind, others in OTHERS.items():
+        assert {field.name for field in fields(kind)} - {"settings", "fixed", "mode"} == others.keys()
+        for name, value in others.items():
+            assert parts[kind]({name: value}).digest != terms.digest, f"{kind.__name__}.{name}"
 
 
 def test_clients_whose_tasks_differ_refuse_each_others_keys() -> None:
