@@ -40,9 +40,11 @@ def on(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
         monkeypatch: patches of the test.
     """
     if name == "pretended":
-        from tests.pretended_device import pretended
+        from tests import pretended_device
 
-        with pretended() as mode:
+        with pretended_device.pretended() as mode:
+            # The line of an error is the user's, not that of the mode, which each operation goes through.
+            monkeypatch.setitem(vars(pretended_device), "__name__", "torch.pretended")
             monkeypatch.setattr(devices, "memory_bytes", lambda _: 2**36)
             # A run writes the name of its device into its experiment.
             monkeypatch.setattr(device_names, "_NAMES", re.compile(f"{device_names._NAMES.pattern}|{name}"))

@@ -6,22 +6,32 @@ for one, shows: an operation on tensors of two devices, a generator of the wrong
 PyTorch's engine of gradients counts devices when it first runs: a process registers this one before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from fed.clients.training.dispatch_mode import DispatchMode
+from tests.pretended_recurrence import CELLS
 
 __all__ = ["Misplaced", "PretendedDevice", "pretended", "register"]
 
 _NAME = "pretended"
-_READS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::unique_dim", "aten::_unique2"}
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)  # type: ignore[attr-defined]  # not in stubs
+_library: Any = torch.library  # without types
+_LIBRARY = _library.Library("aten", "IMPL")
+_FALLBACKS = _library.Library("_", "IMPL")
+_HALVED = ("addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "convolution", "linear", "matmul", "mm")
+_CAST = {**dict.fromkeys(_HALVED, True), "_log_softmax": False}
+"""Operations that autocast computes in half precision; False: in float32."""
+_READS = {"aten::_local_scalar_dense", "aten::bincount", "aten::equal", "aten::masked_select", "aten::nonzero"}
+_READS |= {"aten::unique_consecutive", "aten::unique_dim", "aten::_unique2"}
 """Operations whose results need values of the device, which must have done all that was asked of it before."""
 _COPIES = {"aten::_to_copy", "aten::copy_", "aten::_foreach_copy_"}
 
@@ -33,8 +43,41 @@ class Misplaced(AssertionError):
 @cache
 def register() -> torch.device:
     """Tell PyTorch of the device, which it knows until the process ends."""
-    _setup_privateuseone_for_python_backend(_NAME)
+    _setup_privateuseone_for_python_backend(_NAME, _Module())
+    _FALLBACKS.fallback(_library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name, is_halved in _CAST.items():
+        operation = getattr(torch.ops.aten, name).default
+        _LIBRARY.impl(name, _under_autocast(operation, is_halved=is_halved), "AutocastPrivateUse1")
     return torch.device(_NAME, 0)
+
+
+class _Module(_DummyBackendModule):
+    """What PyTorch asks of a device."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, device: object) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8)  # nothing draws on it
+
+    def set_rng_state(self, state: Tensor, device: object) -> None:
+        pass
+
+
+def _under_autocast(operation: Any, *, is_halved: bool) -> Callable[..., Any]:
+    """An operation as a GPU computes it under autocast: in half precision, or in float32 what half would spoil."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(_NAME) if is_halved else torch.float32
+
+        def cast(leaf: Any) -> Any:
+            is_cast = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64
+            return leaf.to(dtype) if is_cast else leaf
+
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+            return operation(*tree_map(cast, args), **tree_map(cast, kwargs))
+
+    return computed
 
 
 class PretendedDevice(DispatchMode):
@@ -63,12 +106,15 @@ class PretendedDevice(DispatchMode):
 @contextmanager
 def pretended() -> Iterator[PretendedDevice]:
     """The pretended device, for as long as the context lasts; there is one at a time."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor copies by an operation that the mode sees
     with PretendedDevice() as mode:
         PretendedDevice.current = mode
         try:
             yield mode
         finally:
             PretendedDevice.current = None
+            torch._C._set_only_lift_cpu_tensors(before)
 
 
 class _OnDevice(Tensor):
@@ -134,17 +180,27 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
             raise Misplaced(f"{name}: tensors of the device and of the processor")
         if held and PretendedDevice.current is not None:
             PretendedDevice.current.done.append(name)
-        if held and name in _READS:
+        if held and (name in _READS or _chooses(name, args)):
             _wait()
     if asked is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    result = func(*tree_map(_raw, args), **tree_map(_raw, kwargs))
+    result = CELLS.get(name, func)(*tree_map(_raw, args), **tree_map(_raw, kwargs))
     if name == "aten::copy_":
         return args[0]
     if goes_to == "cpu" or name == "aten::_local_scalar_dense":
         return result
+    if torch.Tag.inplace_view in func.tags:
+        with no_dispatch():
+            func(*args, **kwargs)  # the wrapper has a shape of its own
     wrappers = {id(tensor.raw): tensor for tensor in held}
     return tree_map(lambda leaf: _wrapped(leaf, wrappers), result)
+
+
+def _chooses(name: str, args: Any) -> bool:
+    """True if an operation chooses numbers by truth values, which the program must count for the result's shape."""
+    return name == "aten::index" and any(
+        leaf is not None and leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1])
+    )
 
 
 def _note_copy(func: Any, args: Any, kwargs: Any, tensors: list[Tensor], goes_to: str) -> None:

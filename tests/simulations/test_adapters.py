@@ -15,6 +15,8 @@ from tests.lora_models import INPUTS, OUTPUTS, adapted
 from tests.observing import after_round
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CLIENTS = 3
 KIND = "python:tests.lora_models:adapted"
 TRAINED = 3 * (INPUTS + 12) + 3 * (12 + OUTPUTS) + 2 * 12
@@ -140,6 +142,7 @@ def test_groups_of_clients_agree_with_single_ones() -> None:
         torch.testing.assert_close(state(batched)[name], part, rtol=0, atol=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.long
 def test_workers_and_codecs_change_what_they_should() -> None:
     given = experiment(algorithm="fedex_lora")
@@ -185,6 +188,7 @@ def over_flower(given: fed.Experiment, folder: Path) -> fed.Run:
 RANKS = {"kind": "flora", "ranks": [1, 3, 2]}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("engine", "algorithm"),
     [

@@ -10,6 +10,8 @@ import pytest
 import fed
 from tests.observing import after_round
 
+pytestmark = pytest.mark.usefixtures("device")
+
 MNIST = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mnist"
 TARGET = 0.95
 

@@ -34,6 +34,8 @@ from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CODECS = [*registry.CODECS.builtin]
 CLIENTS, ROUNDS = 3, 2
 INPUTS, HIDDEN, CLASSES = 64, 8, 10
@@ -184,6 +186,7 @@ DEPLOYED = [pytest.param(over_grpc, id="grpc"), pytest.param(over_flower, id="fl
 """Ways to deploy; codecs of every kind go over Flower in a test of their own."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("deployed", DEPLOYED)
 @everywhere
 def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
@@ -203,6 +206,7 @@ def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", thinned(CODECS, quick=3))
 def test_nodes_send_the_bytes_of_the_simulation(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every codec, whose messages are as long as their numbers make them."""
@@ -215,6 +219,7 @@ def test_nodes_send_the_bytes_of_the_simulation(kind: str, tmp_path: Path, monke
     assert [line["bytes_up"] for line in metrics] == [line["bytes_up"] for line in simulated.metrics]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("deployed", DEPLOYED)
 @pytest.mark.parametrize(
     ("uplink", "feedback"),
@@ -243,6 +248,7 @@ def test_nodes_keep_what_codecs_keep_in_the_simulation(
     assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("deployed", DEPLOYED)
 @pytest.mark.parametrize("algorithm", thinned(["scaffold", "fedavg", "fednova"], quick=1))
 def test_nodes_make_models_of_differences(
@@ -263,6 +269,7 @@ def test_nodes_make_models_of_differences(
     assert simulated.summary["bytes_down"] < 0.75 * whole.summary["bytes_down"]
 
 
+@pytest.mark.processes
 def test_a_sum_is_of_the_samples_that_clients_train_on(tmp_path: Path) -> None:
     """Where they hold some out, these are fewer than they joined with."""
     held_out = {"kind": "clients", "fraction": 0.25}
@@ -272,6 +279,7 @@ def test_a_sum_is_of_the_samples_that_clients_train_on(tmp_path: Path) -> None:
     assert all(torch.equal(deployed[name], tensor) for name, tensor in simulated.items())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
 def test_a_node_that_lost_its_model_is_sent_all(
     deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],

@@ -26,6 +26,8 @@ from tests.lora_models import INPUTS, adapted
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "failure": 0.1}
 ROUNDS: dict[str, dict[str, Any]] = {
     "synchronous": {"rounds": {"count": 12, "cohort": 4}},

@@ -32,6 +32,8 @@ from fed.vectors.randomness import Streams
 from tests.server.test_evaluation import Late
 from tests.simulations import users_parts as parts
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CPU = torch.device("cpu")
 FRACTION = 0.3
 OWN = ["client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile"]

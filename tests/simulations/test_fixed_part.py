@@ -24,6 +24,8 @@ from tests.observing import after_round
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.server.peer.processes import processes
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CLIENTS, ROUNDS, HEAD = 3, 2, 6 * 10 + 10
 NUMBERS: Iterator[int] = itertools.count()
 
@@ -185,6 +187,7 @@ def over_flower(given: fed.Experiment, folder: Path) -> dict[str, Tensor]:
 engines = pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
 
 
+@pytest.mark.processes
 @engines
 def test_deployed_runs_have_the_bits_of_the_simulation(
     deployed: Callable[[fed.Experiment, Path], dict[str, Tensor]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,6 +197,7 @@ def test_deployed_runs_have_the_bits_of_the_simulation(
     assert_same_state(deployed(given, tmp_path), state(fed.simulate(given)))
 
 
+@pytest.mark.processes
 @pytest.mark.long
 @engines
 @pytest.mark.parametrize(
@@ -228,6 +232,7 @@ def test_a_frozen_residual_body_sends_the_bytes_of_its_head(
     assert sent[0][-1][0] <= CLIENTS * 4 * HEAD
 
 
+@pytest.mark.processes
 @engines
 def test_nodes_with_another_fixed_part_are_sent_the_servers_once(
     deployed: Callable[[fed.Experiment, Path], dict[str, Tensor]],
@@ -325,12 +330,14 @@ def test_a_forward_pass_that_chooses_what_is_trained_is_refused() -> None:
         fed.simulate(experiment(model=None), model=Unfreezing)
 
 
+@pytest.mark.processes
 def test_workers_change_no_bit() -> None:
     given = experiment(simulation={"batching": "off"})
     with_workers = given.override({"simulation.workers": 2})
     assert_same_state(state(fed.simulate(given)), state(fed.simulate(with_workers)))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("algorithm", "topology"),
     [("dpsgd", "ring"), pytest.param("allreduce", None, marks=pytest.mark.long)],

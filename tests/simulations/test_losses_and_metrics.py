@@ -21,6 +21,8 @@ from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 EXACT = 1e-12
 
 
@@ -171,7 +173,7 @@ def test_several_metrics_may_be_given_in_python(tmp_path: Path) -> None:
     assert (given.experiment.loss, given.summary["metrics"]) == (None, {})
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=[pytest.mark.long, pytest.mark.processes])])
 def test_a_metric_without_a_number_stops_the_run(workers: int) -> None:
     """Of more than the two samples that it is tried on before, in a worker too."""
     keys = experiment(rounds={"count": 1}, metrics=[f"python:{__name__}:several"], simulation={"workers": workers})

@@ -28,6 +28,8 @@ from fed.vectors.randomness import Streams
 
 from .conftest import Point, mean_output
 
+pytestmark = pytest.mark.usefixtures("device")
+
 PEERS, LR, ROUNDS = 7, 0.1, 6
 SAMPLES = (1, 3, 2, 5, 4, 1, 2)
 SPEEDS, UP, DOWN = (1.0, 4.0, 0.5, 9.0, 2.0, 1.0, 3.0), (80.0, 16, 40, 64, 8, 160, 32), (64.0, 80, 16, 8, 32, 40, 160)

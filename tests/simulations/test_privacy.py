@@ -45,6 +45,8 @@ from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CENTRAL = {"kind": "central", "clip": 0.3, "noise_multiplier": 1.0}
 LOCAL = {"kind": "local", "clip": 0.3, "noise_multiplier": 1.0}
 DISTRIBUTED = {"kind": "distributed", "clip": 0.3, "noise_multiplier": 1.0}
@@ -111,11 +113,16 @@ def released(given: fed.Experiment) -> Tensor:
         ({"devices": {"kind": "uniform", "failure": 0.5}}, 6, 2.0),
         ({"devices": {"kind": "uniform", "failure": 0.999}}, 6, 2.0),
         ({"simulation": {"batching": "on", "group": 4}}, 6, 2.0),
-        ({"simulation": {"workers": 2}}, 6, 2.0),
+        pytest.param({"simulation": {"workers": 2}}, 6, 2.0, marks=pytest.mark.processes),
         ({"algorithm": "fedavgm"}, 6, 2.0),
         ({"hierarchy": {"kind": "edges", "fan_out": 2}}, 6, 2.0),
         ({"privacy": {**LOCAL, "noise_multiplier": 2.0}}, 6, 2.0 * math.sqrt(6)),
-        ({"privacy": {**LOCAL, "noise_multiplier": 2.0}, "simulation": {"workers": 2}}, 6, 2.0 * math.sqrt(6)),
+        pytest.param(
+            {"privacy": {**LOCAL, "noise_multiplier": 2.0}, "simulation": {"workers": 2}},
+            6,
+            2.0 * math.sqrt(6),
+            marks=pytest.mark.processes,
+        ),
     ],
     ids=["all", "cohort", "poisson", "half fail", "nobody", "groups", "workers", "momentum", "edges", "local", "both"],
 )
@@ -260,6 +267,7 @@ def test_rounds_without_replies_move_the_model_by_noise_alone() -> None:
     hold_to_normal(moved(given) * 6 / 0.3, math.sqrt(3))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("privacy", [CENTRAL, LOCAL], ids=["central", "local"])
 def test_workers_have_the_bits_of_one_process(privacy: dict[str, Any]) -> None:
     given = experiment(privacy=privacy, simulation={"batching": "on", "group": 2, "workers": 0})
@@ -519,6 +527,7 @@ def over_grpc(given: fed.Experiment, folder: Path) -> list[ThreadedNode]:
     return nodes
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("privacy", [CENTRAL, ADAPTIVE], ids=["fixed", "adaptive"])
 def test_nodes_send_what_the_simulation_sends(
     privacy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -540,6 +549,7 @@ def test_nodes_send_what_the_simulation_sends(
             assert (answer.samples, answer.weight, answer.train_loss) == (1, 1.0, 0.0)
 
 
+@pytest.mark.processes
 def test_real_noise_is_repeated_by_nobody(tmp_path: Path) -> None:
     given = experiment(rounds={"count": 1})
     for name in ("a", "b"):

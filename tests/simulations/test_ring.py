@@ -13,6 +13,8 @@ from fed.errors import InvalidExperiment
 from fed.server.evaluation import ScoringByCoordinator
 from fed.server.training_loop import Scores
 
+pytestmark = pytest.mark.usefixtures("device")
+
 PEERS = 5
 KEYS: dict[str, Any] = {
     "data": {"kind": "synthetic", "clients": PEERS},
@@ -59,7 +61,7 @@ def test_replicas_have_the_bits_of_a_coordinator(rule: str) -> None:
     "others",
     [
         {"simulation": {"batching": "off"}},
-        pytest.param({"simulation": {"workers": 2}}, marks=pytest.mark.long),
+        pytest.param({"simulation": {"workers": 2}}, marks=[pytest.mark.long, pytest.mark.processes]),
         {"adversaries": {"kind": "sign_flip", "fraction": 0.4}},
         {"devices": {"failure": 0.4}, "rounds": {"count": 6}},
     ],

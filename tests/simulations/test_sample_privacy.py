@@ -24,6 +24,8 @@ from tests.server.flower.test_app import assert_same
 from tests.simulations import users_parts as parts
 from tests.simulations.test_privacy import experiment, over_grpc
 
+pytestmark = pytest.mark.usefixtures("device")
+
 PRIVACY = {"kind": "local", "unit": "sample", "clip": 0.5, "noise_multiplier": 1.0}
 
 
@@ -60,18 +62,20 @@ def test_epsilon_is_that_of_the_client_that_lost_most() -> None:
     assert [line["epsilon"] for line in found.metrics] == sorted(line["epsilon"] for line in found.metrics)
 
 
-def test_clients_train_alike_in_groups_and_in_workers() -> None:
+@pytest.mark.parametrize(
+    ("execution", "tolerance"),
+    [
+        pytest.param({"batching": "on", "group": 3, "workers": 0}, 1e-6, id="groups"),
+        pytest.param({"batching": "off", "workers": 1}, 0.0, id="workers", marks=pytest.mark.processes),
+    ],
+)
+def test_clients_train_alike_in_groups_and_in_workers(execution: dict[str, Any], tolerance: float) -> None:
     """Noise and batches included: in workers to the bit, in groups but for rounding in float32."""
-    states = [
-        torch.cat([part.flatten() for part in run(execution=execution).model.state_dict().values()])
-        for execution in (
-            {"batching": "off", "workers": 0},
-            {"batching": "on", "group": 3, "workers": 0},
-            {"batching": "off", "workers": 1},
-        )
-    ]
-    assert torch.allclose(states[0], states[1], rtol=0, atol=1e-6)
-    assert torch.equal(states[0], states[2])
+    alone, found = (
+        torch.cat([part.flatten() for part in run(execution=one).model.state_dict().values()])
+        for one in ({"batching": "off", "workers": 0}, execution)
+    )
+    torch.testing.assert_close(found, alone, rtol=0, atol=tolerance)
 
 
 def test_clients_leave_and_the_run_ends_by_the_budget() -> None:
@@ -108,6 +112,7 @@ def test_losses_of_private_samples_are_not_told() -> None:
     assert all(line.get("train_loss") is None for line in run().metrics)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("noise", [{"noise_multiplier": 1.0}, {"epsilon": 4.0}], ids=["noise", "epsilon"])
 def test_nodes_train_as_the_simulation_does(
     noise: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,8 @@ from tests.server.peer.processes import processes
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CLIENTS = 3
 STAGES = ["halves", "shakes", "drifts"]
 AT_PEERS = [f"python:tests.trial_stages:{name}" for name in ("Halves", "Shakes")]  # processes know no trial kinds
@@ -100,6 +102,7 @@ def test_half_updates_move_the_model_half_as_far(algorithm: str) -> None:
     torch.testing.assert_close(2 * moved(algorithm, ["halves"]), moved(algorithm, None), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("algorithm", "batching", "stages"),
     [("scaffold", "on", STAGES), ("gradient_tracking", "off", STAGES[:2])],
@@ -176,6 +179,7 @@ def test_attackers_messages_take_the_rest_of_the_way(uplink: list[Any]) -> None:
     assert all(torch.equal(honest[name], part) for name, part in faithful.items())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
 @pytest.mark.parametrize(
     ("uplink", "feedback"), [([], "none"), ([{"kind": "topk", "fraction": 0.1}], "ef")], ids=["plain", "coded"]
@@ -189,6 +193,7 @@ def test_nodes_have_the_bits_of_the_simulation(
     assert_same(tmp_path / "run", simulate(given))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("algorithm", "topology"), [("gradient_tracking", "ring"), ("allreduce", None)], ids=["mix", "replicas"]
 )

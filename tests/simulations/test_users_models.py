@@ -14,6 +14,8 @@ from fed.reports.summary import spread
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 def samples(count: int = 12, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -68,7 +70,7 @@ def test_unsaved_buffers_do_not_leak_between_clients_or_evaluations() -> None:
             self.register_buffer("calls", torch.zeros(2), persistent=False)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            calls = self.get_buffer("calls").add_(torch.tensor([0.1, 0.0]))
+            calls = self.get_buffer("calls").add_(torch.tensor([0.1, 0.0], device=inputs.device))
             return super().forward(inputs) + calls.clone()
 
     often, once = (
