@@ -17,6 +17,7 @@ from fed.clients.scoring.losses import cross_entropy
 from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.private_trainer import ClientDraws, PrivateTrainer
+from fed.clients.training.sample_gradients import clipped_sums, gradients_of_each
 from fed.clients.training.work_items import Train
 from fed.clients.training.worker import Work
 from fed.config.experiment import Local
@@ -304,6 +305,17 @@ def test_one_sample_moves_the_sum_by_the_clip_at_most(name: str, value: float) -
     if not math.isfinite(value):
         assert torch.allclose(sums(range(12), changed), sums(rest, changed), rtol=0, atol=1e-5)
         assert torch.equal(sums([4], changed), torch.zeros_like(start))
+
+
+@pytest.mark.parametrize("numbers", [1, 1023, 1024, 5000, 3_000_000])
+@pytest.mark.parametrize("value", [1e-3, 1e3])
+def test_long_gradients_are_no_longer_than_the_clip(numbers: int, value: float) -> None:
+    """Of equal numbers, whose sum of squares loses most to rounding in float32."""
+    parameter = torch.zeros(1, numbers, requires_grad=True)
+    gradients = gradients_of_each((value * parameter).sum(1), {0: parameter}, samples=1)
+    sums, squares_KB = clipped_sums(gradients, torch.ones(1, 1), clip=min(0.5 * value, 1.0))
+    assert sums[0].double().norm() <= min(0.5 * value, 1.0)
+    assert float(squares_KB) == pytest.approx(numbers * value**2, rel=1e-5)
 
 
 def test_number_of_steps_does_not_depend_on_draws() -> None:
