@@ -230,6 +230,9 @@ class Deployment:
         assert self._signature is not None
         first_task = self._standardize(fleet, min_nodes, self._signature)
         self.experiment = with_noise(self.experiment, min_nodes)
+        if self._ledger is not None:
+            # Only now: a resumed run begins with what follows from its clients, and must find its rounds.
+            self._ledger.run = experiment_sha256(self.experiment.dump())
         prepared = self._prepared()
         if self._data is not None and prepared.casting:
             _log.info("%s", prepared.casting)

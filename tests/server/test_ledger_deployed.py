@@ -11,6 +11,8 @@ import pytest
 
 from fed.privacy.accounting import epsilon
 from fed.privacy.ledger import Ledger
+from fed.privacy.mechanisms import BandedNoise
+from fed.privacy.participation import ParticipationRule
 from fed.privacy.releases import Release
 from tests.server.deployed import Deployment, wait_for
 
@@ -120,3 +122,56 @@ def test_nodes_refuse_a_server_whose_whole_state_is_older(deployed: Deployment, 
     before = len(json.dumps(deployed.metrics()))
     wait_for(lambda: "refuse" in server.said or True, "the server to have heard them")
     assert len(json.dumps(deployed.metrics())) == before
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["open", "masked"])
+def test_killed_server_keeps_to_the_rule_of_correlated_noise(is_secure: bool, tmp_path: Path, state: Path) -> None:
+    """No client is asked within its separation, and ε is that of all rows that were released, lost ones too."""
+    clients = 6 if is_secure else 4
+    privacy = {"kind": "dp_ftrl", "noise_multiplier": 2.0, "clip": 0.3, "mechanism": {"kind": "banded", "bands": 2}}
+    keys: dict[str, Any] = {
+        **KEYS,
+        "data": {"kind": "digits", "clients": clients},
+        "rounds": {"count": 8, "cohort": clients // 2},
+        "privacy": privacy,
+    }
+    if is_secure:
+        keys["secure_aggregation"] = {"minimum_cohort": 3, "max_drop_out": 0.0}
+    deployed = Deployment(tmp_path / "deployed", keys, clients=clients, insecure=False, secure=is_secure)
+    try:
+        server = deployed.server()
+        nodes = deployed.all_clients()
+        for number in (2, 5):
+            deployed.wait_for_round(number)
+            server.kill()
+            if number == 2:
+                shutil.copytree(deployed.output, deployed.folder / "older")
+            else:
+                shutil.rmtree(deployed.output)
+                shutil.copytree(deployed.folder / "older", deployed.output)
+            server = deployed.server(resume=True)
+        assert server.end() == 0, server.said
+        assert [node.end() for node in nodes] == [0] * clients
+    finally:
+        deployed.close()
+    asked: dict[str, list[int]] = {}
+    for line in (deployed.output / "participation.jsonl").read_text().splitlines():
+        for client in json.loads(line)["asked"]:
+            asked.setdefault(client, []).append(json.loads(line)["round"])
+    assert len(asked) == clients
+    assert all(sorted({*rounds}) == [*range(rounds[0], 9, 2)] for rounds in asked.values())
+    rule = ParticipationRule(rounds=8, min_separation=2)
+    mechanism = BandedNoise(bands=2).mechanism(rule)
+    before: set[int] = set()
+    squares = 0.0
+    for entry in spent(state).entries:
+        release = mechanism.release(2.0, rule, entry.round, is_repeated=entry.round in before)
+        assert release is not None
+        assert [cost.releases for cost in entry.costs] == [{release: 1}]
+        before.add(entry.round)
+        squares += release.noise_multiplier**-2
+    assert before == {*range(1, 9)}
+    assert len(spent(state).entries) >= 11  # rounds 3 to 5 twice, for the older copy had them still to come
+    found = deployed.metrics()[-1]["epsilon"]
+    assert found == pytest.approx(epsilon({Release(noise_multiplier=squares**-0.5): 1}, 1e-5), rel=0.005)
+    assert squares > mechanism.sensitivities(rule)[-1] ** 2 / 4.0

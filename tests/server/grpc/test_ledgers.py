@@ -28,14 +28,15 @@ RELEASE = Release(noise_multiplier=1.0)
 LEDGER = Path("ledger.jsonl")
 
 
-def private(name: str = "run", **given: Any) -> fed.Experiment:
+def private(name: str = "run", cohort: int | str = "all", **given: Any) -> fed.Experiment:
     """Two rounds over three clients with central noise."""
     return fed.Experiment(
         name=name,
         data={"kind": "digits", "clients": 3},
         model={"kind": "mlp", "hidden": [8]},
-        rounds={"count": 2},
+        rounds={"count": 2, "cohort": cohort},
         privacy={"kind": "central", "clip": 0.3, "noise_multiplier": 1.0, **given},
+        checkpoints={"every": 1, "keep": 2},
     )
 
 
@@ -44,10 +45,11 @@ def served(
     name: str = "run",
     budgets: Mapping[int, NodePrivacy] | None = None,
     observers: Sequence[Any] = (),
+    resume: bool = False,
     **given: Any,
 ) -> fed.Run:
     """Two rounds over three nodes, whose folders outlive the run."""
-    experiment = private(name, **given)
+    experiment = RunFolder.existing(folder / name).experiment({}) if resume else private(name, **given)
     assert experiment.data is not None
     data = load(experiment.data, Streams(experiment.seed))
     nodes: list[ThreadedNode] = []
@@ -63,7 +65,13 @@ def served(
 
     try:
         return serve(
-            experiment, listen="127.0.0.1:0", output=folder / name, min_nodes=3, on_listen=begin, observers=observers
+            experiment,
+            listen="127.0.0.1:0",
+            output=folder / name,
+            min_nodes=3,
+            on_listen=begin,
+            observers=observers,
+            resume=resume,
         )
     finally:
         for node in nodes:
@@ -93,6 +101,19 @@ def test_each_run_is_written_down_before_its_tasks(tmp_path: Path) -> None:
         assert [(told["count"], told["sha256"]) for told in heads if told] == [
             (count, ledger.hash_at(count)) for count in range(1, 5)
         ]
+
+
+def test_resumed_run_knows_the_rounds_that_are_done_again(tmp_path: Path) -> None:
+    """Though its experiment says now what was found when it began: the separation, and the noise for an ε."""
+    served(tmp_path, cohort=1, kind="dp_ftrl", noise_multiplier=None, epsilon=8.0)
+    (newest,) = (tmp_path / "run").glob("checkpoints/*2.safetensors")
+    newest.unlink()
+    served(tmp_path, resume=True)
+    entries = Ledger.read(kept()).entries
+    assert [(entry.round, entry.attempt) for entry in entries] == [(1, 0), (2, 0), (2, 1)]
+    assert len({entry.run for entry in entries}) == 1
+    first, second, again = (next(iter(entry.costs[0].releases)).noise_multiplier for entry in entries)
+    assert again == first < second  # in the lost round there may have been a client that the first had not
 
 
 def test_run_ends_before_the_round_that_would_pass_the_budget(tmp_path: Path) -> None:
