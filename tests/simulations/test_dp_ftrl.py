@@ -306,3 +306,42 @@ def test_plans_that_cannot_work_are_refused(changed: dict[str, Any], reason: str
 
 def test_the_widest_separation_is_found_and_shown() -> None:
     assert Simulation(experiment()).experiment.dump()["privacy"]["min_separation"] == 4
+
+
+SECURE = {"minimum_cohort": 3, "max_drop_out": 0.0, "corrupt": 0.0}
+
+
+@pytest.mark.parametrize("mode", ["emulated", "real"])
+@pytest.mark.parametrize("mechanism", [BANDED, BLT], ids=["banded", "blt"])
+def test_a_masked_sum_gets_the_correlated_noise_once(mode: str, mechanism: dict[str, Any]) -> None:
+    """And is the sum that is not masked, but for whole units of each client's message."""
+    rounds = {"count": 3, "cohort": 4}
+    masked = experiment(
+        privacy={**PRIVACY, "mechanism": mechanism},
+        model={"kind": "mlp", "hidden": [64]},
+        rounds=rounds,
+        secure_aggregation={**SECURE, "mode": mode},
+    )
+    errors_T = settings_of(masked).matrix(3).errors(3)
+    quiet = masked.override({"privacy.noise_multiplier": 1e-6})
+    loud_P, quiet_P, open_P = (
+        model_of(one).double() for one in (masked, quiet, quiet.override({"secure_aggregation": None}))
+    )
+    hold_to_normal((loud_P - quiet_P) * 4 / 0.3, 2.0 * errors_T[2])
+    torch.testing.assert_close(quiet_P, open_P, atol=3 * 4 * 0.3 / 2**16, rtol=0)
+
+
+def model_of(given: fed.Experiment) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(simulate(given).model.parameters()).detach()
+
+
+@pytest.mark.parametrize("mode", ["emulated", "real"])
+def test_masked_rounds_keep_to_the_rule_and_cost_the_same(mode: str) -> None:
+    asked = Asked()
+    given = experiment(rounds={"count": 6, "cohort": 4}, devices={"kind": "uniform", "failure": 0.2})
+    masked = given.override({"secure_aggregation": {**SECURE, "max_drop_out": 0.25, "mode": mode}})
+    run = simulate(masked, observers=[asked])
+    for rounds in asked.rounds.values():
+        assert np.diff(rounds).min(initial=3) >= 3
+    assert sum(map(len, asked.rounds.values())) == 6 * 4
+    assert [line["epsilon"] for line in run.metrics] == [line["epsilon"] for line in simulate(given).metrics]
