@@ -22,13 +22,12 @@ from fed.clients.node.kept_states import KeptStates
 from fed.clients.node.pace import Pace
 from fed.clients.node.reference import KeptReference
 from fed.clients.setup import Preparation
-from fed.clients.training.client_states import ClientStates
+from fed.clients.training.client_states import ClientState, ClientStates, client_state, codec_state
 from fed.clients.training.devices import device_of
 from fed.clients.training.float32_products import note_without_tf32
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.clients.way_out import Rows, UpdateStages
-from fed.compression.codec import CodecState
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, InvalidPayload, RunFailed, error_with_line, os_errors_as
 from fed.privacy.noise import SystemNoise
@@ -201,23 +200,23 @@ class NodeTraining:
         model = (found[0], found[1])  # the other tensors are broadcast
         given = [*found, *states.stacked([self._client], [model])]
         train = self._work_item(assignment, found, states)
-        if until_s is not None:
-            train = self._pace.in_time(train, until_s, lambda shorter: self._work.train(shorter, given))
-        began_s = self._clock.monotonic_s()
-        trained, tensors = self._tried(train, given)
+        train, trained, tensors = self._tried(train, given, until_s)
         before = states.of(self._client, model)
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         if trained.diverged or trained.failed:
             ((_, reason),) = trained.diverged or trained.failed
             if not self._is_hushed:
                 return pb.Failed(task=assignment.task, reason=reason, diverged=bool(trained.diverged))
-            # A state that is gone would show in the next task that this one gave no message.
-            rows = [before[name] for name in (*states.names, *states.codec_names)]
-            kept = {name: before[name][None] for name in states.codec_names}
-            self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
+            counted = lost = before
+            message: Sequence[Tensor] = ()
             if self._adds_own_noise:  # under masks too: the sum of the weights would tell how many trained
                 _log.warning("task %d adds noise alone: %s", assignment.task.number, reason)
-                return self._completed(answer, *self._noise_alone(train, kept), path=path)
+                message, counted, lost = self._noise_alone(train, before)
+            # A state that is gone, or stays as it was, would show in the next task that this one gave no message.
+            rows = [*(counted[name] for name in states.names), *(lost[name] for name in states.codec_names)]
+            self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
+            if self._adds_own_noise:
+                return self._completed(answer, Trained((1,), (0.0,), (1.0,)), message, path=path)
             assert self.fixed is not None
             path.unlink(missing_ok=True)
             return Hidden(answer, self.fixed.nothing(SystemNoise().generator("in lanes")), reason)
@@ -225,7 +224,6 @@ class NodeTraining:
         # Before the answer goes, which the server may count at once.
         rows = [part[0].clone() for part in tensors[count:]]
         self._states.keep(assignment.task, own_sha256, before, states=states, rows=rows, are_lost=are_lost)
-        self._pace.note(train, self._clock.monotonic_s() - began_s)
         return self._completed(answer, trained, tensors[:count], path=path)
 
     def score(self, examination: pb.Examination, path: Path) -> tuple[pb.Scores, Sequence[str]]:
@@ -307,34 +305,59 @@ class NodeTraining:
         protection = self._way_out.protection
         return protection is not None and protection.adds_noise
 
-    def _noise_alone(self, train: Train, kept: CodecState) -> tuple[Trained, Sequence[Tensor]]:
+    def _noise_alone(self, train: Train, before: ClientState) -> tuple[Sequence[Tensor], ClientState, ClientState]:
         """The message of a client that has nothing to add but its noise.
 
         Args:
             train: task.
-            kept: states of the client's codecs.
+            before: state of the client.
+
+        Returns:
+            The message; and the client's state once it counts, and if it is lost: codecs keep what they leave of the
+            noise.
         """
         nothing_1M = torch.zeros(1, sum(self._message.sizes), dtype=torch.float64)
         rows = Rows(nothing_1M, ClientNumbers(weights=(1.0,), samples=(1,), losses=(0.0,)))
+        kept = {name: part[None] for name, part in codec_state(before).items()}
         # Stages have had their part in what went wrong.
         way_out = replace(self._way_out, stages=UpdateStages((), self._prepared.streams))
         sent = way_out.leave(rows, kept, train.rounds, clients=train.clients, repeats=train.repeats)
+        counted, lost = (
+            {**before, **client_state(None, (), {name: part[0] for name, part in state.items()})}
+            for state in (sent.counted, sent.lost)
+        )
         payload = [part[None] for part in sent.payloads[0]]
-        return Trained((1,), (0.0,), (1.0,)), [*payload, torch.zeros(1, 0, dtype=torch.int64)]
+        return [*payload, torch.zeros(1, 0, dtype=torch.int64)], counted, lost
 
-    def _tried(self, train: Train, given: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
+    def _tried(
+        self, train: Train, given: Sequence[Tensor], until_s: float | None
+    ) -> tuple[Train, Trained, Sequence[Tensor]]:
         """Train; where no answer may show what went wrong, training that fails counts as training that diverges.
 
         An error may follow from the samples, and would tell the server one bit of them with each task that it designs
         for that. Without one the client adds nothing to the sum, or noise alone.
+
+        Args:
+            train: task.
+            given: tensors of the task.
+            until_s: time by which it must be done, if need be with fewer steps; None: no limit.
+
+        Returns:
+            The task with the steps that there was time for, and its result.
         """
         try:
-            return self._work.train(train, given)
+            if until_s is not None:
+                train = self._pace.in_time(train, until_s, lambda shorter: self._work.train(shorter, given))
+            began_s = self._clock.monotonic_s()
+            trained, tensors = self._work.train(train, given)
         except Exception as error:
             if not self._is_hushed:
                 raise
             reason = f"its training has failed: {error_with_line(error)}"
-            return Trained((), (), diverged=((self._client, reason),)), ()
+            return train, Trained((), (), diverged=((self._client, reason),)), ()
+        if not trained.diverged and not trained.failed:
+            self._pace.note(train, self._clock.monotonic_s() - began_s)
+        return train, trained, tensors
 
 
 def _secret_streams(settings: SecureAggregation | None) -> Streams | None:

@@ -47,11 +47,13 @@ class Node:
         message = self._training._message
         self._tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in message.downlink]
 
-    def train(self, number: int, kept_after: int | None, **changed: Any) -> tuple[Answer, list[float]]:
+    def train(
+        self, number: int, kept_after: int | None, until_s: float | None = None, **changed: Any
+    ) -> tuple[Answer, list[float]]:
         payload, broadcast = written(self._file, self._tensors), len(self._tensors) - 2
         keys: Any = {"payload": payload, "broadcast_count": broadcast, "kept_after": _task(kept_after)}
         assignment = Assignment(task=_task(number), **{"round": 1, "population": 1, **keys, **changed})
-        done = self._training.train(assignment, self._file)
+        done = self._training.train(assignment, self._file, until_s)
         assert isinstance(done, Answer)
         return done, read(self._file, done.payload)[0].tolist()
 
@@ -152,7 +154,7 @@ def test_models_of_float64_and_float32_get_the_same_answer(algorithm: str, tmp_p
 
 
 @pytest.mark.parametrize("keys", [{"since": "a"}, {"reference": "b"}])
-def test_differences_that_no_plan_names_are_refused(keys: dict[str, str], tmp_path: Path) -> None:
+def test_differences_that_no_plan_names_are_refused(keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(InvalidPayload, match="sends differences of models, which the plan's downlink does not name"):
         Node(tmp_path, algorithm="fedavg").train(1, None, **keys)
 
@@ -229,19 +231,36 @@ def test_a_lost_message_goes_back_into_the_residual(tmp_path: Path) -> None:
     assert bool(lost(1).any())
 
 
-@pytest.mark.parametrize("uplink", [[], ["int8"]], ids=["as it is", "by a codec"])
+@pytest.mark.parametrize(
+    ("uplink", "feedback"),
+    [([], "none"), (["int8"], "none"), (["int8"], "ef")],
+    ids=["as it is", "by a codec", "with feedback"],
+)
+@pytest.mark.parametrize("until_s", [None, 1e9], ids=["in any time", "by a deadline"])
 def test_noise_alone_leaves_where_training_diverges_or_fails(
-    uplink: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uplink: list[str], feedback: str, until_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it does may follow from the samples, and a server may design models for that."""
+    """Whether it does may follow from the samples, and a server may design models for that.
+
+    In the first task with a deadline a step is tried, to know how many there is time for.
+    """
     privacy = {"kind": "local", "clip": 1e-3, "noise_multiplier": 2.0}
-    node = Node(tmp_path, privacy=privacy, uplink=uplink)
-    answers = [node.train(1, None)]
+    node = Node(tmp_path, privacy=privacy, uplink=uplink, error_feedback=feedback)
+    answers = []
     with monkeypatch.context() as failing:
         failing.setattr(node._training._work, "train", _failing)
-        answers.append(node.train(2, None))
+        answers.append(node.train(2, None, until_s=until_s))
+    answers.append(node.train(1, None, until_s=until_s))
     node._tensors[0].fill_(3e38)
-    answers.append(node.train(3, None))
+    answers.append(node.train(3, None, until_s=until_s))
+    if feedback == "ef":
+        for number in (1, 2, 3):
+            newest = Checkpoints(node.kept / f"1-{number}", 1).newest()
+            assert newest is not None
+            # What the codec leaves of the message, and all of it where it is lost.
+            counted, lost = (newest[1][state]["codec.residual"].std() for state in ("after", "before"))
+            assert 0 < counted < 0.1 * lost
+            assert lost == pytest.approx(2e-3, rel=0.2)
     for answer, numbers in answers:
         assert (answer.samples, answer.weight, answer.train_loss, len(answer.metrics)) == (1, 1.0, 0.0, 0)
         assert answer.payload.size_bytes == answers[0][0].payload.size_bytes
