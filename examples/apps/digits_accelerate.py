@@ -1,5 +1,6 @@
 """Digits by a loop of accelerate, on two processes for each client: pip install accelerate scikit-learn."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -64,7 +65,8 @@ class Client:
         with tempfile.TemporaryDirectory() as folder:
             arrays = dict(zip(names, arrays, strict=True))
             np.savez(Path(folder) / "given.npz", inputs=self.inputs, targets=self.targets, **told, **arrays)
-            subprocess.run([*LAUNCH, __file__, folder], check=True)
+            environment = {"OMP_NUM_THREADS": "1", **os.environ}  # without it the launcher prints a banner
+            subprocess.run([*LAUNCH, __file__, folder], check=True, env=environment)
             trained = np.load(Path(folder) / "trained.npz")
             return [trained[name] for name in names], len(self.targets), {}
 
