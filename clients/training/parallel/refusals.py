@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from torch.nn.utils.parametrize import is_parametrized
+
 from fed.aggregators.base import Phase
 from fed.clients.scoring.losses import model_loss
 from fed.clients.scoring.measures import Loss
@@ -33,9 +35,15 @@ def check_parallel(kind: Parallel, devices: int, module: "nn.Module", loss: Loss
     Raises:
         InvalidExperiment: if a term of the loss compares whole models, or the loss of a batch is not known from those
             of its parts.
-        InvalidModel: if the model normalises over the batch, and the devices split it, or some layer's gradients are
-            sparse, and they cannot be summed.
+        InvalidModel: if the model normalises over the batch, and the devices split it, if some layer's gradients are
+            sparse, and they cannot be summed, or if its parameters are computed from others.
     """
+    for name, layer in module.named_modules():
+        if is_parametrized(layer):
+            raise InvalidModel(
+                "a model with parametrised layers, such as those of weight_norm, cannot be sent to the processes of "
+                f"local.devices, got {name or type(layer).__name__}: set local.devices to 1, or use layers without them"
+            )
     for phase in phases:
         if phase.rule is not None and phase.rule.contrasts:
             raise InvalidExperiment(

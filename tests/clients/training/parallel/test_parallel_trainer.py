@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import fed
 from fed.aggregators.base import Phase
@@ -464,6 +465,11 @@ def test_ranks_end_with_their_trainer() -> None:
         ("tensor", {"module": nn.Conv2d(1, 1, 1)}, "must have linear layers, embeddings or attention of PyTorch"),
         ("fsdp", {"module": Scaled()}, "got the single number scale: give it the shape"),
         ("fsdp", {"module": nn.Embedding(5, 3, sparse=True)}, "sums no sparse gradients, got Embedding: make it with"),
+        (
+            "ddp",
+            {"module": weight_norm(nn.Linear(5, 3))},
+            "parametrised layers, .*, got ParametrizedLinear: set",
+        ),
         ("ddp", {"phase": Phase(rule=MOON())}, "MOON compares the representations of three whole models"),
         ("ddp", {"module": nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))}, "batch normalisation cannot be"),
         ("ddp", {"loss": cox}, "must be a mean over samples, got cox, which does not say so"),
