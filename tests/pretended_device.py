@@ -106,15 +106,17 @@ class PretendedDevice(DispatchMode):
 @contextmanager
 def pretended() -> Iterator[PretendedDevice]:
     """The pretended device, for as long as the context lasts; there is one at a time."""
-    before = torch._C._only_lift_cpu_tensors()
+    before = torch._C._only_lift_cpu_tensors(), torch.__future__.get_swap_module_params_on_conversion()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor copies by an operation that the mode sees
+    torch.__future__.set_swap_module_params_on_conversion(True)  # layers that share a parameter share it there too
     with PretendedDevice() as mode:
         PretendedDevice.current = mode
         try:
             yield mode
         finally:
             PretendedDevice.current = None
-            torch._C._set_only_lift_cpu_tensors(before)
+            torch._C._set_only_lift_cpu_tensors(before[0])
+            torch.__future__.set_swap_module_params_on_conversion(before[1])
 
 
 class _OnDevice(Tensor):

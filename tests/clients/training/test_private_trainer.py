@@ -1,5 +1,6 @@
 """Tests of local training by DP-SGD."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,9 +28,11 @@ from fed.simulations.simulation import Simulation
 from fed.vectors.layout import Layout
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, nn, torch
+from tests.devices import Current
 from tests.simulations import users_parts
 
-_CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("device")
+
 _CLASSES = 5
 
 
@@ -114,13 +117,19 @@ def _made(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tup
 
 def _trainer(module: nn.Module, *, phase: Phase | None = None, z: Any = 0.0, clip: float = 0.5, **local: Any) -> Any:
     return PrivateTrainer(
-        module=module,
+        module=copy.deepcopy(module),
         loss=cross_entropy,
         local=Local(**local),
         phase=phase or Phase(),
-        device=_CPU,
+        device=Current.device,
         privacy=SamplePrivacy(clip=clip, noise_multiplier=z),
     )
+
+
+def _start(trainer: Any) -> tuple[Tensor, Tensor]:
+    """The trainer's own state, on the CPU."""
+    vector_V, integers_I = trainer.layout.pack(trainer.module)
+    return vector_V.cpu(), integers_I.cpu()
 
 
 def _draws(client: int) -> ClientDraws:
@@ -130,7 +139,7 @@ def _draws(client: int) -> ClientDraws:
 def _trained(
     trainer: Any, held: Sequence[tuple[Tensor, Tensor]], first: int = 0, context: LocalContext | None = None
 ) -> Tensor:
-    start = trainer.layout.pack(trainer.module)
+    start = _start(trainer)
     draws = [_draws(first + row) for row in range(len(held))]
     vectors: Tensor = trainer.train(*start, held, draws, context or LocalContext())[0]
     return vectors
@@ -355,7 +364,7 @@ def test_work_is_the_same_batched_and_alone() -> None:
     state = simulation.layout.pack(simulation.recipe.module)
     found = []
     for changed in ({"is_batched": True}, {"is_batched": False}, {"private_source": Streams(7)}):
-        work = Work(replace(simulation.recipe, sample_privacy=privacy, **changed), _CPU)
+        work = Work(replace(simulation.recipe, sample_privacy=privacy, **changed), Current.device)
         trained, (vectors, *_) = work.train(Train(("a", "b"), 1, wants="models"), state)
         assert trained.train_losses == (0.0, 0.0)
         found.append(vectors)
