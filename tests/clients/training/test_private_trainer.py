@@ -289,6 +289,21 @@ def test_noise_alone_moves_the_model_where_a_batch_is_empty() -> None:
     assert not stack.x_KQ[places == 0].any()
 
 
+@pytest.mark.parametrize("broken", [[0], [0, 1, 2]], ids=["one", "all"])
+def test_first_samples_may_be_without_finite_gradients(broken: list[int]) -> None:
+    """By which the way to compute gradients is tried: they count as zero, like others."""
+    module, (inputs, targets) = _made("mlp")
+    rest = [place for place in range(12) if place not in broken]
+    changed = inputs.clone()
+    changed[broken] = math.inf
+    start, _ = Layout.of(module).pack(module)
+    found, expected = (
+        (start - _trained(_trainer(module, batch_size=12, steps=1, lr=1.0), [held])[0]) * len(held[1])
+        for held in ((changed, targets), (inputs[rest], targets[rest]))
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["mlp", "cnn", "branching"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, 1e12, -1e5, 0.0])
 def test_one_sample_moves_the_sum_by_the_clip_at_most(name: str, value: float) -> None:
