@@ -195,7 +195,7 @@ def uploaded(part: Tensor, device: "torch.device", *, copy: bool = False) -> Ten
         copy: True for a tensor that shares no memory with the first.
     """
     if device.type == "cuda" and part.is_cpu:
-        part = part.pin_memory()  # from other memory the driver would copy it, while the program waits
+        part = part.contiguous().pin_memory()  # from other memory the driver would copy it, while the program waits
     return part.to(device, non_blocking=True, copy=copy)
 
 

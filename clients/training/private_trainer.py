@@ -21,7 +21,7 @@ from fed.clients.data.held import may_ignore, size_of
 from fed.clients.scoring.losses import cross_entropy, of_each_client, of_each_sample
 from fed.clients.training.batches import Batches, Places
 from fed.clients.training.channel_groups import ChannelGroups
-from fed.clients.training.devices import read_back
+from fed.clients.training.devices import read_back, uploaded
 from fed.clients.training.draws import UnlikeDraws
 from fed.clients.training.embeddings import PaddedEmbeddings
 from fed.clients.training.flat import StackedStates
@@ -218,8 +218,8 @@ class PrivateTrainer(TorchTrainer):
             for plan, draws in zip(task.plans, task.draws, strict=True)
         ]
         expected_K1 = torch.tensor([[plan.rate * plan.samples] for plan in task.plans], dtype=torch.float64)
-        expected_K1 = expected_K1.to(self.device)
-        noise_K1 = torch.tensor([[plan.noise] for plan in task.plans], dtype=torch.float64).to(self.device)
+        expected_K1 = uploaded(expected_K1, self.device)
+        noise_K1 = uploaded(torch.tensor([[plan.noise] for plan in task.plans], dtype=torch.float64), self.device)
         # Noise must not fall into the gaps between parameters.
         gaps_Q = stack.joined([torch.ones_like(part) for part in stack.tensors(1)[: len(self.layout.trained)]])[0]
         way = self._way(stack, group, task)
@@ -229,7 +229,7 @@ class PrivateTrainer(TorchTrainer):
             active = sum([plan.steps > step for plan in task.plans])
             batches = [inclusion.next() for inclusion in inclusions[:active]]
             gradient_KQ = self._sums(stack, group, way, task.begins, batches)
-            noise_KQ = None if normals is None else normals.next(active).to(self.device)
+            noise_KQ = None if normals is None else uploaded(normals.next(active), self.device)
             means_KQ = noised_means(
                 gradient_KQ[:, moves],
                 noise_KQ,
@@ -282,10 +282,10 @@ class PrivateTrainer(TorchTrainer):
     ) -> Tensor:
         """Sums [K, Q] over a piece of a step's batches."""
         *sums, squares_KB = self._computed(stack, group, way, index_KB, mask_KB)
-        if not math.isfinite(squares_KB.sum()):
+        if squares_KB.is_cpu and not math.isfinite(squares_KB.sum()):
             is_finite_KB = squares_KB.isfinite()
             # Zero times infinity is not a number: a sample whose gradient counts as zero must leave the batch.
-            is_finite = is_finite_KB.cpu().numpy()
+            is_finite = is_finite_KB.numpy()
             mask_KB = mask_KB & is_finite
             index_KB = np.where(is_finite, index_KB, np.take_along_axis(index_KB, is_finite.argmax(1)[:, None], 1))
             *sums, _ = self._computed(stack, group, way, index_KB, mask_KB)
@@ -303,7 +303,7 @@ class PrivateTrainer(TorchTrainer):
     ) -> tuple[Tensor, ...]:
         """Each trained parameter's sum [K, ...], and the squared norms [K, B]; recorded where it is a usual shape."""
         dtype = self.layout.trained[0].dtype
-        mask = torch.from_numpy(mask_KB).to(self.device, dtype)
+        mask = uploaded(torch.from_numpy(mask_KB).to(dtype), self.device)
         batch = self._batch(group, index_KB)
         state = stack.tensors(len(index_KB))
         if way.draws or not (self._is_recordable or stack.rows > 1):
@@ -331,7 +331,7 @@ class PrivateTrainer(TorchTrainer):
     def _batch(self, group: GroupReading, index_KB: NDArray[np.int64]) -> Pair:
         # Every place is read, whether it counts or not.
         clients, samples = index_KB.shape
-        index_E = torch.from_numpy(index_KB.ravel()).to(group.index_device)
+        index_E = uploaded(torch.from_numpy(index_KB.ravel()), group.index_device)
         places = Places(index_E, torch.ones(clients, samples), [samples] * clients)
         batch = next(group.batches([places], [0]))
         return batch.inputs, batch.targets
@@ -373,7 +373,8 @@ class PrivateTrainer(TorchTrainer):
 
     def _sums_and_squares(self, way: _Way, state: Sequence[Tensor], batch: Pair, mask_KB: Tensor) -> tuple[Tensor, ...]:
         gradients = self._gradients(way, state, batch)
-        sums, squares_KB = clipped_sums(gradients, mask_KB, self.privacy.clip)
+        # A look at the numbers is free on the CPU alone: a GPU would be waited for in every step.
+        sums, squares_KB = clipped_sums(gradients, mask_KB, self.privacy.clip, finite_alone=not mask_KB.is_cpu)
         trained = state[: len(self.layout.trained)]
         parts = [
             sums[place].view(part.shape) if place in sums else torch.zeros_like(part)

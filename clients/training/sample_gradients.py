@@ -47,6 +47,9 @@ class SampleGradients(Protocol):
     def weighted(self, factors_KB: Tensor) -> Tensor:
         """Each client's weighted sum, [K, J]."""
 
+    def only(self, counts_KB1: Tensor) -> "SampleGradients":
+        """The same gradients, but for zeros in the place of samples that do not count."""
+
     def each(self) -> Tensor:
         """Each sample's gradient, [K, B, J]."""
 
@@ -74,6 +77,9 @@ class _Outer(NamedTuple):
     def weighted(self, factors_KB: Tensor) -> Tensor:
         return ((self.delta * factors_KB.unsqueeze(-1)).transpose(1, 2) @ self.a).flatten(1)
 
+    def only(self, counts_KB1: Tensor) -> "SampleGradients":
+        return self._replace(a=self.a.where(counts_KB1, 0), delta=self.delta.where(counts_KB1, 0))
+
     def each(self) -> Tensor:
         return (self.delta.unsqueeze(-1) * self.a.unsqueeze(-2)).flatten(2)
 
@@ -94,6 +100,9 @@ class _OfBias(NamedTuple):
     def weighted(self, factors_KB: Tensor) -> Tensor:
         return (factors_KB.unsqueeze(1) @ self.delta).squeeze(1)
 
+    def only(self, counts_KB1: Tensor) -> "SampleGradients":
+        return self._replace(delta=self.delta.where(counts_KB1, 0))
+
     def each(self) -> Tensor:
         return self.delta
 
@@ -112,6 +121,9 @@ class _Each(NamedTuple):
 
     def weighted(self, factors_KB: Tensor) -> Tensor:
         return (factors_KB.unsqueeze(1) @ self.gradients_KBJ).squeeze(1)
+
+    def only(self, counts_KB1: Tensor) -> "SampleGradients":
+        return _Each(self.gradients_KBJ.where(counts_KB1, 0))
 
     def each(self) -> Tensor:
         return self.gradients_KBJ
@@ -421,7 +433,7 @@ def gradients_of_each(losses: Tensor, parameters: Mapping[int, Tensor], samples:
 
 
 def clipped_sums(
-    gradients: Mapping[int, SampleGradients], mask_KB: Tensor, clip: float
+    gradients: Mapping[int, SampleGradients], mask_KB: Tensor, clip: float, *, finite_alone: bool
 ) -> tuple[dict[int, Tensor], Tensor]:
     r"""Sums of clipped gradients, :math:`\sum_b m_b \, g_b \min(1, C / ‖g_b‖)`.
 
@@ -429,6 +441,8 @@ def clipped_sums(
         gradients: place of a parameter → its gradients. The norm is over all of them together.
         mask_KB: m, 1 for each sample that counts, 0 for the others.
         clip: C > 0.
+        finite_alone: True if a gradient that is not finite counts as zero, for which all others are read once more;
+            False if it makes its client's sum no number.
 
     Returns:
         Place of a parameter → its sum [K, J]; and each sample's squared norm [K, B].
@@ -437,6 +451,11 @@ def clipped_sums(
     squares_KB = torch.stack(squares).sum(0) if squares else torch.zeros_like(mask_KB)
     # A hair below the clip, so that rounding in the norm does not pass it.
     limit = clip * (1 - 64 * torch.finfo(mask_KB.dtype).eps)
+    if finite_alone:
+        # Zero times infinity is not a number.
+        is_finite_KB = squares_KB.isfinite()
+        gradients = {place: of_parameter.only(is_finite_KB.unsqueeze(-1)) for place, of_parameter in gradients.items()}
+        squares_KB = squares_KB.where(is_finite_KB, 0)
     factors_KB = mask_KB * (limit / squares_KB.sqrt().clamp(min=limit))
     return {place: of_parameter.weighted(factors_KB) for place, of_parameter in gradients.items()}, squares_KB
 

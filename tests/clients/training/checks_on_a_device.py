@@ -1,6 +1,7 @@
 """Checks on the pretended device, each a test: run in a process of their own by test_placement.py."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,11 +28,13 @@ from fed.clients.training.batches import Block
 from fed.clients.training.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.optimizers import SGD
+from fed.clients.training.private_trainer import ClientDraws, PrivateTrainer
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
+from fed.privacy.dp_sgd import SamplePrivacy
 from fed.simulations.simulation import Simulation
 from fed.vectors import computing_device
 from fed.vectors.layout import Layout
@@ -189,6 +192,37 @@ def test_graphs_and_copies_ahead_wait_for_nothing(keys: dict[str, Any], monkeypa
     assert "send 1" in lane.done
     torch.testing.assert_close(params_KV, expected_KV, rtol=0, atol=1e-12)
     assert losses == pytest.approx(expected_losses, abs=1e-12)
+
+
+@pytest.mark.parametrize("value", [0.0, math.inf], ids=["finite", "infinite"])
+@pytest.mark.parametrize("model", [perceptron, convolutional, recurrent], ids=lambda model: model.__name__)
+def test_private_steps_wait_once_and_agree_with_the_cpu(model: Model, value: float) -> None:
+    """Of clients one of whose samples has a gradient that is not finite, too: it counts as zero."""
+    module, (inputs, targets) = made(model)
+    if inputs.is_floating_point():
+        inputs[1] += value
+    held = [(inputs[:size], targets[:size]) for size in SIZES]
+
+    def privately(device: torch.device) -> Callable[[], Tensor]:
+        privacy = SamplePrivacy(clip=0.5, noise_multiplier=0.3)
+        keys: dict[str, Any] = {"module": copy.deepcopy(module), "loss": cross_entropy, "local": local(momentum=0.9)}
+        trainer = PrivateTrainer(**keys, phase=Phase(), device=device, privacy=privacy)
+
+        def train() -> Tensor:
+            draws = [ClientDraws(np.random.default_rng(row), np.random.default_rng(9 + row)) for row in range(3)]
+            return trainer.train(*Layout.of(module).pack(module), held, draws)[0]
+
+        return train
+
+    expected_KV = privately(CPU)()
+    assert expected_KV.isfinite().all()
+    with pretended() as device:
+        train = privately(device.device)
+        train()  # records the steps, and looks at what they compute
+        device.waits.clear()
+        found_KV = train()
+        assert device.waits == [len(device.done)]
+    torch.testing.assert_close(found_KV, expected_KV, rtol=0, atol=1e-12)
 
 
 @each_model
