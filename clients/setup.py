@@ -298,7 +298,11 @@ class Preparation:
             return None
         return self.privacy.protection(self.noise)
 
-    def noisy_sum(self, rounds: int) -> NoisySum | AdaptiveClip | None:
+    def adaptive_clip(self) -> AdaptiveClip | None:
+        """The clip that moves from round to round; None where none does."""
+        return None if self.privacy is None else self.privacy.adaptive_clip()
+
+    def noisy_sum(self, rounds: int) -> NoisySum | None:
         """The noise that a trusted coordinator adds to sums; None where it adds none.
 
         Args:

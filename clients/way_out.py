@@ -204,7 +204,7 @@ class WayOut:
             rounds: the round of each row, from 1.
             clients: the client of each row.
             repeats: number of earlier tasks of each row's client in that round; empty: none had one.
-            clip: largest L2 norm of a message in this round; None: the experiment's.
+            clip: clip of the round, in units of which messages are sent, where it moves; None: the experiment's.
         """
         if self.stages:
             update_KM = self.stages(rows.update_KM, rounds, clients=clients, repeats=repeats)

@@ -60,6 +60,7 @@ class Coordinator:
         drops_diverged: True if a client that diverges has failed; otherwise it ends the run.
         stages: changes of the mean update.
         noisy_sum: noise on the sum, under differential privacy with a trusted coordinator; None without.
+        adaptive_clip: clip that moves from round to round under differential privacy; None where none does.
         cohort_streams: random streams of the draws of cohorts; None: those of the run.
         account: account of the run's privacy; None where it promises none.
         participation: rule of who may be asked; None: anybody at any time.
@@ -80,7 +81,8 @@ class Coordinator:
     lr_in: Callable[[int, int], float] | None = None
     drops_diverged: bool = False
     stages: InitVar[tuple[Stage, ...]] = ()
-    noisy_sum: InitVar[NoisySum | AdaptiveClip | None] = None
+    noisy_sum: InitVar[NoisySum | None] = None
+    adaptive_clip: AdaptiveClip | None = None
     cohort_streams: Streams | None = None
     account: PrivacyAccount | None = None
     participation: InitVar[ParticipationRule | None] = None
@@ -92,7 +94,7 @@ class Coordinator:
         vector_V: Tensor,
         integers_I: Tensor,
         stages: tuple[Stage, ...],
-        noisy_sum: NoisySum | AdaptiveClip | None,
+        noisy_sum: NoisySum | None,
         participation: ParticipationRule | None,
     ) -> None:
         """Begin with the aggregator's state of the first model."""
@@ -122,6 +124,7 @@ class Coordinator:
             streams=self.streams,
             stages=stages,
             noisy_sum=noisy_sum,
+            adaptive_clip=self.adaptive_clip,
         )
         self.participations = None if participation is None else Participations(participation)
         self._noisy_sum = noisy_sum
@@ -143,8 +146,7 @@ class Coordinator:
     @property
     def clip(self) -> float | None:
         """Clip of the round's messages, where it moves from round to round; else None."""
-        noisy_sum = self._way_in.noisy_sum
-        return noisy_sum.clip if isinstance(noisy_sum, AdaptiveClip) else None
+        return None if self.adaptive_clip is None else self.adaptive_clip.clip
 
     def new_accumulator(self, *, mixes: bool = False) -> UpdateAccumulator:
         """An empty accumulator, for the updates that move the model next.
@@ -325,6 +327,7 @@ class Coordinator:
             "asked": self._asked,
             "privacy": self.account and self.account.state(),
             "noise": self._noisy_sum and self._noisy_sum.state(),
+            "clip": self.adaptive_clip and self.adaptive_clip.state(),
             "participations": self.participations and self.participations.state(),
             "sent_sum": self._sent_sum and self._sent_sum.state(),
             "downlink": self._downlink and self._downlink.state(),
@@ -349,6 +352,8 @@ class Coordinator:
             self.account.restore(state["privacy"])
         if self._noisy_sum is not None:
             self._noisy_sum.restore(state["noise"])
+        if self.adaptive_clip is not None:
+            self.adaptive_clip.restore(state["clip"])
         if self.participations is not None:
             self.participations.restore(state["participations"])
         # What is kept for sending is of the time before the resume.

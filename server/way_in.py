@@ -1,6 +1,6 @@
 """The way in at the server: what becomes of clients' messages until they move the model, as one pipeline.
 
-    validate → decode, or unmask → mean → noise → stages → apply
+    validate → decode, or unmask → mean → noise → clip → stages → apply
 
 It is the mirror of :mod:`fed.clients.way_out`.
 
@@ -10,6 +10,8 @@ It is the mirror of :mod:`fed.clients.way_out`.
   of them makes of them; codecs that leave it to the end read it.
 - *noise*: differential privacy with a trusted coordinator adds noise to the sum, where nobody has replied too
   (:class:`fed.privacy.noisy_sum.NoisySum`).
+- *clip*: a clip that moves from round to round does so by the share of messages that were not clipped, which is taken
+  off the mean (:class:`fed.privacy.adaptive_clip.AdaptiveClip`).
 - *stages*: the experiment's ``stages``, such as noise, change the mean. Those that act alone do so in rounds in which
   no update counts, too.
 - *apply*: the algorithm moves the model.
@@ -135,21 +137,20 @@ def _content(
         raise InvalidPayload(reason) from error
     if message.encoder:
         _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
-    _refuse_longer(update_M, message, task)
+    _refuse_longer(update_M, message)
     return Update(update_M, 1.0 if message.votes else header.weight)
 
 
-def _refuse_longer(update_M: Tensor, message: Format, task: Task) -> None:
+def _refuse_longer(update_M: Tensor, message: Format) -> None:
     """Refuse a message that is longer than the clip, whatever the client says of it."""
-    clip = message.clip if task.clip is None else task.clip
-    if clip is None:
+    if message.clip is None:
         return
     if message.has_bits:
         if abs(float(update_M[-1])) != 0.5:
             raise InvalidPayload(f"the number behind a message must be ½ or −½, got {float(update_M[-1]):g}")
         update_M = update_M[:-1]
-    if not is_within(update_M, clip):
-        raise InvalidPayload(f"the message must be clipped to {clip:g}, got a longer one")
+    if not is_within(update_M, message.clip):
+        raise InvalidPayload(f"the message must be clipped to {message.clip:g}, got a longer one")
 
 
 def _refuse_claim(header: AnswerHeader, message: Format) -> None:
@@ -397,6 +398,7 @@ class WayIn:
         streams: random streams of the run.
         stages: changes of the mean; stages that change updates alone are left out.
         noisy_sum: noise on the sum, under differential privacy with a trusted coordinator; None without.
+        adaptive_clip: clip that moves from round to round under differential privacy; None where none does.
     """
 
     aggregator: Aggregator
@@ -404,7 +406,8 @@ class WayIn:
     message: Format
     streams: Streams
     stages: tuple[Stage, ...] = ()
-    noisy_sum: NoisySum | AdaptiveClip | None = None
+    noisy_sum: NoisySum | None = None
+    adaptive_clip: AdaptiveClip | None = None
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
@@ -454,6 +457,8 @@ class WayIn:
             # Everything that follows is computed from what is written down here.
             make = partial(self._protected, update_M, clients, expected, number)
             update_M = account.release(number, make)
+        if self.adaptive_clip is not None:
+            update_M = self.adaptive_clip(update_M)
         if self.noisy_sum is not None:
             clients = round(expected)  # how many have answered is not to be told
         if self.stages:

@@ -49,6 +49,8 @@ def part_of_nodes(experiment: Experiment, arrays: Sequence[ArraySpec] | None = N
     collate = {} if keys["collate"] is None else {"collate": keys["collate"]}  # likewise
     stages = {} if keys["stages"] is None else {"stages": keys["stages"]}  # nodes of an older version know none
     private = {} if keys["privacy"] is None else {"privacy": keys["privacy"]}  # likewise
+    if keys["privacy"] is not None and keys["privacy"]["bit_weight"] is None:
+        del keys["privacy"]["bit_weight"]  # likewise
     if keys["privacy"] is not None and (keys["privacy"]["kind"] == "dp_ftrl" or keys["privacy"]["unit"] == "sample"):
         # What a message costs, or the noise of a client's steps, follows from it.
         private["rounds"] = {"count": experiment.rounds.make().count}

@@ -31,6 +31,7 @@ from fed.clients.way_out import Rows, UpdateStages
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, InvalidPayload, RunFailed, error_with_line, os_errors_as
 from fed.privacy.noise import SystemNoise
+from fed.privacy.protection import told_clip
 from fed.processes.clock import Clock
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, model_digest
@@ -182,7 +183,12 @@ class NodeTraining:
             assignment: the task, as the server told it.
             path: the file of its payload.
             until_s: time by which it must be done, if need be with fewer steps, by its clock; None: no limit.
+
+        Raises:
+            InvalidPayload: if it says no clip where the clip moves, or one that is none.
         """
+        if self._message.has_bits:  # before it trains: what fails later is answered by noise alone
+            told_clip(assignment.clip if assignment.HasField("clip") else None)
         own_sha256 = digests_of(self._plan, assignment).own.hex()
         if self.fixed is not None:
             self._states.refuse_another(assignment.task, own_sha256)
@@ -316,12 +322,12 @@ class NodeTraining:
             The message; and the client's state once it counts, and if it is lost: codecs keep what they leave of the
             noise.
         """
-        nothing_1M = torch.zeros(1, sum(self._message.sizes), dtype=torch.float64)
+        nothing_1M = torch.zeros(1, self._message.numbers - self._message.has_bits, dtype=torch.float64)
         rows = Rows(nothing_1M, ClientNumbers(weights=(1.0,), samples=(1,), losses=(0.0,)))
         kept = {name: part[None] for name, part in codec_state(before).items()}
         # Stages have had their part in what went wrong.
         way_out = replace(self._way_out, stages=UpdateStages((), self._prepared.streams))
-        sent = way_out.leave(rows, kept, train.rounds, clients=train.clients, repeats=train.repeats)
+        sent = way_out.leave(rows, kept, train.rounds, clients=train.clients, repeats=train.repeats, clip=train.clip)
         counted, lost = (
             {**before, **client_state(None, (), {name: part[0] for name, part in state.items()})}
             for state in (sent.counted, sent.lost)

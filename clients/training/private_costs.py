@@ -139,7 +139,7 @@ def sample_privacy_of(experiment: Experiment, phases: Sequence[Phase]) -> Sample
     noise: float | NoiseBySize = settings.noise_multiplier or 0.0
     if settings.epsilon is not None:
         noise = NoiseBySize(plans=plans, epsilon=settings.epsilon)
-    return SamplePrivacy(clip=settings.fixed_clip, noise_multiplier=noise)
+    return SamplePrivacy(clip=settings.sent_clip, noise_multiplier=noise)
 
 
 def plans_of_clients(experiment: Experiment, sizes: Iterable[int]) -> "dict[int, PrivacyPlan]":

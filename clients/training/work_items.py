@@ -65,7 +65,7 @@ class Train:
         round: round of the task, from 1; with the client it names the random streams, unless ``keys`` do.
         wants: kind of result that is sent back.
         lr: step size, > 0; None: the experiment's.
-        clip: largest L2 norm of a message in this round, where it moves from round to round; None: the experiment's.
+        clip: clip of the round, in units of which messages are sent, where it moves; None: the experiment's.
         steps: number of optimizer steps of each client, None for the experiment's; empty: the experiment's for all.
         broadcast_count: number of tensors that the algorithm sends beside the model.
         population: number of all clients.

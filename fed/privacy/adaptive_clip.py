@@ -7,49 +7,79 @@ import math
 from dataclasses import dataclass
 
 from fed.errors import InvalidExperiment
-from fed.privacy.noise import NoiseSource
-from fed.privacy.noisy_sum import NoisySum
+from fed.privacy.clipping import LARGEST_CLIP, SMALLEST_CLIP, joint_norm
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor
 
-__all__ = ["AdaptiveClip", "check_cohort"]
+__all__ = ["LARGEST_WEIGHT", "SMALLEST_WEIGHT", "AdaptiveClip", "bit_weight_for", "check_share"]
+
+SMALLEST_WEIGHT = 0.01
+"""Smallest β: the bit takes a forty-thousandth of what a release costs, and less would gain nothing."""
+
+LARGEST_WEIGHT = 2.0
+"""Largest β: the bit takes half of what a release costs."""
 
 _RATE = 0.2  # η
-_BITS_NOISE = 20.0  # m/σ_b
-_STEP = 2.0**-24  # of the noise of the bits: low bits of their sum say nothing of it
-_MOST_STEPS = 60.0  # of a factor of e: neither clip nor its square leaves the range of numbers
+_NOISE_OF_SHARE = 1 / 20
+_MOST_NOISE_OF_SHARE = 1 / 5
+_FURTHEST_SHARE = 1.0  # beyond 0 and 1: a client that lies moves the clip by no more than that
 
 
-def check_cohort(noise_multiplier: float, expected: float) -> None:
-    """Refuse cohorts so small that the noise of the quantile would need more than all of the noise.
+def bit_weight_for(noise_multiplier: float, expected: float) -> float:
+    r"""Weight of the bit with which the noise of the share has a standard deviation of a twentieth.
+
+    .. math:: \frac{z}{β} \sqrt{1 + \tfrac{β^2}{4}} = \frac{m}{20}
+
+    It is the largest weight where that is not enough, and the smallest where less would do.
 
     Args:
-        noise_multiplier: z > 0.
+        noise_multiplier: z > 0 of the sum of a round.
+        expected: m > 0, expected size of the cohort.
+
+    Example:
+        >>> round(bit_weight_for(1.0, 100), 4), bit_weight_for(1.0, 10)
+        (0.201, 2.0)
+    """
+    left = (expected * _NOISE_OF_SHARE) ** 2 - noise_multiplier**2 / 4
+    if left <= (noise_multiplier / LARGEST_WEIGHT) ** 2:
+        return LARGEST_WEIGHT
+    return max(noise_multiplier / math.sqrt(left), SMALLEST_WEIGHT)
+
+
+def check_share(noise_multiplier: float, bit_weight: float, expected: float) -> None:
+    """Refuse cohorts so small that the share of messages which are not clipped is lost in its noise.
+
+    Args:
+        noise_multiplier: z > 0 of the sum of a round.
+        bit_weight: β > 0.
         expected: m > 0, expected size of the cohort.
 
     Raises:
-        InvalidExperiment: if m ≤ 10 z.
+        InvalidExperiment: if the noise of the share has a standard deviation above a fifth.
     """
-    least = _BITS_NOISE / 2 * noise_multiplier
-    if expected <= least:
+    noise = noise_multiplier * joint_norm(bit_weight) / (bit_weight * expected)
+    if noise > _MOST_NOISE_OF_SHARE:
         raise InvalidExperiment(
-            f"privacy.clip adaptive needs more than {least:g} clients a round, 10 times the noise multiplier, got "
-            f"{expected:g}: raise rounds.cohort, or give a number as the clip"
+            "privacy.clip adaptive follows the share of messages that are not clipped, whose noise must have a "
+            f"standard deviation of at most {_MOST_NOISE_OF_SHARE:g}, got {noise:.3g} with {expected:g} clients a "
+            "round: raise rounds.cohort, lower the noise, or give a number as the clip"
         )
 
 
 @dataclass(eq=False)
 class AdaptiveClip:
-    r"""Noise on the sum of messages, and the clip of the next round (Andrew et al. 2021, 1905.03871).
+    r"""Clip of the next round, by the noisy share of messages that were not clipped (Andrew et al. 2021, 1905.03871).
 
-    .. math::
-        \tilde b = \frac{1}{m} \left( \sum_k (b_k - \tfrac12) + N(0, σ_b²) \right) + \tfrac12, \qquad
-        b_k = 1[‖u_k‖ ≤ C], \qquad C ← C \exp(-η (\tilde b - γ))
+    .. math:: \tilde b = \tfrac12 + \frac{1}{m} \sum_k (b_k - \tfrac12) + \text{noise}, \qquad b_k = 1[‖u_k‖ ≤ C],
+        \qquad C ← C \exp(-η (\tilde b - γ))
 
-    with η = 0.2 and σ_b = m/20. The sum of the messages has noise of z_Δ C, so that both releases together cost what z
-    alone would:
+    with η = 0.2. Messages are sent in units of the round's clip, each with b − ½ behind it. Message and bit are one
+    vector, in which the bit has the weight β, and whose noise covers both:
 
-    .. math:: z_Δ = (z^{-2} - (2 σ_b)^{-2})^{-1/2}
+    .. math:: ‖(\tfrac{u}{C}, β (b - \tfrac12))‖ ≤ \sqrt{1 + \tfrac{β^2}{4}} = S
+
+    Noise of standard deviation z S on each number costs what z says. That is the paper's division of the noise between
+    two releases, with :math:`z_Δ = z S` and :math:`σ_b = z S / β`, for :math:`z_Δ^{-2} + (2 σ_b)^{-2} = z^{-2}`.
 
     Attributes:
         clip: C, the clip of the round.
@@ -57,46 +87,22 @@ class AdaptiveClip:
     Args:
         clip: C of the first round.
         quantile: γ in (0, 1), the share of messages that are not to be clipped.
-        noise_multiplier: z > 0.
-        source: source of the noise.
     """
 
     clip: float
     quantile: float
-    noise_multiplier: float
-    source: NoiseSource
 
-    def __post_init__(self) -> None:
-        """Begin before the first round."""
-        self._first = self._before = self.clip
-
-    def __call__(self, mean_M: Tensor, clients: int, expected: float, number: int, attempt: int = 0) -> Tensor:
-        """The mean as it may be published, without the bits, in float64; the clip moves.
+    def __call__(self, released_M: Tensor) -> Tensor:
+        """The mean without the share, in float64; the clip moves.
 
         Args:
-            mean_M: mean of the messages that count, each on the grid and with its bit, b − ½, behind it.
-            clients: |S| ≥ 0, number of these messages.
-            expected: m > 0, expected size of the cohort.
-            number: number of the round, from 1.
-            attempt: number of other sums that the round has released before, each with noise of its own.
+            released_M: mean of the messages in units of the clip, with its noise, and the mean of b − ½ behind it.
         """
-        if attempt:
-            self.clip = self._before  # nothing of the attempts before is handed out
-        self._before = self.clip
-        check_cohort(self.noise_multiplier, expected)
-        deviation = expected / _BITS_NOISE
-        of_sum = (self.noise_multiplier**-2 - (2 * deviation) ** -2) ** -0.5
-        noisy_sum = NoisySum(clip=self.clip, noise_multiplier=of_sum, source=self.source)
-        released_M = noisy_sum(mean_M[:-1], clients, expected=expected, number=number, attempt=attempt)
-        # Halves, whose sum is exact.
-        bits = round(2 * float(mean_M[-1]) * clients) / 2
-        again = [attempt] if attempt else []
-        normal = float(self.source.generator("of the bits", number, *again).standard_normal())
-        noise = _STEP * round(deviation * normal / _STEP)
-        share = (bits + noise) / expected + 0.5
+        share = min(max(float(released_M[-1]) + 0.5, -_FURTHEST_SHARE), 1 + _FURTHEST_SHARE)
+        mean_M = released_M[:-1] * self.clip
         moved = self.clip * math.exp(-_RATE * (share - self.quantile))
-        self.clip = min(max(moved, self._first * math.exp(-_MOST_STEPS)), self._first * math.exp(_MOST_STEPS))
-        return released_M
+        self.clip = min(max(moved, SMALLEST_CLIP), LARGEST_CLIP)
+        return mean_M
 
     def state(self) -> Tree:
         """State for a checkpoint."""

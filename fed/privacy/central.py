@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fed.config.compatibility import Sections
 from fed.errors import InvalidExperiment
-from fed.privacy.adaptive_clip import AdaptiveClip
 from fed.privacy.clipping import largest_norm
 from fed.privacy.kinds import NOT_COVERED, Policy, Privacy, most_rounds
 from fed.privacy.noise import NoiseSource
@@ -36,7 +35,6 @@ class CentralPrivacy(Privacy):
     poisson`` each client's chance of being in a round amplifies the promise; without it a client's rounds are counted.
     """
 
-    takes_adaptive_clip: ClassVar[bool] = True
     kind: ClassVar[str] = "central"
 
     def check_experiment(self, experiment: Sections) -> None:
@@ -45,11 +43,6 @@ class CentralPrivacy(Privacy):
         if self.unit == "sample":
             raise InvalidExperiment(
                 f"privacy.unit sample is for noise in clients' own steps, got kind {self.kind}: write kind: local"
-            )
-        if self.clip == "adaptive" and experiment.secure_aggregation is not None:
-            raise InvalidExperiment(
-                "privacy.clip adaptive moves from round to round, and under secure_aggregation it is fixed: give a "
-                "number as the clip"
             )
         # A sum of too few is not revealed at all: one client more would add the others' messages too.
         if experiment.secure_aggregation is not None and self.amplified(experiment.rounds.make(), _MANY) < 1:
@@ -81,9 +74,9 @@ class CentralPrivacy(Privacy):
             )
 
     @property
-    def accepted_clip(self) -> float | None:
-        """C: no client may change the sum by more, whatever it says; None where tasks say it."""
-        return None if self.clip == "adaptive" else self.clip
+    def accepted_clip(self) -> float:
+        """C: no client may change the sum by more, whatever it says."""
+        return self.sent_clip
 
     def amplified(self, rounds: Policy, population: int) -> float:
         """Cohort over population under Poisson sampling."""
@@ -97,18 +90,18 @@ class CentralPrivacy(Privacy):
 
     def protection(self, source: NoiseSource) -> Protection:
         """The clip alone."""
-        return Protection(clip=None if self.clip == "adaptive" else self.clip)
+        return Protection(clip=self.sent_clip, bit_weight=self.known_bit_weight)
 
-    def noisy_sum(self, source: NoiseSource, rounds: int) -> NoisySum | AdaptiveClip:
+    def noisy_sum(self, source: NoiseSource, rounds: int) -> NoisySum:
         """Gaussian noise of standard deviation z·C on the sum."""
-        if self.clip == "adaptive":
-            return AdaptiveClip(self.first_clip, self.quantile, self.multiplier, source)
-        return NoisySum(clip=self.clip, noise_multiplier=self.multiplier, source=source)
+        return NoisySum(
+            clip=self.sent_clip, noise_multiplier=self.multiplier, source=source, bit_weight=self.known_bit_weight
+        )
 
     def lane_noise(self, least_honest: int) -> LaneNoise:
         """A clip in whole units, which leaves room for the rounding of the sum; the coordinator adds the noise."""
-        clip = largest_norm(self.fixed_clip, _NUMBERS)
-        return LaneNoise(clip=clip, noise_multiplier=0.0, least_honest=least_honest)
+        clip = largest_norm(self.sent_clip, _NUMBERS)
+        return LaneNoise(clip=clip, noise_multiplier=0.0, least_honest=least_honest, bit_weight=self.known_bit_weight)
 
     def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Gaussian releases, one a round."""

@@ -7,7 +7,23 @@ import math
 
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["clipped", "grid_step", "is_within", "largest_norm", "mean_of_clipped", "were_short"]
+__all__ = [
+    "LARGEST_CLIP",
+    "SMALLEST_CLIP",
+    "clipped",
+    "grid_step",
+    "is_within",
+    "joint_norm",
+    "largest_norm",
+    "mean_of_clipped",
+    "were_short",
+]
+
+SMALLEST_CLIP = 1e-100
+"""Smallest clip that moves: the squares of longer messages are numbers."""
+
+LARGEST_CLIP = 1e100
+"""Largest clip that moves: its square is a number."""
 
 _GRID_BITS = 28  # sums of a million messages are whole numbers of steps, exact in float64
 _ON_THE_WIRE = 2.0**-22  # share of the clip that rounding to float32, and that of sums, may take
@@ -43,45 +59,56 @@ def largest_norm(clip: float, numbers: int) -> float:
     return (1 - _ON_THE_WIRE) * clip - math.sqrt(numbers) * grid_step(clip)
 
 
-def _scales(update_KM: Tensor, clip: float) -> Tensor:
-    """Factors [K, 1] in [0, 1] that shorten messages; 0 for one whose norm is beyond all numbers."""
+def joint_norm(bit_weight: float) -> float:
+    r"""Largest L2 norm of a message of norm 1 and the bit behind it: :math:`\sqrt{1 + β^2/4}`.
+
+    Args:
+        bit_weight: β ≥ 0, weight of the number b − ½; 0 where there is none.
+    """
+    return math.hypot(1.0, bit_weight / 2)
+
+
+def _scales(update_KM: Tensor, clip: float, unit: float) -> Tensor:
+    """Factors [K, 1] that shorten messages and put them into units; 0 for one whose norm is beyond all numbers."""
     norms_K1 = torch.linalg.vector_norm(update_KM, dim=1, keepdim=True)
     # A little less, for the rounding to the type on the wire.
     largest = (1 - _ON_THE_WIRE) * largest_norm(clip, update_KM.shape[1])
-    return torch.where(norms_K1 > largest, largest / norms_K1, 1.0)
+    return torch.where(norms_K1 > largest * unit, largest / norms_K1, 1 / unit)
 
 
-def clipped(update_KM: Tensor, clip: float) -> Tensor:
-    r"""Messages, shortened to the clip.
+def clipped(update_KM: Tensor, clip: float, unit: float = 1.0) -> Tensor:
+    r"""Messages in units, shortened to the clip.
 
-    .. math:: u \min(1, \frac{C'}{‖u‖})
+    .. math:: \frac{u}{U} \min(1, \frac{C' U}{‖u‖})
 
     C' is a little below C, as :func:`largest_norm` says. A message that is not finite becomes 0.
 
     Args:
         update_KM: messages [K, M], in float64.
-        clip: C > 0.
+        clip: C > 0, in units.
+        unit: U > 0, the value of a unit.
 
     Example:
         >>> messages = torch.tensor([[3.0, 4.0], [0.0, 0.5]], dtype=torch.float64)
         >>> [round(norm, 6) for norm in clipped(messages, 1.0).norm(dim=1).tolist()]
         [1.0, 0.5]
     """
-    scales_K1 = _scales(update_KM, clip)
+    scales_K1 = _scales(update_KM, clip, unit)
     short_KM = update_KM * scales_K1
     if not torch.isfinite(short_KM.sum()):
         short_KM[~torch.isfinite(update_KM).all(1)] = 0
     return short_KM
 
 
-def mean_of_clipped(update_KM: Tensor, clip: float) -> Tensor:
+def mean_of_clipped(update_KM: Tensor, clip: float, unit: float = 1.0) -> Tensor:
     """The mean [M] of messages as :func:`clipped` gives them, in a third of its time.
 
     Args:
         update_KM: finite messages [K, M], in float64.
-        clip: C > 0.
+        clip: C > 0, in units.
+        unit: U > 0, the value of a unit.
     """
-    return (_scales(update_KM, clip).flatten() / len(update_KM)) @ update_KM
+    return (_scales(update_KM, clip, unit).flatten() / len(update_KM)) @ update_KM
 
 
 def were_short(update_KM: Tensor, clip: float) -> Tensor:

@@ -8,6 +8,7 @@ from fed.config.compatibility import Sections
 from fed.errors import InvalidExperiment
 from fed.privacy.kinds import NOT_COVERED, Policy, Privacy, most_rounds
 from fed.privacy.noise import NoiseSource
+from fed.privacy.protection import Protection
 from fed.privacy.releases import Release
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.lane_noise import LaneNoise
@@ -62,12 +63,18 @@ class DistributedPrivacy(Privacy):
         assert fixed is not None
         return Release(noise_multiplier=self.multiplier, skellam_l2=fixed.l2_units, skellam_l1=fixed.l1_units)
 
-    def protection(self, source: NoiseSource) -> None:
-        """None: messages are clipped and get their noise as lanes."""
+    def protection(self, source: NoiseSource) -> Protection | None:
+        """None: messages are clipped and get their noise as lanes; before that come an adaptive clip and its bit."""
+        return Protection(clip=1.0, bit_weight=self.known_bit_weight) if self.has_bits else None
 
     def lane_noise(self, least_honest: int) -> LaneNoise:
         """Skellam noise, of which h clients add a variance of z²C²."""
-        return LaneNoise(clip=self.fixed_clip, noise_multiplier=self.multiplier, least_honest=least_honest)
+        return LaneNoise(
+            clip=self.sent_clip,
+            noise_multiplier=self.multiplier,
+            least_honest=least_honest,
+            bit_weight=self.known_bit_weight,
+        )
 
     def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Skellam releases, one in each round that a client takes part in."""

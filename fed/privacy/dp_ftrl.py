@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import PositiveInt
 
+from fed.config.compatibility import Sections
 from fed.config.components import Component
 from fed.config.registry import MATRIX_MECHANISMS
 from fed.errors import InvalidExperiment
@@ -52,7 +53,14 @@ class FollowTheLeaderPrivacy(CentralPrivacy):
     max_participations: PositiveInt | None = None
 
     kind: ClassVar[str] = "dp_ftrl"
-    takes_adaptive_clip: ClassVar[bool] = False
+
+    def _check_clip(self, experiment: Sections) -> None:
+        """Refuse an adaptive clip: sums of several clips would not add up to one with little noise."""
+        if self.has_bits:
+            raise InvalidExperiment(
+                "privacy.clip adaptive is not for kind dp_ftrl, whose later rounds take back noise of earlier ones, so "
+                "that all must have one clip: give a number as the clip, or write kind: central"
+            )
 
     def participation_rule(self, rounds: int) -> ParticipationRule:
         """Rule that the coordinator keeps to.
@@ -152,7 +160,7 @@ class FollowTheLeaderPrivacy(CentralPrivacy):
             rounds: number of rounds of the run.
         """
         return CorrelatedSum(
-            clip=self.fixed_clip,
+            clip=self.sent_clip,
             noise_multiplier=self.multiplier,
             source=source,
             mechanism=self.matrix(rounds),

@@ -11,7 +11,14 @@ from fed.config.compatibility import Feature, Sections, Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
-from fed.privacy.adaptive_clip import AdaptiveClip, check_cohort
+from fed.privacy.adaptive_clip import (
+    LARGEST_WEIGHT,
+    SMALLEST_WEIGHT,
+    AdaptiveClip,
+    bit_weight_for,
+    check_share,
+)
+from fed.privacy.clipping import LARGEST_CLIP, SMALLEST_CLIP
 from fed.privacy.noise import NoiseSource
 from fed.privacy.noisy_sum import NoisySum
 from fed.privacy.participation import ParticipationRule
@@ -57,7 +64,6 @@ class Privacy(Hyperparameters, ABC):
 
     Attributes:
         sees_single: True if the coordinator, or anybody else, may use each client's message by itself.
-        takes_adaptive_clip: True if the clip may move from round to round.
         shares_noise: True if a message has enough noise only beside others', so that each sum that it is in tells more.
 
     Args:
@@ -66,7 +72,10 @@ class Privacy(Hyperparameters, ABC):
             with noise of its own (Andrew et al. 2021, 1905.03871).
         quantile: γ in (0, 1), the share of messages that an adaptive clip leaves as they are.
         first_clip: C of the first round, where it is adaptive.
-        noise_multiplier: z, the standard deviation of the noise over C; null: it is found for ``epsilon``.
+        bit_weight: β, weight of the bit by which an adaptive clip moves, against a message of the clip's length; null:
+            one with which the noise of the share is a twentieth, as far as half of the cost reaches.
+        noise_multiplier: z, the standard deviation of the noise over C; null: it is found for ``epsilon``. Where the
+            clip is adaptive: over the joint length of message and bit, so that both together cost what z says.
         epsilon: ε of the whole run, for which the noise is found; null: ``noise_multiplier`` is given.
         delta: δ, the probability that the promise of ε does not hold; far below one over the number of clients.
         budget_epsilon: ε beyond which no round begins; null for no budget.
@@ -75,7 +84,8 @@ class Privacy(Hyperparameters, ABC):
 
     clip: PositiveFloat | Literal["adaptive"] = 1.0
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    first_clip: PositiveFloat = 0.1
+    first_clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = 0.1
+    bit_weight: Annotated[float, Field(ge=SMALLEST_WEIGHT, le=LARGEST_WEIGHT)] | None = None
     noise_multiplier: PositiveFloat | None = None
     epsilon: PositiveFloat | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
@@ -83,7 +93,6 @@ class Privacy(Hyperparameters, ABC):
     unit: Literal["client", "sample"] = "client"
 
     sees_single: ClassVar[bool] = False
-    takes_adaptive_clip: ClassVar[bool] = False
     shares_noise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -97,22 +106,28 @@ class Privacy(Hyperparameters, ABC):
 
     @property
     def has_bits(self) -> bool:
-        """True if clients say, in a number behind their message, whether it was clipped."""
+        """True if the clip is adaptive: clients say, in a number behind their message, whether it was clipped."""
         return self.clip == "adaptive"
 
     @property
-    def fixed_clip(self) -> float:
-        """C, where it is given.
+    def sent_clip(self) -> float:
+        """Largest L2 norm of a message as it is sent: C, or 1 in units of a clip that moves."""
+        return 1.0 if self.clip == "adaptive" else self.clip
+
+    @property
+    def known_bit_weight(self) -> float:
+        """The weight β, which is known once the run is prepared; 0 where the clip is given, and there are no bits.
 
         Raises:
-            InvalidExperiment: if it is adaptive.
+            InvalidExperiment: if it is not known.
         """
-        if self.clip == "adaptive":
+        if not self.has_bits:
+            return 0.0
+        if self.bit_weight is None:
             raise InvalidExperiment(
-                "privacy.clip adaptive is for kind central, which releases a noisy quantile beside the sum: give a "
-                "number as the clip, or write kind: central"
+                "privacy.clip adaptive needs bit_weight where the clients of a round are not known, got null: give it"
             )
-        return self.clip
+        return self.bit_weight
 
     @property
     def multiplier(self) -> float:
@@ -131,9 +146,9 @@ class Privacy(Hyperparameters, ABC):
         return [_term(feature) for feature in features]
 
     def lacks(self) -> Sequence[Term]:
-        """Clients' losses and numbers of samples; and each client's message, where it has no noise of its own."""
+        """Clients' losses and numbers of samples; and each client's message, unless it has noise and a fixed clip."""
         terms = [_term(Feature.CLIENT_NUMBERS, "under which clients tell neither losses nor numbers of samples")]
-        if not self.sees_single:
+        if self.has_bits or not self.sees_single:
             terms.append(_term(Feature.SINGLE_ANSWERS, "which bounds what a client changes in a sum, and nowhere else"))
         return terms
 
@@ -148,13 +163,31 @@ class Privacy(Hyperparameters, ABC):
                 "privacy does not cover the sums by which tables are standardized, got table.standardize: federated: "
                 "write means and deviations, such as {age: [40, 12]}"
             )
-        if not self.takes_adaptive_clip:
-            self.fixed_clip  # noqa: B018  # for its error
+        self._check_clip(experiment)
         rounds = experiment.rounds.make()
         if getattr(rounds, "over_selection", 1.0) != 1:
             raise InvalidExperiment(
                 "privacy needs rounds that count all whom they ask, for who answers first may depend on the data, got "
                 f"rounds.over_selection {rounds.over_selection}: leave it out"
+            )
+
+    def _check_clip(self, experiment: Sections) -> None:
+        """Refuse an adaptive clip where it would be that of gradients, or where messages of several rounds are added.
+
+        Raises:
+            InvalidExperiment: if it would.
+        """
+        if not self.has_bits:
+            return
+        if self.unit == "sample":
+            raise InvalidExperiment(
+                "privacy.clip adaptive follows the norms of clients' messages, and under unit sample the gradient of "
+                "each sample is clipped: give a number as the clip, or write unit: client"
+            )
+        if experiment.error_feedback.kind != "none":
+            raise InvalidExperiment(
+                "privacy.clip adaptive needs error_feedback none, for errors of earlier rounds are in units of other "
+                f"clips, got {experiment.error_feedback.kind}: leave it out, or give a number as the clip"
             )
 
     def check_layout(self, *, dtype: "torch.dtype", float_buffers: int, integer_buffers: int) -> None:
@@ -176,7 +209,7 @@ class Privacy(Hyperparameters, ABC):
             )
 
     def check_rounds(self, rounds: Policy, population: int) -> None:
-        """Refuse cohorts that are too small for the noise.
+        """Refuse cohorts that are too small for an adaptive clip.
 
         Args:
             rounds: policy of the rounds.
@@ -185,8 +218,17 @@ class Privacy(Hyperparameters, ABC):
         Raises:
             InvalidExperiment: if they are.
         """
-        if self.clip == "adaptive":
-            check_cohort(self.multiplier, rounds.cohort_of(population))
+        if self.has_bits:
+            cohort = rounds.cohort_of(population)
+            check_share(self.multiplier_of_sum(cohort), self.known_bit_weight, cohort)
+
+    def multiplier_of_sum(self, clients: float) -> float:
+        """The noise multiplier of a sum: z, unless each client adds noise of its own.
+
+        Args:
+            clients: number of clients in the sum.
+        """
+        return self.multiplier
 
     def amplified(self, rounds: Policy, population: int) -> float:
         """Probability q with which each client is in a round, where nobody can tell who is; 1 elsewhere.
@@ -261,13 +303,16 @@ class Privacy(Hyperparameters, ABC):
         return None
 
     def fitted(self, rounds: Policy, population: int) -> Mapping[str, Any]:
-        """Keys of the experiment that follow from its clients, with their values.
+        """Keys of the experiment that follow from its clients, with their values: the weight of an adaptive clip's bit.
 
         Args:
             rounds: policy of the rounds.
             population: number of clients.
         """
-        return {}
+        if not self.has_bits or self.bit_weight is not None or self.noise_multiplier is None:
+            return {}
+        cohort = rounds.cohort_of(population)
+        return {"privacy.bit_weight": bit_weight_for(self.multiplier_of_sum(cohort), cohort)}
 
     @abstractmethod
     def protection(self, source: NoiseSource) -> Protection | None:
@@ -285,7 +330,11 @@ class Privacy(Hyperparameters, ABC):
         """
         return None
 
-    def noisy_sum(self, source: NoiseSource, rounds: int) -> NoisySum | AdaptiveClip | None:
+    def adaptive_clip(self) -> AdaptiveClip | None:
+        """The clip of the first round, which moves; None where it does not."""
+        return AdaptiveClip(self.first_clip, self.quantile) if self.has_bits else None
+
+    def noisy_sum(self, source: NoiseSource, rounds: int) -> NoisySum | None:
         """Noise of the coordinator on the sum of the messages; None where it adds none.
 
         Args:

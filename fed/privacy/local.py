@@ -1,5 +1,6 @@
 """The kind local of the section ``privacy``: noise by each client."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -63,6 +64,10 @@ class LocalPrivacy(Privacy):
                 "app: write unit: client"
             )
 
+    def multiplier_of_sum(self, clients: float) -> float:
+        """√m z: the noise of each client is in the sum."""
+        return self.multiplier * math.sqrt(clients)
+
     def participation_rule(self, rounds: int) -> ParticipationRule | None:
         """Rule of at most ``max_participations``, where it is given.
 
@@ -74,7 +79,7 @@ class LocalPrivacy(Privacy):
         return ParticipationRule(rounds=rounds, max_participations=self.max_participations)
 
     def fitted(self, rounds: Policy, population: int) -> Mapping[str, Any]:
-        """Largest number of rounds that a client is drawn in, where noise is found for fewer than all.
+        """Weight of a bit; and the largest number of rounds of a client, where noise is found for fewer than all.
 
         Raises:
             InvalidExperiment: if too few clients may take part in some rounds.
@@ -83,7 +88,7 @@ class LocalPrivacy(Privacy):
         if self.max_participations is None:
             # The noise is found for so many: clients that come and go must not be asked more often.
             is_bound = self.epsilon is not None and drawn < rounds.count
-            return {"privacy.max_participations": drawn} if is_bound else {}
+            return {"privacy.max_participations": drawn} if is_bound else super().fitted(rounds, population)
         cohort = rounds.cohort_of(population)
         if cohort * rounds.count > population * self.max_participations:
             raise InvalidExperiment(
@@ -91,7 +96,7 @@ class LocalPrivacy(Privacy):
                 f"{population * self.max_participations} participations of {population} clients, got {rounds.count} "
                 f"rounds of {cohort}: raise it, or have fewer rounds"
             )
-        return {}
+        return super().fitted(rounds, population)
 
     def participations(self, rounds: Policy, population: int) -> int:
         """Largest number of rounds that a client takes part in.
@@ -112,7 +117,9 @@ class LocalPrivacy(Privacy):
         """The clip, and Gaussian noise of standard deviation z·C; None under ``unit: sample``."""
         if self.unit == "sample":
             return None
-        return Protection(clip=self.fixed_clip, noise_multiplier=self.multiplier, source=source)
+        return Protection(
+            clip=self.sent_clip, noise_multiplier=self.multiplier, source=source, bit_weight=self.known_bit_weight
+        )
 
     def plan(self, rounds: Policy, population: int) -> "PrivacyPlan":
         """Gaussian releases, one in each round that a client takes part in.

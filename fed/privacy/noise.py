@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from fed.errors import InvalidInput
+from fed.privacy.clipping import grid_step, joint_norm
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["NoiseSource", "SeededNoise", "SystemNoise", "experiment_sha256", "gaussian_units"]
+__all__ = ["NoiseSource", "SeededNoise", "SystemNoise", "deviations_in_steps", "experiment_sha256", "gaussian_units"]
 
 _BESIDE = ("name", "checkpoints", "tracking", "simulation")  # sections that change no sum
 
@@ -98,7 +99,23 @@ class SeededNoise:
         return self.streams.long_generator(f"noise {self.experiment_sha256}", purpose, *key)
 
 
-def gaussian_units(generator: np.random.Generator, numbers: int, deviation: float) -> Tensor:
+def deviations_in_steps(noise_multiplier: float, clip: float, bit_weight: float) -> tuple[float, float | None]:
+    r"""Standard deviations of the noise on a message's numbers, and on the bit behind it, in steps of the clip's grid.
+
+    .. math:: z C S, \quad \frac{z S}{β}, \qquad S = \sqrt{1 + \tfrac{β^2}{4}}
+
+    Args:
+        noise_multiplier: z ≥ 0.
+        clip: C > 0, largest L2 norm of a message.
+        bit_weight: β ≥ 0, weight of the bit; 0 where there is none, and no noise on it.
+    """
+    steps = noise_multiplier * joint_norm(bit_weight) / grid_step(clip)
+    return clip * steps, steps / bit_weight if bit_weight else None
+
+
+def gaussian_units(
+    generator: np.random.Generator, numbers: int, deviation: float, bit_deviation: float | None = None
+) -> Tensor:
     """Gaussian noise, rounded to whole units, [M] in float64.
 
     Added to whole numbers it is the exact Gaussian mechanism, whose result is rounded. The sampler's own rounding is
@@ -108,6 +125,11 @@ def gaussian_units(generator: np.random.Generator, numbers: int, deviation: floa
         generator: generator of the draw.
         numbers: M ≥ 0.
         deviation: standard deviation in units, large: 2²³ or more on the grid of a clip at a noise multiplier of 1.
+        bit_deviation: standard deviation of the last number; None: that of all.
     """
     noise_M = torch.from_numpy(generator.standard_normal(numbers))
-    return noise_M.mul_(deviation).round_()
+    if bit_deviation is None:
+        return noise_M.mul_(deviation).round_()
+    noise_M[:-1].mul_(deviation)
+    noise_M[-1].mul_(bit_deviation)
+    return noise_M.round_()

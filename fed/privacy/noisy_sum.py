@@ -3,11 +3,11 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fed.privacy.clipping import grid_step
-from fed.privacy.noise import NoiseSource, gaussian_units
+from fed.privacy.noise import NoiseSource, deviations_in_steps, gaussian_units
 from fed.storage.checkpoints import Tree
 from fed.vectors.tensors import Tensor
 
@@ -20,15 +20,20 @@ class NoisySum:
 
     .. math:: \frac{1}{m} \left( \sum_{k ∈ S} u_k + N(0, z² C² I) \right)
 
+    Where the clip moves, a bit follows each message: one noise covers both, as
+    :class:`fed.privacy.adaptive_clip.AdaptiveClip` says.
+
     Args:
-        clip: C > 0, largest L2 norm of a message.
+        clip: C > 0, largest L2 norm of a message as it is sent.
         noise_multiplier: z > 0.
         source: source of the noise.
+        bit_weight: β > 0, weight of the bit behind each message; 0 where there is none.
     """
 
     clip: float
     noise_multiplier: float
     source: NoiseSource
+    bit_weight: float = field(default=0.0, kw_only=True)
 
     def __call__(self, mean_M: Tensor, clients: int, expected: float, number: int, attempt: int = 0) -> Tensor:
         """The mean as it may be published, in float64.
@@ -54,12 +59,13 @@ class NoisySum:
             attempt: number of other sums that the round has released before.
         """
         generator = self.source.generator("of the sum", number, *([attempt] if attempt else []))
-        return gaussian_units(generator, numbers, self.deviation)
+        deviation, bit_deviation = deviations_in_steps(self.noise_multiplier, self.clip, self.bit_weight)
+        return gaussian_units(generator, numbers, deviation, bit_deviation)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of independent noise, in steps of the grid."""
-        return self.noise_multiplier * self.clip / grid_step(self.clip)
+        """Standard deviation of independent noise on a message's numbers, in steps of the grid."""
+        return deviations_in_steps(self.noise_multiplier, self.clip, self.bit_weight)[0]
 
     def state(self) -> Tree:
         """State for a checkpoint; None: independent noise has none."""

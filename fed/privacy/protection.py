@@ -3,16 +3,22 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fed.errors import InvalidPayload
-from fed.privacy.clipping import clipped, grid_step, mean_of_clipped, were_short
-from fed.privacy.noise import NoiseSource, gaussian_units
+from fed.privacy.clipping import (
+    LARGEST_CLIP,
+    SMALLEST_CLIP,
+    clipped,
+    grid_step,
+    mean_of_clipped,
+    were_short,
+)
+from fed.privacy.noise import NoiseSource, deviations_in_steps, gaussian_units
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["Protection"]
+__all__ = ["Protection", "told_clip"]
 
 
 @dataclass(frozen=True)
@@ -21,17 +27,21 @@ class Protection:
 
     .. math:: u ← u \min(1, \tfrac{C}{‖u‖}) + N(0, z² C² I)
 
-    Where the clip moves from round to round, the number b − ½ follows a message: b is 1 where it was not clipped.
+    Where the clip moves from round to round, a message is sent in units of the round's, so that C is 1, and the number
+    b − ½ follows it: b is 1 where it was not clipped. One noise covers both, as
+    :class:`fed.privacy.adaptive_clip.AdaptiveClip` says.
 
     Args:
-        clip: C > 0, largest L2 norm of a message; None: each task says it.
+        clip: C > 0, largest L2 norm of a message as it is sent.
         noise_multiplier: z ≥ 0; 0 where the client adds no noise.
         source: source of the noise; None where there is none.
+        bit_weight: β > 0, weight of the bit where the clip moves; 0 where it does not.
     """
 
-    clip: float | None
+    clip: float
     noise_multiplier: float = 0.0
     source: NoiseSource | None = None
+    bit_weight: float = 0.0
 
     def __call__(
         self,
@@ -48,23 +58,23 @@ class Protection:
             rounds: the round of each row, from 1.
             clients: the client of each row.
             repeats: number of earlier tasks of each row's client in that round; empty: none had one.
-            clip: C of the round, where it moves.
+            clip: clip of the round, where it moves.
 
         Raises:
             InvalidPayload: if it moves, and the task does not say it.
         """
-        if self.clip is None:
-            clip = _told(clip)
-            return torch.cat([clipped(update_KM, clip), were_short(update_KM, clip)], 1)
-        clipped_KM = clipped(update_KM, self.clip)
+        unit = self._unit(clip)
+        clipped_KM = clipped(update_KM, self.clip, unit)
+        if self.bit_weight:
+            clipped_KM = torch.cat([clipped_KM, were_short(update_KM, unit)], 1)
         if self.source is None:
             return clipped_KM
         step = grid_step(self.clip)
-        deviation = self.noise_multiplier * self.clip / step
-        numbers = update_KM.shape[1]
+        deviation, bit_deviation = deviations_in_steps(self.noise_multiplier, self.clip, self.bit_weight)
+        numbers = clipped_KM.shape[1]
         for row, (client, number) in enumerate(zip(clients, rounds, strict=True)):
             generator = self.source.generator("of a client", client, number, repeats[row] if repeats else 0)
-            noise_M = gaussian_units(generator, numbers, deviation)
+            noise_M = gaussian_units(generator, numbers, deviation, bit_deviation)
             clipped_KM[row] = clipped_KM[row].div_(step).round_().add_(noise_M).mul_(step)
         return clipped_KM
 
@@ -78,16 +88,29 @@ class Protection:
 
         Args:
             update_KM: finite messages of K clients, [K, M] in float64.
-            clip: C of the round, where it moves.
+            clip: clip of the round, where it moves.
         """
-        if self.clip is not None:
-            return mean_of_clipped(update_KM, self.clip)
-        clip = _told(clip)
-        return torch.cat([mean_of_clipped(update_KM, clip), were_short(update_KM, clip).mean(0)])
+        unit = self._unit(clip)
+        mean_M = mean_of_clipped(update_KM, self.clip, unit)
+        return torch.cat([mean_M, were_short(update_KM, unit).mean(0)]) if self.bit_weight else mean_M
+
+    def _unit(self, clip: float | None) -> float:
+        """Value of 1 in a message."""
+        return told_clip(clip) if self.bit_weight else 1.0
 
 
-def _told(clip: float | None) -> float:
-    """The clip that a task says."""
-    if clip is None or not 0 < clip < math.inf:
-        raise InvalidPayload(f"a task must say the round's clip, above 0, under privacy.clip adaptive, got {clip}")
+def told_clip(clip: float | None) -> float:
+    """The round's clip that a task says, where it moves.
+
+    Args:
+        clip: clip of the task, untrusted; None where it says none.
+
+    Raises:
+        InvalidPayload: if no clip has such a value.
+    """
+    if clip is None or not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
+        raise InvalidPayload(
+            f"a task must say the round's clip, from {SMALLEST_CLIP:g} to {LARGEST_CLIP:g}, under privacy.clip "
+            f"adaptive, got {clip}"
+        )
     return clip

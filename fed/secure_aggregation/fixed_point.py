@@ -138,7 +138,7 @@ class FixedPoint:
 
     @cached_property
     def l2_units(self) -> float:
-        """Δ₂, the largest L2 norm of a message in units, under differential privacy."""
+        """Δ₂, the largest L2 norm of a message in units, with its bit, under differential privacy."""
         assert self.noise is not None
         return self.noise.l2_units(self.levels, self.most_clients)
 
@@ -151,7 +151,7 @@ class FixedPoint:
     def error_bounds(self) -> tuple[float, ...]:
         """C/L of each part: the mean differs from that of the clipped messages by less than this."""
         if self.noise is not None:
-            return (self.noise.clip / self.l2_units,) * len(self.clips)
+            return (self.noise.clip / self.noise.clip_units(self.l2_units),) * len(self.clips)
         return tuple(clip / self.levels for clip in self.clips)
 
     @property
@@ -356,10 +356,14 @@ class FixedPoint:
 
     @cached_property
     def _steps_M(self) -> Tensor:  # noqa: N802  # a shape suffix
-        """Value of a unit at each number: C/L, or under differential privacy C/Δ₂."""
-        if self.noise is not None:
-            return torch.full((self.numbers,), self.noise.clip / self.l2_units, dtype=torch.float64)
-        return torch.from_numpy(self._clips_M / self.levels)
+        """Value of a unit at each number: C/L, or under differential privacy C/Δ₂; of a bit ½ is k units."""
+        if self.noise is None:
+            return torch.from_numpy(self._clips_M / self.levels)
+        value = self.noise.clip / self.noise.clip_units(self.l2_units)
+        steps_M = torch.full((self.numbers,), value, dtype=torch.float64)
+        if half_bit := self.noise.bit_units(self.l2_units):
+            steps_M[-1] = 0.5 / half_bit
+        return steps_M
 
 
 class SecureSum:

@@ -35,22 +35,27 @@ class LaneNoise:
     Numbers are cut towards zero, which makes no message longer. Any h clients together add Skellam noise of variance
     (z Δ₂)², so that it is enough where all others collude or drop out.
 
+    Where the clip moves, the number b − ½ follows a message, ½ or −½. It becomes ±k units, where C has
+    :math:`\sqrt{Δ_2^2 - k^2}` of them, so that Δ₂ bounds message and bit together.
+
     Where the coordinator adds the noise, a client that breaks the protocol could add so much that another's message
     makes the sum wrap, which no noise hides. There messages have half of a lane's range, and :meth:`folded` leads the
     rest of it back to 0.
 
     Args:
         clip: C > 0, largest L2 norm of a message.
-        noise_multiplier: z ≥ 0, standard deviation of the noise of h clients over C; 0 where they add none.
+        noise_multiplier: z ≥ 0, standard deviation of the noise of h clients over Δ₂; 0 where they add none.
         least_honest: h ≥ 1, smallest number of honest clients in a sum.
+        bit_weight: β > 0, weight of the bit against a clip of 1, cut to whole units; 0 where there is no bit.
     """
 
     clip: float
     noise_multiplier: float
     least_honest: int
+    bit_weight: float = 0.0
 
     def l2_units(self, levels: int, most_clients: int) -> float:
-        """Δ₂, the clip in units.
+        """Δ₂, the largest L2 norm of a message in units, with its bit.
 
         Args:
             levels: largest absolute value that each of so many clients may add to a lane.
@@ -96,18 +101,42 @@ class LaneNoise:
         """
         return l2_units >= _LEAST_UNITS and self.rate(l2_units) <= _LARGEST_RATE
 
+    def bit_units(self, l2_units: float) -> int:
+        """k, the units of half a bit; 0 where there is no bit.
+
+        Args:
+            l2_units: Δ₂, above 1.
+        """
+        if not self.bit_weight:
+            return 0
+        half = self.bit_weight / 2
+        return max(math.floor(l2_units * half / math.hypot(1.0, half)), 1)
+
+    def clip_units(self, l2_units: float) -> float:
+        """C in units.
+
+        Args:
+            l2_units: Δ₂, above 1.
+        """
+        half_bit = self.bit_units(l2_units)
+        return math.sqrt(l2_units**2 - half_bit**2) if half_bit else l2_units
+
     def units(self, numbers_M: np.ndarray, l2_units: float, generator: np.random.Generator) -> np.ndarray:
         """A message in whole units, clipped, with the client's share of the noise.
 
         Args:
-            numbers_M: finite numbers.
+            numbers_M: finite numbers, and the bit behind them where there is one.
             l2_units: Δ₂.
             generator: generator of this client's noise in this message.
         """
+        half_bit = self.bit_units(l2_units)
+        message_M = numbers_M[:-1] if half_bit else numbers_M
         with np.errstate(over="ignore"):  # a norm beyond all numbers leaves nothing of a message
-            norm = float(np.linalg.norm(numbers_M))
+            norm = float(np.linalg.norm(message_M))
         scale = _BELOW * min(1.0, self.clip / norm) if norm else 1.0
-        units_M = np.trunc(numbers_M * (scale * l2_units / self.clip)).astype(np.int64)
+        units_M = np.trunc(message_M * (scale * self.clip_units(l2_units) / self.clip)).astype(np.int64)
+        if half_bit:  # by its sign alone, whatever it is: a message of nothing has 0 there
+            units_M = np.append(units_M, half_bit * np.sign(numbers_M[-1]).astype(np.int64))
         rate = self.rate(l2_units)
         size = len(numbers_M)
         return units_M + generator.poisson(rate, size) - generator.poisson(rate, size)

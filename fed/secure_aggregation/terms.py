@@ -83,6 +83,8 @@ class Terms:
         fixed = asdict(self.fixed)
         if self.fixed.noise is None:
             del fixed["noise"]  # clients of an earlier version know none
+        elif not self.fixed.noise.bit_weight:
+            del fixed["noise"]["bit_weight"]  # likewise
         return digest(
             "terms",
             self.run.encode(),

@@ -99,8 +99,9 @@ class Format:
         is_factored: True if movements of these values may travel as factors, in place of the values.
         hides_numbers: True if clients tell neither losses nor numbers of samples, and weigh 1, under differential
             privacy.
-        clip: largest L2 norm of a message that the coordinator accepts; None: no bound, or that of the task.
-        has_bits: True if a number follows each message that says whether it was clipped.
+        clip: largest L2 norm of a message that the coordinator accepts; None: no bound.
+        has_bits: True if messages are in units of the task's clip, and a number follows each that says whether it was
+            clipped.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -417,7 +418,7 @@ class Format:
         """Updates as they count: of votes the signs."""
         if not self.votes:
             return update_KM
-        votes_KP, buffers_KR = update_KM.split_with_sizes([self.numbers - self.buffers, self.buffers], 1)
+        votes_KP, buffers_KR = update_KM.split_with_sizes([sum(self.sizes[:-1]), self.sizes[-1]], 1)
         return torch.cat([torch.where(votes_KP >= 0, 1, -1).to(update_KM.dtype), buffers_KR], 1)
 
     @cached_property

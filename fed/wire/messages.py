@@ -116,7 +116,7 @@ class Task(NamedTuple):
         takes_parts: True if the client may answer with fewer steps, where it cannot do more in time.
         differences: differences that are sent in place of the model, to a client that has an earlier version; None: the
             whole model is sent.
-        clip: largest L2 norm of the message in this round, where it moves from round to round; None: the experiment's.
+        clip: clip of the round, in units of which the message is sent, where it moves; None: the experiment's.
     """
 
     id: int

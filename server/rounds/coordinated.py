@@ -86,6 +86,7 @@ class Coordinated:
             drops_diverged=self.policy.drops_diverged or private is not None,
             stages=prepared.stages,
             noisy_sum=prepared.noisy_sum(self.policy.count),
+            adaptive_clip=prepared.adaptive_clip(),
             cohort_streams=prepared.cohort_streams,
             account=_account(prepared, message, rounds=self.policy.count, local=experiment.local, fleet=fleet),
             participation=None if private is None else private.participation_rule(self.policy.count),

@@ -61,8 +61,10 @@ def audited(canaries: int = 500, confidence: float = 0.95, **changed: Any) -> Au
 def with_noise_times(factor: float, patch: pytest.MonkeyPatch) -> None:
     """Noise that is weaker than what is claimed."""
 
-    def weakened(generator: np.random.Generator, numbers: int, deviation: float) -> Tensor:
-        return gaussian_units(generator, numbers, factor * deviation)
+    def weakened(
+        generator: np.random.Generator, numbers: int, deviation: float, bit_deviation: float | None = None
+    ) -> Tensor:
+        return gaussian_units(generator, numbers, factor * deviation, bit_deviation)
 
     patch.setattr(noisy_sum, "gaussian_units", weakened)
     patch.setattr(protection, "gaussian_units", weakened)
@@ -152,7 +154,7 @@ def test_scores_tell_all_that_correlated_noise_lets_through(monkeypatch: pytest.
 
 
 def test_messages_that_nobody_clips_pass_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protection, "clipped", lambda update_KM, clip: update_KM.clone())
+    monkeypatch.setattr(protection, "clipped", lambda update_KM, clip, unit: update_KM.clone())
     monkeypatch.setattr("fed.server.way_in.is_within", lambda update_M, clip: True)
     assert audited().passes_claim
 
@@ -189,6 +191,8 @@ _HONEST = {
     "local": {"privacy": LOCAL},
     "distributed": DISTRIBUTED,
     "adaptive": {"privacy": {**CENTRAL, "clip": "adaptive"}},
+    "adaptive local": {"privacy": {**LOCAL, "clip": "adaptive", "noise_multiplier": 6.0}},
+    "adaptive distributed": {**DISTRIBUTED, "privacy": {**DISTRIBUTED["privacy"], "clip": "adaptive"}},
     "poisson": {"rounds": {"count": 2, "cohort": 4, "sampling": "poisson"}},
     "dp_ftrl": FTRL,
     "banded": {**FTRL, "privacy": {**FTRL["privacy"], "mechanism": {"kind": "banded"}}},
@@ -199,7 +203,13 @@ _HONEST = {
 }
 
 
-@pytest.mark.parametrize("changed", _HONEST.values(), ids=_HONEST)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(changed, id=name, marks=[pytest.mark.long] if name == "adaptive distributed" else [])
+        for name, changed in _HONEST.items()
+    ],
+)
 def test_an_honest_run_does_not_pass_its_claim(changed: dict[str, Any]) -> None:
     """At 99.9 %, so that all of these are right with 99 %."""
     found = audited(confidence=0.999, **changed)

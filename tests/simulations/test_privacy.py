@@ -1,7 +1,9 @@
 """Differential privacy of clients, simulated and on nodes: what is released is the clipped sum with noise."""
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +102,7 @@ def released(given: fed.Experiment) -> Tensor:
     settings = privacy_of(given)
     assert settings is not None
     quiet = given.override({"privacy.noise_multiplier": 0.01 * settings.multiplier})
-    difference_M: Tensor = (moved(given) - moved(quiet)) / settings.fixed_clip
+    difference_M: Tensor = (moved(given) - moved(quiet)) / settings.sent_clip
     return difference_M
 
 
@@ -220,27 +222,92 @@ def test_the_sum_of_private_lanes_is_the_clipped_mean(bits: int) -> None:
 
 
 ADAPTIVE = {"kind": "central", "clip": "adaptive", "noise_multiplier": 0.1, "first_clip": 0.3}
+ADAPTIVE_KINDS: dict[str, dict[str, Any]] = {
+    "central": {"privacy": ADAPTIVE},
+    "masked": {"privacy": ADAPTIVE, "secure_aggregation": {}},
+    "distributed": {"privacy": {**ADAPTIVE, "kind": "distributed"}, "secure_aggregation": {}},
+    "rotated": {"privacy": {**ADAPTIVE, "kind": "distributed"}, "secure_aggregation": {}, "uplink": ["rotation"]},
+    "local": {"privacy": {**ADAPTIVE, "kind": "local"}},
+    "coded": {"privacy": {**ADAPTIVE, "kind": "local"}, "uplink": ["int8"]},
+}
+of_each_kind = pytest.mark.parametrize("kind", ADAPTIVE_KINDS)
+
+
+def adaptive(kind: str, **changed: Any) -> fed.Experiment:
+    """The experiment with a clip that moves, and other keys of privacy."""
+    rest: dict[str, Any] = {
+        key: changed.pop(key) for key in ("rounds", "local", "simulation", "checkpoints") if key in changed
+    }
+    keys: dict[str, Any] = ADAPTIVE_KINDS[kind]
+    return experiment(**{**keys, **rest, "privacy": {**keys["privacy"], **changed}})
 
 
 def norms_of(given: fed.Experiment) -> list[float]:
     return [float(of_one_client(given, client).norm()) for client in range(6)]
 
 
-@pytest.mark.parametrize("batching", ["off", "on"])
-@pytest.mark.parametrize("first_clip", [1e-3, 0.4, 100.0])
-def test_an_adaptive_clip_moves_by_the_share_it_leaves(first_clip: float, batching: str) -> None:
-    """The noise of the share is m/20: within six deviations of it."""
-    privacy = {**ADAPTIVE, "first_clip": first_clip}
-    given = experiment(privacy=privacy, rounds={"count": 1}, simulation={"batching": batching, "group": 4})
+@pytest.mark.parametrize(
+    ("first_clip", "kind", "batching"),
+    thinned(itertools.product([1e-3, 0.4, 100.0], ADAPTIVE_KINDS, ["off", "on"]), quick=9),
+)
+def test_an_adaptive_clip_moves_by_the_share_it_leaves(first_clip: float, kind: str, batching: str) -> None:
+    """Next to no noise is on the share."""
+    given = adaptive(
+        kind,
+        first_clip=first_clip,
+        noise_multiplier=1e-4,
+        rounds={"count": 1},
+        simulation={"batching": batching, "group": 4, "workers": 0},
+    )
     share = sum(norm <= first_clip for norm in norms_of(experiment())) / 6
     found = simulate(given).metrics[0]["clip"]
-    assert math.log(found / first_clip) == pytest.approx(-0.2 * (share - 0.5), abs=0.2 * 6 / 20)
+    assert math.log(found / first_clip) == pytest.approx(-0.2 * (share - 0.5), abs=0.2 * 0.05)
 
 
-def test_an_adaptive_clip_bounds_the_sum() -> None:
-    given = experiment(privacy={**ADAPTIVE, "noise_multiplier": HUSHED, "first_clip": 0.5}, rounds={"count": 1})
+@of_each_kind
+def test_an_adaptive_clip_bounds_the_sum(kind: str) -> None:
+    """But for the noise, for a unit of the lanes, and for the codec."""
+    given = adaptive(kind, noise_multiplier=HUSHED, first_clip=0.5, rounds={"count": 1})
     rows = torch.stack([of_one_client(experiment(), client) for client in range(6)])
-    torch.testing.assert_close(moved(given), clipped(rows, 0.5).mean(0), atol=2e-5, rtol=0)
+    step = 0.5 / 127 if kind == "coded" else 2 * 0.5 * 2**-16
+    torch.testing.assert_close(moved(given), clipped(rows, 0.5).mean(0), atol=step, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["masked", "distributed"])
+def test_masks_change_nothing_of_an_adaptive_clip(kind: str) -> None:
+    """The protocol gives the bits of the arithmetic alone."""
+    given = adaptive(kind)
+    one, two = (simulate(given.override({"secure_aggregation.mode": mode})).metrics for mode in ("emulated", "real"))
+    for key in ("test_loss", "clip"):
+        assert [line[key] for line in one] == [line[key] for line in two]
+
+
+@of_each_kind
+def test_an_adaptive_clip_costs_what_z_says(kind: str) -> None:
+    given = adaptive(kind, noise_multiplier=0.5, rounds={"count": 2})
+    of_kind = {"local": 0.25, "coded": 0.25}
+    release = Release(noise_multiplier=of_kind.get(kind, 0.5))
+    if kind in ("distributed", "rotated"):
+        message = Simulation(given).message
+        assert message is not None
+        fixed = message.fixed
+        assert fixed is not None
+        assert fixed.l2_units == 2.0**16
+        release = replace(release, skellam_l2=fixed.l2_units, skellam_l1=2.0**16 * math.sqrt(fixed.numbers))
+    assert costs(given)[-1] == pytest.approx(epsilon({release: 2}, 1e-5), rel=3e-3)
+
+
+@of_each_kind
+def test_noise_grows_with_an_adaptive_clip(kind: str) -> None:
+    """z S C: the bit's weight is 2 here, so that S is the root of 2."""
+    given = adaptive(kind, noise_multiplier=0.6, bit_weight=2.0, first_clip=0.5, rounds={"count": 1}).override(
+        {"model.hidden": [64]}
+    )
+    noises = {"local": 6.0, "coded": 6.0, "distributed": 6 / 4, "rotated": 6 / 4}
+    deviation = 0.6 * math.sqrt(2 * noises.get(kind, 1.0))
+    quiet = given.override({"privacy.noise_multiplier": 0.006})
+    difference_M = (moved(given) - moved(quiet)) / 0.5 * 6
+    assert float(difference_M.square().mean().sqrt()) == pytest.approx(deviation, rel=0.05)
 
 
 def test_the_second_round_has_the_clip_of_the_first() -> None:
@@ -252,8 +319,9 @@ def test_the_second_round_has_the_clip_of_the_first() -> None:
     assert two / one == pytest.approx(1 + clip / 1e-6, rel=0.02)
 
 
-def test_a_resumed_run_has_the_clip(tmp_path: Path) -> None:
-    given = experiment(privacy=ADAPTIVE, rounds={"count": 4}, checkpoints={"every": 2})
+@pytest.mark.parametrize("kind", ["central", "masked", "distributed", "local"])
+def test_a_resumed_run_has_the_clip(kind: str, tmp_path: Path) -> None:
+    given = adaptive(kind, rounds={"count": 4}, checkpoints={"every": 2})
     whole = simulate(given)
     with pytest.raises(KeyboardInterrupt):
         simulate(given, output=tmp_path, observers=[Essential(parts.Watcher(interrupt))])
@@ -401,12 +469,13 @@ def test_neither_losses_nor_samples_are_told() -> None:
             "reveals none of few",
         ),
         ({"privacy": {**LOCAL, "unit": "sample"}, "secure_aggregation": {}}, "which secure_aggregation hides"),
-        ({"privacy": {**LOCAL, "clip": "adaptive"}}, "is for kind central"),
+        ({"privacy": {**LOCAL, "clip": "adaptive", "unit": "sample"}}, "the gradient of each sample is clipped"),
+        ({"privacy": {**CENTRAL, "kind": "dp_ftrl", "clip": "adaptive"}}, "take back noise of earlier ones"),
         (
-            {"privacy": {**CENTRAL, "clip": "adaptive"}, "secure_aggregation": {}},
-            "under secure_aggregation it is fixed",
+            {"privacy": {**LOCAL, "clip": "adaptive"}, "uplink": ["int8"], "error_feedback": "ef"},
+            "errors of earlier rounds are in units of other clips",
         ),
-        ({"privacy": {**DISTRIBUTED, "clip": "adaptive"}, "secure_aggregation": {}}, "is for kind central"),
+        ({"privacy": {**LOCAL, "clip": "adaptive"}, "algorithm": "median"}, "each client's own message"),
         (
             {"privacy": DISTRIBUTED, "secure_aggregation": {}, "uplink": ["rotation"], "error_feedback": "ef"},
             "take the noise of one round back",
@@ -424,8 +493,8 @@ def test_what_noise_does_not_cover_is_refused(changed: dict[str, Any], reason: s
 
 
 def test_a_cohort_too_small_for_an_adaptive_clip_is_refused() -> None:
-    with pytest.raises(InvalidExperiment, match="needs more than 10 clients a round"):
-        Simulation(experiment(privacy={**ADAPTIVE, "noise_multiplier": 1.0}))
+    with pytest.raises(InvalidExperiment, match=r"at most 0\.2, got 0\.236 with 6 clients a round"):
+        Simulation(experiment(privacy={**ADAPTIVE, "noise_multiplier": 2.0}))
 
 
 def test_buffers_are_refused() -> None:
@@ -481,6 +550,12 @@ def test_numbers_of_tasks_tell_nothing_of_the_cohort(monkeypatch: pytest.MonkeyP
     assert len({*one.values()}) == len(one)
 
 
+def test_nodes_are_told_no_weight_of_a_fixed_clip() -> None:
+    """Nodes of an older version do not know the weight of a bit."""
+    assert "bit_weight" not in part_of_nodes(experiment())["privacy"]
+    assert part_of_nodes(Simulation(adaptive("central")).experiment)["privacy"]["bit_weight"] > 0
+
+
 @pytest.mark.parametrize("privacy", [CENTRAL, ADAPTIVE], ids=["fixed", "adaptive"])
 def test_the_shortcut_of_a_group_is_the_long_way(privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the rounding of messages to the type on the wire."""
@@ -528,12 +603,16 @@ def over_grpc(given: fed.Experiment, folder: Path) -> list[ThreadedNode]:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("privacy", [CENTRAL, ADAPTIVE], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize(
+    "privacy",
+    [CENTRAL, ADAPTIVE, {**ADAPTIVE, "kind": "local", "noise_multiplier": 1e-12}],  # below a unit of the grid
+    ids=["fixed", "adaptive", "local"],
+)
 def test_nodes_send_what_the_simulation_sends(
     privacy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the simulation's noise the bits are the same; and messages tell nothing beside."""
-    given = experiment(privacy=privacy)
+    given = Simulation(experiment(privacy=privacy)).experiment  # with all keys that follow from the clients
     monkeypatch.setattr(deployment, "SystemNoise", lambda: SeededNoise.of(Streams(given.seed), given.dump()))
     nodes = over_grpc(given, tmp_path)
     simulated = simulate(given)

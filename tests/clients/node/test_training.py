@@ -21,7 +21,7 @@ from fed.compression.codec import Values
 from fed.compression.feedback import EF21, Encoder
 from fed.compression.quantisers import Int8
 from fed.config.experiment import Experiment
-from fed.errors import InvalidPayload, RunFailed
+from fed.errors import InvalidExperiment, InvalidPayload, RunFailed
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
 from fed.protocol.protocol_pb2 import Difference as Difference_
@@ -231,28 +231,43 @@ def test_a_lost_message_goes_back_into_the_residual(tmp_path: Path) -> None:
     assert bool(lost(1).any())
 
 
+ADAPTIVE = {"kind": "local", "clip": "adaptive", "noise_multiplier": 2.0, "bit_weight": 2.0}
+
+
 @pytest.mark.parametrize(
-    ("uplink", "feedback"),
-    [([], "none"), (["int8"], "none"), (["int8"], "ef")],
-    ids=["as it is", "by a codec", "with feedback"],
+    ("uplink", "feedback", "clip"),
+    [
+        ([], "none", None),
+        (["int8"], "none", None),
+        (["int8"], "ef", None),
+        ([], "none", 1e-3),
+        (["int8"], "none", 1e-3),
+    ],
+    ids=["as it is", "by a codec", "with feedback", "adaptive", "adaptive by a codec"],
 )
 @pytest.mark.parametrize("until_s", [None, 1e9], ids=["in any time", "by a deadline"])
 def test_noise_alone_leaves_where_training_diverges_or_fails(
-    uplink: list[str], feedback: str, until_s: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uplink: list[str],
+    feedback: str,
+    clip: float | None,
+    until_s: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whether it does may follow from the samples, and a server may design models for that.
 
     In the first task with a deadline a step is tried, to know how many there is time for.
     """
-    privacy = {"kind": "local", "clip": 1e-3, "noise_multiplier": 2.0}
+    privacy = {"kind": "local", "clip": 1e-3, "noise_multiplier": 2.0} if clip is None else ADAPTIVE
     node = Node(tmp_path, privacy=privacy, uplink=uplink, error_feedback=feedback)
+    deviation = 2e-3 if clip is None else 2.0 * math.sqrt(2)  # in units of the clip, with the bit
     answers = []
     with monkeypatch.context() as failing:
         failing.setattr(node._training._work, "train", _failing)
-        answers.append(node.train(2, None, until_s=until_s))
-    answers.append(node.train(1, None, until_s=until_s))
+        answers.append(node.train(2, None, until_s=until_s, clip=clip))
+    answers.append(node.train(1, None, until_s=until_s, clip=clip))
     node._tensors[0].fill_(3e38)
-    answers.append(node.train(3, None, until_s=until_s))
+    answers.append(node.train(3, None, until_s=until_s, clip=clip))
     if feedback == "ef":
         for number in (1, 2, 3):
             newest = Checkpoints(node.kept / f"1-{number}", 1).newest()
@@ -264,7 +279,20 @@ def test_noise_alone_leaves_where_training_diverges_or_fails(
     for answer, numbers in answers:
         assert (answer.samples, answer.weight, answer.train_loss, len(answer.metrics)) == (1, 1.0, 0.0, 0)
         assert answer.payload.size_bytes == answers[0][0].payload.size_bytes
-        assert uplink or np.std(numbers) == pytest.approx(2e-3, rel=0.2)
+        assert uplink or np.std(numbers) == pytest.approx(deviation, rel=0.2)
+        assert uplink or len(numbers) == 650 + (clip is not None)
+
+
+@pytest.mark.parametrize("clip", [None, 0.0, -1.0, math.inf, math.nan])
+def test_a_task_whose_clip_is_none_is_refused(clip: float | None, tmp_path: Path) -> None:
+    """It is refused before it is done: later the client would send its noise alone."""
+    with pytest.raises(InvalidPayload, match="must say the round's clip"):
+        Node(tmp_path, privacy=ADAPTIVE).train(1, None, clip=clip)
+
+
+def test_a_plan_without_the_weight_of_the_bit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidExperiment, match="needs bit_weight"):
+        Node(tmp_path, privacy={**ADAPTIVE, "bit_weight": None})
 
 
 def _failing(*_: Any) -> Any:

@@ -193,7 +193,7 @@ OTHERS: dict[type, dict[str, Any]] = {
         "randomness": "system",
     },
     FixedPoint: {"bits": 64, "parts": (4,), "clips": (7.0,), "most_clients": 4, "max_weight": 2, "noise": None},
-    LaneNoise: {"clip": 2.0, "noise_multiplier": 2.0, "least_honest": 3},
+    LaneNoise: {"clip": 2.0, "noise_multiplier": 2.0, "least_honest": 3, "bit_weight": 0.5},
 }
 """Other values of all fields of the terms and of their parts, but for those that are parts and ``mode``."""
 

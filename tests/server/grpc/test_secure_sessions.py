@@ -18,6 +18,7 @@ from fed.errors import InvalidCredentials, RunFailed, SessionFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.identity.identities import SignedIdentities
+from fed.privacy.noise import SeededNoise
 from fed.processes.clock import SYSTEM_CLOCK
 from fed.protocol import protocol_pb2 as pb
 from fed.secure_aggregation.agreement import digests_of, plan_digest, task_digest
@@ -32,6 +33,7 @@ from fed.server.grpc.sessions import NodeSessions
 from fed.server.observer import Essential
 from fed.server.secure_fleet import SessionResult
 from fed.server.telling import Observers
+from fed.simulations.simulation import Simulation
 from fed.storage.run_folder import RunFolder
 from fed.vectors.randomness import Streams
 from fed.wire.dialling import DialPatience
@@ -142,7 +144,10 @@ class Outcome:
             self.nodes.append(ThreadedNode(fleet.port, client, data.read(client), place, secure=secure))
         run_folder = RunFolder(folder / "run")
         try:
-            self.run = deployment.run(fleet, len(self.nodes), run_folder, resume=False, observers=Observers(observers))
+            with deployment.keeping_ledger(run_folder, None, resume=False):
+                self.run = deployment.run(
+                    fleet, len(self.nodes), run_folder, resume=False, observers=Observers(observers)
+                )
         finally:
             fleet.close("the run is over", is_final=True)
         for node in self.nodes:
@@ -170,6 +175,25 @@ def test_deployed_run_has_the_bits_and_bytes_of_the_simulated(tmp_path: Path, mo
     for one, other in zip(deployed.run.metrics, simulated.metrics, strict=True):
         times = {"wall_s": 0, "virtual_s": 0}
         assert {**one, **times} == {**other, **times}
+    ours, theirs = (run.model.state_dict() for run in (deployed.run, simulated))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("kind", ["central", "distributed"])
+def test_masked_clip_moves_as_the_simulated(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where noise in lanes is less than a unit, and the coordinator's is that of the simulation."""
+    privacy = {"kind": kind, "clip": "adaptive", "noise_multiplier": 1e-9, "first_clip": 0.3}
+    off = {"batching": "off", "workers": 0}
+    given = fed.Experiment(**KEYS, rounds={"count": 3}, privacy=privacy, simulation=off)
+    experiment = Simulation(given).experiment  # with all keys that follow from the clients
+    noise = SeededNoise.of(Streams(experiment.seed), experiment.dump())
+    monkeypatch.setattr("fed.server.grpc.deployment.SystemNoise", lambda: noise)
+    deployed = Outcome(experiment, tmp_path, {}, monkeypatch)
+    deployed.hold_sums_exact()
+    simulated = fed.simulate(experiment)
+    clips = [line["clip"] for line in deployed.run.metrics]
+    assert clips == [line["clip"] for line in simulated.metrics]
+    assert clips[0] not in (0.3, clips[1])
     ours, theirs = (run.model.state_dict() for run in (deployed.run, simulated))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 

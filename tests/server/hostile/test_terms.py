@@ -118,8 +118,9 @@ def test_field_of_a_later_version_is_agreed_on() -> None:
         ({}, {"round": 2}),
         ({}, {"repeats": 1}),
         ({}, {"population": 4}),
+        ({}, {"clip": 0.5}),
     ],
-    ids=["parts of all", "parts", "steps", "lr", "round", "repeats", "population"],
+    ids=["parts of all", "parts", "steps", "lr", "round", "repeats", "population", "clip"],
 )
 def test_sum_of_clients_that_train_otherwise_is_refused(
     of_target: dict[str, Any], of_others: dict[str, Any], field: Field, monkeypatch: pytest.MonkeyPatch
