@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fed.clients.training.batched_trainer import BatchedTrainer
+from tests.devices import Current
 
 __all__ = ["CLIENTS", "assert_computed_alike", "of_a_small_device"]
 
@@ -18,7 +19,7 @@ CLIENTS = 3
 def assert_computed_alike(
     module: nn.Module, shape: tuple[int, ...], mode: AbstractContextManager[Any], *, is_common: bool
 ) -> None:
-    """Outputs and gradients of clients, each with parameters of its own.
+    """Outputs and gradients of clients, each with parameters of its own, on the test's device.
 
     Args:
         module: in float64.
@@ -27,11 +28,13 @@ def assert_computed_alike(
         is_common: all clients read the same samples.
     """
     torch.manual_seed(0)
+    device = Current.device
     parameters = {
-        name: (part + 0.3 * torch.randn(CLIENTS, *part.shape)).detach().requires_grad_(part.requires_grad)
+        name: (part + 0.3 * torch.randn(CLIENTS, *part.shape)).detach().to(device).requires_grad_(part.requires_grad)
         for name, part in module.named_parameters()
     }
-    inputs = torch.randn(CLIENTS, 5, *shape, dtype=torch.float64)
+    inputs = torch.randn(CLIENTS, 5, *shape, dtype=torch.float64).to(device)
+    module = module.to(device)
 
     def forward(own: dict[str, Tensor], x: Tensor) -> Any:
         return functional_call(module, own, (x.clone(),))
@@ -51,7 +54,8 @@ def assert_computed_alike(
 
 def _gradients(outputs: Tensor, parameters: dict[str, Tensor]) -> list[Tensor]:
     trained = [part for part in parameters.values() if part.requires_grad]
-    weighed = outputs * torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view_as(outputs)
+    weights = torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).to(outputs.device)
+    weighed = outputs * weights.view_as(outputs)
     return [*torch.autograd.grad(weighed.sum(), trained, materialize_grads=True, allow_unused=True)]
 
 

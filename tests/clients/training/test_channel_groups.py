@@ -86,6 +86,7 @@ MODULES: dict[str, tuple[int, Callable[[], nn.Module]]] = {
 }
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("is_common", [False, True], ids=["own samples", "common samples"])
 @pytest.mark.parametrize("name", MODULES)
 def test_outputs_and_gradients_are_those_of_each_client(name: str, is_common: bool) -> None:

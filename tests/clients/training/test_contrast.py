@@ -17,8 +17,9 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
+from tests.devices import Current
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def module() -> nn.Module:
@@ -56,7 +57,7 @@ def test_training_is_a_loop_by_hand_over_three_models() -> None:
     first, inputs, labels = module(), torch.linspace(-1, 1, 20).double().view(5, 4), torch.tensor([0, 1, 2, 1, 0])
     rule, previous = MOON(mu=2.0), moved(first, 0.3)
     local = Local(lr=0.2, batch_size=5, steps=4)
-    trainer = Trainer(copy.deepcopy(first), cross_entropy, local, Phase(rule=rule), CPU)
+    trainer = Trainer(copy.deepcopy(first), cross_entropy, local, Phase(rule=rule), Current.device)
     state = trainer.layout.pack(first)
     kept = ClientState(flat(previous))
     order = np.random.default_rng(0)
@@ -90,14 +91,18 @@ def test_training_leaves_the_other_models_running_statistics() -> None:
 
     previous = moved(first, 0.3)
     trainer = Trainer(
-        copy.deepcopy(first), cross_entropy, Local(lr=0.2, batch_size=5, steps=3), Phase(rule=Watching()), CPU
+        copy.deepcopy(first),
+        cross_entropy,
+        Local(lr=0.2, batch_size=5, steps=3),
+        Phase(rule=Watching()),
+        Current.device,
     )
     given = LocalContext(client_state=ClientState(flat(previous)))
     trainer.train(*trainer.layout.pack(first), (inputs, labels), order=np.random.default_rng(0), seed=0, context=given)
     assert len(seen) == 3
     expected = [other.eval()[:3](inputs).detach() for other in (first, previous)]  # type: ignore[index]
     for others in seen:
-        torch.testing.assert_close(others, tuple(expected), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(tuple(part.cpu() for part in others), tuple(expected), rtol=1e-12, atol=1e-13)
 
 
 def blobs() -> fed.FederatedData:
@@ -123,4 +128,4 @@ def test_moon_without_its_term_is_fedavg() -> None:
 
 def test_a_model_without_a_linear_layer_is_refused() -> None:
     with pytest.raises(InvalidModel, match=r"must have a torch\.nn\.Linear for MOON"):
-        Trainer(nn.Sequential(nn.Conv1d(1, 1, 1)), cross_entropy, Local(), Phase(rule=MOON()), CPU)
+        Trainer(nn.Sequential(nn.Conv1d(1, 1, 1)), cross_entropy, Local(), Phase(rule=MOON()), Current.device)

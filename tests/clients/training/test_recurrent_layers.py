@@ -35,13 +35,14 @@ class Reads(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         samples = inputs.shape[0 if self.layer.batch_first else 1]
-        half = torch.full((self.layer.num_layers, samples, 3), 0.5, dtype=inputs.dtype)
+        half = torch.full((self.layer.num_layers, samples, 3), 0.5, dtype=inputs.dtype, device=inputs.device)
         begin: Any = (half, -half) if isinstance(self.layer, nn.LSTM) else half
         outputs, end = self.layer(inputs, begin if self._begins else None)
         ends = end if isinstance(end, tuple) else (end,)
         return torch.cat([part.flatten() for part in (outputs, *ends)])
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("is_common", [False, True], ids=["own samples", "common samples"])
 @pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)

@@ -60,6 +60,7 @@ def pairs(name: str, client: int) -> Any:
     return {"input_ids": ids}, [int(words.sum()) % 3 for words in ids]
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["bert", "gpt2"])

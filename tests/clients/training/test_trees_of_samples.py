@@ -15,6 +15,8 @@ from fed.clients.data.held import samples_at
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 from tests.clients.training.readers import WORDS, augmented, classified, reader, sentences
 
+pytestmark = pytest.mark.usefixtures("device")
+
 PAD = {"kind": "pad", "mask": "attention_mask", "multiple": 8}
 
 
@@ -76,6 +78,7 @@ def test_draws_of_a_collate_are_the_same_in_groups() -> None:
     assert difference(runs[1], plain) > 1e-3, "or nothing was drawn"
 
 
+@pytest.mark.processes
 @pytest.mark.long  # two processes begin
 def test_draws_of_a_collate_are_the_same_in_workers() -> None:
     data = FederatedData({client: classified(client) for client in range(3)}, classified(7))
@@ -185,7 +188,7 @@ class Read(SamplesOnDemand):
 
 
 @pytest.mark.parametrize("batching", ["on", "off"])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=[pytest.mark.long, pytest.mark.processes])])
 def test_samples_on_demand_train_as_those_in_memory(batching: str, workers: int) -> None:
     pairs = {client: classified(client, 9 - client) for client in range(3)}
     keys: dict[str, Any] = {"simulation": {"batching": batching, "workers": workers}}
