@@ -14,7 +14,7 @@ LINKED := build/linked-$(FILES)
 # Tests and commands start many processes, each of which would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help compare edge secure-edge gossip deployment strangers benchmark benchmark-gpu time gossip-benchmark compression secure private-steps results test test-all flower lint format docs protocol clean
+.PHONY: help compare edge secure-edge gossip deployment strangers benchmark benchmark-gpu time gossip-benchmark compression secure private-steps results test test-all pretended flower lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,11 @@ ifeq ($(CHROMIUM),)
 	@echo "reports are not tried in a browser, for there is no Chromium here: sudo apt install chromium"
 endif
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(if $(CHROMIUM),,not browser)"
+	$(MAKE) pretended
+
+pretended: $(LINKED)  ## tests that ask for a device, on one that is pretended; ten minutes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --device pretended -k pretended \
+	  $(shell grep -rl 'usefixtures("device")' tests)
 
 FLOWER := 1.41 1.42
 
