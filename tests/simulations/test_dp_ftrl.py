@@ -33,6 +33,8 @@ from fed.vectors.randomness import Streams
 from tests.fed.privacy.test_noise import hold_to_normal
 from tests.simulations import users_parts as parts
 
+pytestmark = pytest.mark.usefixtures("device")
+
 BANDED = {"kind": "banded", "bands": 3}
 BLT = {"kind": "blt", "buffers": 2}
 PRIVACY = {"kind": "dp_ftrl", "clip": 0.3, "noise_multiplier": 2.0, "mechanism": BANDED}

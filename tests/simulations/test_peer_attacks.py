@@ -18,6 +18,8 @@ from tests.thinned import thinned
 from .conftest import Point, mean_output
 from .test_peers import CENTRES, LR, PEERS, SAMPLES, data, model
 
+pytestmark = pytest.mark.usefixtures("device")
+
 ROUNDS = 5
 MATRIX = mixing_matrix(ring(PEERS)).to_dense().numpy()
 FRACTION = 2 / 7

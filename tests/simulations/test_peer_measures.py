@@ -18,6 +18,8 @@ from fed.errors import InvalidExperiment
 from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 
+pytestmark = pytest.mark.usefixtures("device")
+
 PEERS = 6
 ROOT = Path(__file__).resolve().parents[2]
 

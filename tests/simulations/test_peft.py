@@ -81,6 +81,7 @@ def test_the_example_prints_bytes_losses_and_the_gap() -> None:
     assert float(gap) > 0.01
 
 
+@pytest.mark.usefixtures("device")
 def test_the_residual_is_exact_in_float32() -> None:
     keys = fed.Experiment(
         data={"kind": "digits", "clients": 3, "partition": {"kind": "dirichlet", "alpha": 0.5}},

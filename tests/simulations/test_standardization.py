@@ -15,6 +15,8 @@ from fed.config import yaml
 from fed.errors import InvalidData, InvalidExperiment
 from fed.simulations.standardization import standardized
 
+pytestmark = pytest.mark.usefixtures("device")
+
 ROWS = 90
 
 

@@ -20,6 +20,8 @@ from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
 
+pytestmark = pytest.mark.usefixtures("device")
+
 LACKS = "c3"
 
 
@@ -47,7 +49,7 @@ def scored(line: Any, part: str) -> dict[str, Any]:
     ("algorithm", "keys", "beside"),
     [
         ("fedavg", {"batching": "on"}, {}),
-        pytest.param("fedavg", {"batching": "off"}, {"workers": 2}, marks=pytest.mark.long),
+        pytest.param("fedavg", {"batching": "off"}, {"workers": 2}, marks=[pytest.mark.long, pytest.mark.processes]),
         ("dpsgd", {"batching": "off"}, {}),
         ("centralized", {}, {}),
         ("local", {}, {}),
