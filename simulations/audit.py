@@ -8,7 +8,7 @@ Names that end in _m have a number for each of m canaries. Shapes: see :mod:`fed
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -24,12 +24,14 @@ from fed.config.experiment import Experiment
 from fed.errors import BudgetSpent, InvalidExperiment
 from fed.privacy.correlated_sum import CorrelatedSum
 from fed.privacy.kinds import Privacy, privacy_of
+from fed.privacy.local import LocalPrivacy
 from fed.privacy.one_run_audit import Guesses, best_guesses
 from fed.secure_aggregation.settings import settings_of
 from fed.server.observer import Essential, Event, Kinds, TaskSent
 from fed.server.rounds.coordinated import Coordinated
 from fed.server.telling import Observers
 from fed.simulations.choice import hired, leave_rerun
+from fed.simulations.sample_audit import AuditedRun, run_with_canaries
 from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
@@ -40,6 +42,7 @@ __all__ = ["Audit", "audit"]
 _LENGTH = 1e6  # of a canary's update: far above any clip, and finite in every type
 _SAMPLES = 2  # that a canary trains on, in vain; batch normalisation needs two
 _LEAST_CANARIES = 20
+_CANARIES = {"client": 1000, "sample": 200}  # unless a number is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,37 +92,78 @@ def audit(
     data: FederatedData | None = None,
     model: Any = None,
     *,
-    canaries: int = 1000,
+    canaries: int | None = None,
     confidence: float = 0.95,
 ) -> Audit:
     """Run an experiment once with canaries among its clients, and bound its ε from below.
 
     Canaries are clients beside the experiment's own. A cohort grows with their number, so that everybody's chance of
-    being in a round stays as it is, and so does the smallest cohort of secure aggregation. Adversaries are left out.
+    being in a round stays as it is, and so does the smallest cohort of secure aggregation. Under ``unit: sample`` they
+    are the samples of one client more (:mod:`fed.simulations.sample_audit`). Adversaries are left out.
 
     Args:
-        experiment: experiment with a section ``privacy`` of unit client.
+        experiment: experiment with a section ``privacy``.
         data: training data by client, in place of the experiment's.
         model: factory of modules, or a module to copy, in place of the experiment's.
-        canaries: m, number of canaries, from 20 to the number of the model's parameters. More of them can refute a
-            larger claim.
+        canaries: m, number of canaries, from 20 to the number of the model's parameters, or half of it where samples
+            are private; None: 1,000 clients, or 200 samples. More of them can refute a larger claim.
         confidence: probability with which the bound is true, in (0, 1).
 
     Raises:
         InvalidExperiment: if the experiment has no such privacy, or the model too few parameters.
     """
     privacy = _auditable(experiment)
+    canaries = _CANARIES[privacy.unit] if canaries is None else canaries
     if canaries < _LEAST_CANARIES:
         raise InvalidExperiment(f"an audit needs at least {_LEAST_CANARIES} canaries, got {canaries}: give more")
     if data is None:
         assert experiment.data is not None
         data = load(experiment.data, experiment.data_streams, experiment.table)
+    leave_rerun()  # without a main guard every worker runs this line
+    with _one_thread():
+        if isinstance(privacy, LocalPrivacy) and privacy.unit == "sample":
+            run = run_with_canaries(experiment, privacy, data, model, canaries)
+        else:
+            run = _run_with_clients(experiment, privacy, data, model, canaries)
+    return Audit(
+        guesses=best_guesses(run.scores_m, run.included_m, delta=privacy.delta, confidence=confidence),
+        included=int(run.included_m.sum()),
+        rounds=run.rounds,
+        claimed_epsilon=run.claimed_epsilon,
+        delta=privacy.delta,
+        confidence=confidence,
+    )
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread of PyTorch, as simulations have it, for the same bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run_with_clients(
+    experiment: Experiment, privacy: Privacy, data: FederatedData, model: Any, canaries: int
+) -> AuditedRun:
+    """Run an experiment with canaries beside its clients.
+
+    Args:
+        experiment: experiment with privacy of unit client.
+        privacy: settings of its privacy.
+        data: training data by client.
+        model: factory of modules, or a module to copy; None: the experiment's.
+        canaries: m, number of canaries.
+
+    Raises:
+        InvalidExperiment: if the model has too few parameters.
+    """
     names = _names(data.clients, canaries)
     changed = _with_room(experiment, privacy, clients=len(data.clients), canaries=canaries)
-    leave_rerun()  # without a main guard every worker runs this line
     with contextlib.ExitStack() as stack:
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)  # as simulations have it, for the same bits
         simulation = Simulation(changed, _with_canaries(data, names), model)
         parameters = simulation.layout.shared.parameters
         if parameters < canaries:
@@ -138,14 +182,11 @@ def audit(
         assert account is not None
         rounds = _run(federation, reader, changed.rounds.make().count)
     scores_m = reader.scores_m(_correlation(simulation, rounds)) if ear is None else ear.scores_m
-    guesses = best_guesses(scores_m.numpy(), sent.included_m, delta=privacy.delta, confidence=confidence)
-    return Audit(
-        guesses=guesses,
-        included=int(sent.included_m.sum()),
+    return AuditedRun(
+        scores_m=scores_m.numpy(),
+        included_m=sent.included_m,
         rounds=rounds,
         claimed_epsilon=account.epsilon(),
-        delta=privacy.delta,
-        confidence=confidence,
     )
 
 
@@ -158,10 +199,6 @@ def _auditable(experiment: Experiment) -> Privacy:
     privacy = privacy_of(experiment)
     if privacy is None:
         raise InvalidExperiment("an audit needs the section privacy, got null: say how much the run may tell of whom")
-    if privacy.unit != "client":
-        raise InvalidExperiment(
-            f"an audit's canaries are clients, got privacy.unit {privacy.unit}: write unit: client, or leave it out"
-        )
     if experiment.app is not None:
         raise InvalidExperiment("an audit needs clients that fed trains, got the section app: leave it out")
     return privacy

@@ -271,7 +271,8 @@ class _PhaseTraining:
             self.trainer = Trainer(copy.deepcopy(recipe.module), **options)
         self._private: PrivateTrainer | None = None
         if recipe.sample_privacy is not None:
-            self._private = PrivateTrainer(copy.deepcopy(recipe.module), **options, privacy=recipe.sample_privacy)
+            make = recipe.make_private or PrivateTrainer
+            self._private = make(copy.deepcopy(recipe.module), **options, privacy=recipe.sample_privacy)
         self._source = recipe.private_source or recipe.own_streams
         self._is_private_batched = recipe.is_batched
         is_batched = recipe.is_batched and recipe.make_trainer is None and not (phase.rule and phase.rule.contrasts)
@@ -363,6 +364,8 @@ class _PhaseTraining:
         draws = [self._private_draws(sent.task, row) for row in rows]
         steps = tuple(sent.task.steps[row] for row in rows) if sent.task.steps else ()
         context = sent.context.of(rows)._replace(steps=steps)
+        if len(rows) == 1:
+            context = context._replace(client=sent.task.clients[rows[0]])
         return private.train(*states, [dense(sent.pairs[row]) for row in rows], draws, context)
 
     def _private_draws(self, task: Train, row: int) -> ClientDraws:

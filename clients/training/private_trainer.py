@@ -238,11 +238,20 @@ class PrivateTrainer(TorchTrainer):
                 noise_K1=noise_K1[:active],
             )
             gradient_KQ[:, moves] = means_KQ.mul_(gaps_Q[moves])
+            self._told(gradient_KQ, gaps_Q)
             x_KQ = stack.x_KQ[:active]
             if self.phase.rule is not None:
                 of_active = context.of(slice(active))
                 gradient_KQ = of_active.corrected(self.phase.rule, gradient_KQ, x_KQ, stack.shared)
             optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
+
+    def _told(self, gradient_KQ: Tensor, gaps_Q: Tensor) -> None:
+        """Take note of a step's noised gradients, which is what it releases; an audit listens here.
+
+        Args:
+            gradient_KQ: noised means of the clients that take the step.
+            gaps_Q: 1 at parameters, 0 at gaps between them.
+        """
 
     def _sums(
         self,

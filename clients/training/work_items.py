@@ -298,6 +298,8 @@ class Recipe:
         may_ignore: True if clients' targets may be labels that do not count, so that each group's are looked at.
         is_deterministic: True if GPUs compute by deterministic algorithms alone.
         sample_privacy: clip and noise of each step, where clients' samples are private; None: plain steps.
+        make_private: function that makes the trainer of such clients, of the arguments of ``PrivateTrainer``; None:
+            that class.
         private_source: source of these steps' draws, of the system's where nobody may follow them; None: the streams.
     """
 
@@ -321,6 +323,7 @@ class Recipe:
     may_ignore: bool = True
     is_deterministic: bool = True
     sample_privacy: SamplePrivacy | None = None
+    make_private: Callable[..., Any] | None = None
     private_source: NoiseSource | None = None
 
     @property

@@ -19,8 +19,13 @@ def audit(
     file: File,
     settings: Settings = None,
     canaries: Annotated[
-        int, typer.Option(help="Number of clients that are put in; more can refute a larger ε.", min=20)
-    ] = 1000,
+        int | None,
+        typer.Option(
+            help="Number of clients or samples that are put in; more can refute a larger ε.",
+            min=20,
+            show_default="1000 clients, or 200 samples",
+        ),
+    ] = None,
     confidence: Annotated[float, typer.Option(help="Probability with which the bound is true.")] = 0.95,
 ) -> int:
     """Put canaries into one run, and bound the ε that it really has from below; exit code 1 if it claims less."""

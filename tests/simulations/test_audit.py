@@ -99,15 +99,15 @@ def test_runs_without_their_noise_pass_the_claim(changed: dict[str, Any], monkey
 
 
 @pytest.mark.parametrize("changed", [{}, {"privacy": LOCAL}, FTRL], ids=["central", "local", "dp_ftrl"])
-def test_less_noise_gives_larger_bounds(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter of the noise is found; of half of it the bound comes near the claim."""
+def test_a_quarter_of_the_noise_is_found(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And half of it is not, at this ε and number of canaries: the bound is below the claim, and nearer to it."""
     bounds = []
     for factor in (1.0, 0.5, 0.25):
         with_noise_times(factor, monkeypatch)
-        found = audited(**changed)
+        found = audited(1000, **changed)
         bounds.append(found.guesses.epsilon)
-    assert bounds[0] < bounds[1] < bounds[2]
-    assert bounds[0] < found.claimed_epsilon < bounds[2]
+    assert bounds[0] < bounds[1] < found.claimed_epsilon < bounds[2]
+    assert 0.7 < found.claimed_epsilon < 0.9
 
 
 def of_the_plan(changed: dict[str, Any]) -> float:
@@ -251,7 +251,6 @@ def test_a_claim_beyond_the_canaries_is_said_to_be_so() -> None:
     ("changed", "canaries", "reason"),
     [
         ({"privacy": None}, 20, "needs the section privacy, got null"),
-        ({"privacy": {**LOCAL, "unit": "sample"}}, 20, "an audit's canaries are clients, got privacy.unit sample"),
         ({}, 1100, "got 1027 parameters and 1100 canaries: give fewer canaries"),
         ({}, 10, "at least 20 canaries, got 10"),
     ],
