@@ -3,14 +3,14 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from fed.errors import BudgetSpent
 from fed.privacy.accounting import Accountant, epsilon
-from fed.privacy.entries import Cost, Head
+from fed.privacy.entries import Cost, Head, uncontained
 from fed.privacy.kinds import Privacy
 from fed.privacy.ledger import Ledger
 from fed.privacy.releases import Release
@@ -147,7 +147,8 @@ class PrivacyAccount:
     def _releases(self) -> Counter[Release]:
         """Releases about the client that has lost most."""
         of_all = self._of_all.releases
-        return Counter(of_all) + self._most if of_all else self._most
+        most = self._most if _are_in_order(self._kinds) else self._worst(self._of_client.values())
+        return Counter(of_all) + most if of_all else most
 
     def summary(self) -> dict[str, Any]:
         """Part of the summary: ε, δ, and the releases about the client that has lost most."""
@@ -178,7 +179,8 @@ class PrivacyAccount:
         self._of_all = Accountant(self.privacy.delta)
         self._of_client: dict[int | str, Counter[Release]] = {}
         self._weights: dict[int | str, float] = {}
-        self._most: Counter[Release] = Counter()  # of the client that has lost most in rounds of its own
+        self._kinds: set[Release] = set()  # that clients bear in rounds of their own
+        self._most: Counter[Release] = Counter()  # of the client that has lost most in such rounds, by its weight
         self._most_weight = 0.0
         costs = [
             cost
@@ -212,17 +214,26 @@ class PrivacyAccount:
             for client in cost.clients:
                 before = charged.get(client) or self._of_client.get(client, Counter())
                 charged[client] = before + Counter(cost.releases)
-        most = max([self._most, *charged.values()], key=_weight)
+        if _are_in_order(self._kinds.union(*charged.values())):
+            most = max([self._most, *charged.values()], key=_weight)
+        else:
+            most = self._worst([*self._of_client.values(), *charged.values()])
         if not most:
             return self._of_all.affords(of_all, budget)
         total = Counter(self._of_all.releases) + of_all + most
         return epsilon(total, self.privacy.delta) <= budget
+
+    def _worst(self, borne: Iterable[Counter[Release]]) -> Counter[Release]:
+        """Releases that cost most, of those that clients bear; none of no clients."""
+        of_all = Counter(self._of_all.releases)
+        return max(uncontained(borne), key=lambda own: epsilon(of_all + own, self.privacy.delta), default=Counter())
 
     def _add(self, costs: Sequence[Cost]) -> None:
         for cost in costs:
             if cost.clients is None:
                 self._of_all.add(cost.releases)
                 continue
+            self._kinds.update(cost.releases)
             added = _weight(cost.releases)
             for client in cost.clients:
                 counts = self._of_client.setdefault(client, Counter())
@@ -237,6 +248,11 @@ class PrivacyAccount:
 def in_order(clients: Iterable[int | str]) -> list[int | str]:
     """Clients as the ledger names them."""
     return sorted(clients, key=lambda client: (isinstance(client, str), client))
+
+
+def _are_in_order(kinds: Collection[Release]) -> bool:
+    """True if what costs more has the larger weight, which with Skellam noise holds for releases of one kind alone."""
+    return len(kinds) <= 1 or all(release.skellam_l2 is None for release in kinds)
 
 
 def _weight(releases: Mapping[Release, int]) -> float:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from fed.privacy.releases import Release
 
-__all__ = ["Cost", "DamagedChain", "Head", "LedgerChain", "LedgerEntry", "counted"]
+__all__ = ["Cost", "DamagedChain", "Head", "LedgerChain", "LedgerEntry", "counted", "uncontained"]
 
 _VERSION = 1
 
@@ -273,3 +273,13 @@ def counted(costs: Iterable[Cost]) -> Counter[Release]:
     for cost in costs:
         total.update(cost.releases)
     return total
+
+
+def uncontained(borne: Iterable[Counter[Release]]) -> list[Counter[Release]]:
+    """Releases of clients that are not contained in another's: those that cost most are among them."""
+    kept: list[Counter[Release]] = []
+    different = {frozenset(own.items()): own for own in borne}
+    for own in sorted(different.values(), key=Counter.total, reverse=True):
+        if not any(own <= other for other in kept):
+            kept.append(own)
+    return kept

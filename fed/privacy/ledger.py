@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from platformdirs import user_state_path
 
 from fed.errors import InvalidLedger, LedgerFailed, os_errors_as
-from fed.privacy.entries import Cost, Head, LedgerChain, LedgerEntry, counted
+from fed.privacy.entries import Cost, Head, LedgerChain, LedgerEntry, counted, uncontained
 from fed.privacy.ledger_files import MAKE_ROOM, Found, add_line, found_at, say_of_copy, whole
 from fed.privacy.releases import Release
 from fed.storage.atomic_files import held, write_atomically
@@ -251,12 +251,7 @@ class Ledger:
         The largest ε of a client is the largest of these.
         """
         of_all, of_client = self._bearers()
-        kept: list[Counter[Release]] = []
-        different = {frozenset(own.items()): own for own in of_client.values()}
-        for own in sorted(different.values(), key=Counter.total, reverse=True):
-            if not any(own <= other for other in kept):
-                kept.append(own)
-        return [of_all + own for own in kept] or [Counter(of_all)]
+        return [of_all + own for own in uncontained(of_client.values())] or [Counter(of_all)]
 
     def _bearers(self) -> tuple[Counter[Release], dict[int | str, Counter[Release]]]:
         """Releases that every client bears, and those that a client bears beside them."""
