@@ -35,7 +35,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.privacy.entries import Head
 from fed.privacy.ledger import LEDGER_FILE, Ledger, federation_of, ledger_folder
-from fed.privacy.noise import SystemNoise, experiment_sha256
+from fed.privacy.noise import SystemNoise
 from fed.privacy.noise_for_epsilon import with_noise
 from fed.protocol.protocol_pb2 import Joining, Plan, Signature
 from fed.protocol.protocol_pb2 import Scores as NodeScores
@@ -154,7 +154,7 @@ class Deployment:
         opened = Ledger.open(
             ledger_folder(identity),
             identity,
-            run=experiment_sha256(self.experiment.dump()),
+            run="",
             copy=folder.path / LEDGER_FILE,
             is_resumed=resume,
         )
@@ -230,9 +230,6 @@ class Deployment:
         assert self._signature is not None
         first_task = self._standardize(fleet, min_nodes, self._signature)
         self.experiment = with_noise(self.experiment, min_nodes)
-        if self._ledger is not None:
-            # Only now: a resumed run begins with what follows from its clients, and must find its rounds.
-            self._ledger.run = experiment_sha256(self.experiment.dump())
         prepared = self._prepared()
         if self._data is not None and prepared.casting:
             _log.info("%s", prepared.casting)
@@ -240,6 +237,9 @@ class Deployment:
         kept = self._checkpoint(prepared, fingerprint, folder, resume=resume)
         if kept is not None:
             fleet.restore(kept[1]["federation"]["fleet"])  # before nodes are waited for: the run's members are known
+        if self._ledger is not None:
+            # Only now: a run that goes on shares noise with the rounds of that name, and one that begins with none.
+            self._ledger.run = fleet.run
         self._gather(fleet, min_nodes, prepared, is_resumed=kept is not None)
         prepared.ledger = fleet.ledger = self._ledger
         federation = self._begun(fleet, prepared, observers, first_task)
@@ -301,6 +301,8 @@ class Deployment:
         states = prepared.client_states(message)
         arrays = prepared.module.specs if isinstance(prepared.module, AppModel) else None
         plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment, arrays)), signature=self._signature)
+        if self.experiment.privacy is not None:
+            plan.run = fleet.run  # by which nodes know the rounds that share noise
         seen = fleet if self.experiment.secure_aggregation is None else self._secured(fleet, message, plan)
         federation = Coordinated(
             experiment=self.experiment,

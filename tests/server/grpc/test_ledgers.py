@@ -111,9 +111,19 @@ def test_resumed_run_knows_the_rounds_that_are_done_again(tmp_path: Path) -> Non
     served(tmp_path, resume=True)
     entries = Ledger.read(kept()).entries
     assert [(entry.round, entry.attempt) for entry in entries] == [(1, 0), (2, 0), (2, 1)]
-    assert len({entry.run for entry in entries}) == 1
+    own = Ledger.read(tmp_path / "node-0" / "privacy" / LEDGER).entries
+    assert len({entry.run for entry in (*entries, *own)}) == 1
     first, second, again = (next(iter(entry.costs[0].releases)).noise_multiplier for entry in entries)
     assert again == first < second  # in the lost round there may have been a client that the first had not
+
+
+def test_another_run_shares_no_rounds_with_the_first(tmp_path: Path) -> None:
+    """Of the same experiment: its noise is fresh from the first round on."""
+    for name in ("one", "two"):
+        served(tmp_path, name, cohort=1, kind="dp_ftrl")
+    one, another = (Ledger.read(kept()).entries[place : place + 2] for place in (0, 2))
+    assert [entry.costs for entry in one] == [entry.costs for entry in another]
+    assert {entry.run for entry in one}.isdisjoint({entry.run for entry in another})
 
 
 def test_run_ends_before_the_round_that_would_pass_the_budget(tmp_path: Path) -> None:
