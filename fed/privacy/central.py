@@ -108,7 +108,14 @@ class CentralPrivacy(Privacy):
         from fed.privacy.plan import PrivacyPlan
 
         sampling = self.amplified(rounds, population)
+        trust = [
+            "The coordinator is trusted: it sees each client's clipped message, and who takes part.",
+            "Whoever sees the models that it publishes, clients included, learns no more than ε says.",
+        ]
         if sampling < 1:
+            trust.append(
+                "It publishes neither its metrics nor its summary and report, which tell who or how many take part."
+            )
             why = (
                 f"Poisson sampling: each of the {population} clients of the roster is in a round with probability "
                 f"{sampling:g}, whether it is there or not, and nobody but the coordinator knows who"
@@ -129,9 +136,6 @@ class CentralPrivacy(Privacy):
             neighbourhood="add-or-remove-one",
             budget_epsilon=self.budget_epsilon,
             participations=None if sampling < 1 else most_rounds(rounds, population),
-            trust=(
-                "The coordinator is trusted: it sees each client's clipped message, and who takes part.",
-                "Whoever sees the models that it publishes, clients included, learns no more than ε says.",
-            ),
+            trust=tuple(trust),
             not_covered=NOT_COVERED,
         )

@@ -36,6 +36,7 @@ from fed.secure_aggregation.settings import SecureAggregation
 from fed.server.grpc import deployment
 from fed.server.grpc.deploy import serve
 from fed.server.observer import Essential
+from fed.server.rounds.synchronous import Rounds
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
@@ -701,8 +702,25 @@ def test_amplification_is_claimed_under_poisson_sampling_alone(
     assert settings is not None
     # A coordinator that is not trusted knows who takes part.
     claimed = expected if privacy is CENTRAL else 1.0
+    plan = settings.plan(given.rounds.make(), 6)
+    assert any("publishes neither its metrics" in said for said in plan.trust) is (claimed < 1)
     assert settings.amplified(given.rounds.make(), 6) == claimed
     assert settings.plan(given.rounds.make(), 6).sampling == claimed
+
+
+def test_the_chance_is_the_one_that_was_drawn_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that registers in the middle of a draw lowers it for the rounds that follow."""
+    draw = Rounds.draw
+
+    def drawn(self: Rounds, coordinator: Any, *given: Any, **named: Any) -> list[int | str]:
+        members = list(coordinator.fleet.registered())
+        found = draw(self, coordinator, *given, **named)
+        monkeypatch.setattr(coordinator.fleet, "registered", lambda: [*members, "late"])
+        return found
+
+    monkeypatch.setattr(Rounds, "draw", drawn)
+    summary = simulate(experiment(rounds={"count": 1, "cohort": 3, "sampling": "poisson"})).summary
+    assert summary["releases"] == [[Release(noise_multiplier=1.0, sampling=0.5).keys(), 1]]
 
 
 def test_algorithms_are_not_told_how_many_replied(monkeypatch: pytest.MonkeyPatch) -> None:
