@@ -227,6 +227,31 @@ def test_no_client_adds_more_units_than_skellam_noise_covers(numbers: list[float
     assert (release.skellam_l2, release.skellam_l1) == (fixed.l2_units, fixed.l1_units)
 
 
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@pytest.mark.parametrize("place", ["message", "bound", "fold", "wrap", "odd"])
+def test_forged_lanes_give_nobody_a_larger_share(bits: int, place: str) -> None:
+    """One client brings masked sums of messages and bits close to where they fold or wrap, before the noise."""
+    weight = 0.5
+    settings = CentralPrivacy(clip="adaptive", noise_multiplier=1.0, bit_weight=weight)
+    fixed = fixed_point(settings, 1000, bits)
+    most = 2 * int(fixed.l2_units)
+    near = {"message": 0, "bound": most, "fold": 2 * most, "wrap": (1 << (bits - 1)) - 1, "odd": most // 3 + 1}[place]
+    message_1M = Protection(clip=1.0, bit_weight=weight)(torch.ones(1, 1000).double(), [1], [0], clip=1.0)
+    beside = ClientNumbers([1.0], [1], [0.0])
+    generator = np.random.default_rng(0)
+    units = []
+    for own in (fixed.quantise(message_1M, beside, [generator]).lanes[0], fixed.nothing(generator)):
+        total = SecureSum(bits, fixed.lanes)
+        total.add(own)
+        forged = fixed.nothing(generator)
+        forged[:1001] = near
+        total.add(forged)
+        units.append((fixed.read(total).mean_M * (2 / grid_step(1.0))).round() * grid_step(1.0))
+    moved_M = units[0] - units[1]
+    assert abs(float(moved_M[-1])) <= 0.5 * (1 + 1e-7)
+    assert math.hypot(float(moved_M[:-1].norm()), weight * float(moved_M[-1])) <= joint_norm(weight)
+
+
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("cohort", [30, COHORT])
 def test_bit_and_clip_have_their_weights_in_units(bits: int, cohort: int) -> None:
