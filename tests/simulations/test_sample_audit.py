@@ -1,5 +1,6 @@
 """Audits of runs whose samples are private: an honest run does not pass its claim, and one with a fault does."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from fed.privacy.dp_sgd import Inclusion, noised_means
 from fed.privacy.releases import Release
 from fed.simulations.audit import Audit, audit
 from fed.simulations.sample_audit import log_odds
+from tests.fed.cli.commands import runner
+from tests.simulations import users_parts as parts
 
 PRIVACY = {"kind": "local", "unit": "sample", "clip": 0.5, "noise_multiplier": 3.0}
 CANARIES = 200
@@ -131,6 +134,44 @@ def test_sums_without_noise_tell_who_is_in_a_batch() -> None:
     found_m = log_odds(gradients_mP, gradients_mP[is_in_m].sum(0), 0.4, clip=1.0)
     assert bool((found_m[is_in_m] > 10).all())
     assert torch.allclose(found_m[~is_in_m], torch.tensor(np.log(0.6)), atol=1e-3)
+
+
+def embedded() -> nn.Module:
+    return nn.Sequential(nn.Embedding(9, 16), nn.Flatten(), nn.Linear(48, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [
+        (parts.on_demand(), parts.small),
+        (fed.FederatedData({"a": (torch.randint(9, (12, 3)), torch.arange(12) % 4)}), embedded),
+    ],
+    ids=["on demand", "integers"],
+)
+def test_canaries_are_made_of_samples_of_any_kind(given: fed.FederatedData, model: Any) -> None:
+    experiment = fed.Experiment(data=None, model=None, rounds={"count": 1}, privacy=PRIVACY)
+    found = audit(experiment, given, model, canaries=20)
+    assert (found.guesses.canaries, found.rounds) == (20, 1)
+    assert found.claimed_epsilon > 0
+
+
+EXPERIMENT = """
+data: {kind: digits, clients: 6}
+model: {kind: mlp, hidden: []}
+local: {lr: 0.1, batch_size: 16}
+rounds: {count: 2}
+privacy: {kind: local, unit: sample, clip: 0.3, noise_multiplier: 3.0}
+"""
+
+
+def test_the_command_audits_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "private.yaml").write_text(EXPERIMENT)
+    result = runner(tmp_path, monkeypatch, capsys, "audit")("private.yaml")
+    assert result.code == 0
+    assert result.out.startswith("canaries  200, of which coins put ")
+    assert "No fault was found: the bound does not pass the claim." in result.out
 
 
 @pytest.mark.parametrize(
