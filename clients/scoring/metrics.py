@@ -145,9 +145,12 @@ def auroc(output: Tensor, target: Tensor) -> float:
 @declared(mean_over_samples=True, over_counted=True, higher_is_better=False)
 def log_loss(output: Tensor, target: Tensor) -> Tensor:
     """Mean negative logarithm of the probability of the true labels, in float64."""
+    scores = scores_of(output)
+    if _are_of_classes(scores, target):
+        # Not of the labels that count, for which the program would have to wait for a GPU.
+        scores_NC, labels_N = _flattened(scores, target)
+        return nn.functional.cross_entropy(scores_NC.double(), labels_N, ignore_index=IGNORED)
     scored = _scored(output, target)
-    if scored.are_classes:
-        return nn.functional.cross_entropy(scored.scores.double(), scored.labels)
     return nn.functional.binary_cross_entropy_with_logits(scored.scores.double(), scored.labels.double())
 
 

@@ -21,7 +21,8 @@ from fed.clients.data import FederatedData
 from fed.clients.data.collate import Collating
 from fed.clients.models import char_gru, mlp
 from fed.clients.scoring.losses import cross_entropy
-from fed.clients.scoring.metrics import accuracy
+from fed.clients.scoring.measures import Metric
+from fed.clients.scoring.metrics import accuracy, log_loss
 from fed.clients.training import batched_trainer, devices, group_reading, worker
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import Block
@@ -433,11 +434,13 @@ def test_a_runs_group_is_by_memory_and_kept(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @pytest.mark.parametrize("labels", [[0, 2, 1, 0], [0, -100, 1, -100], [-100] * 4], ids=str)
-def test_accuracy_leaves_labels_out_without_a_look(labels: list[int]) -> None:
+@pytest.mark.parametrize("metric", [accuracy, log_loss], ids=lambda metric: metric.__name__)
+def test_streamed_metrics_leave_labels_out_without_a_look(metric: Metric, labels: list[int]) -> None:
     scores = torch.eye(3)[[0, 2, 0, 1]]
-    expected = accuracy(scores, torch.tensor(labels))
+    expected = torch.as_tensor(metric(scores, torch.tensor(labels)))
     with pretended() as device:
-        found = accuracy(scores.to(device.device), torch.tensor(labels).to(device.device))
+        found = metric(scores.to(device.device), torch.tensor(labels).to(device.device))
+        assert isinstance(found, Tensor)
         assert device.waits == [0, 0]  # for the copies alone
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
