@@ -16,6 +16,8 @@ from fed.aggregators.transforms import chain
 from fed.clients.training.draws import UnlikeDraws
 from fed.errors import InvalidExperiment, RunFailed
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lost(FedAvg):

@@ -18,6 +18,8 @@ from fed.vectors.tensors import nn
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 KEYS: dict[str, Any] = {"data": {"clients": 5}, "rounds": {"count": 2}, "model": {"kind": "logistic"}}
 
 

@@ -28,6 +28,8 @@ from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
 from tests.thinned import thinned
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CPU = torch.device("cpu")
 SAMPLES = 4096 + 1500
 

@@ -21,6 +21,8 @@ from fed.server.observer import Essential
 from fed.vectors.randomness import Streams
 from tests.simulations.users_parts import Watcher
 
+pytestmark = pytest.mark.usefixtures("device")
+
 MILLION = range(10**6)
 ROUNDS, COHORT = 3, 100
 TEST: Pair = (torch.eye(2), torch.tensor([0, 1]))

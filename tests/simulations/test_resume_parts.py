@@ -16,6 +16,8 @@ from fed.server.observer import Essential
 from fed.storage.run_reader import json_of
 from tests.simulations.users_parts import Watcher, small, unequal
 
+pytestmark = pytest.mark.usefixtures("device")
+
 
 def loss(output: Tensor, target: Tensor, *, smoothing: float = 0.0) -> Tensor:
     return nn.functional.cross_entropy(output, target, label_smoothing=smoothing)
