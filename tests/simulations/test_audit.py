@@ -26,6 +26,8 @@ from fed.simulations.audit import Audit, audit
 from tests.fed.cli.commands import runner
 from tests.simulations import users_parts as parts
 
+pytestmark = pytest.mark.usefixtures("device")
+
 CENTRAL = {"kind": "central", "clip": 0.3, "noise_multiplier": 6.0}
 LOCAL = {"kind": "local", "clip": 0.3, "noise_multiplier": 12.0}
 DISTRIBUTED = {"privacy": {**CENTRAL, "kind": "distributed"}, "secure_aggregation": {}}
@@ -224,6 +226,7 @@ def test_no_seed_of_honest_runs_passes_its_claim(changed: dict[str, Any]) -> Non
         assert not audited(confidence=0.9999, seed=seed, canaries=1000, **changed).passes_claim
 
 
+@pytest.mark.processes
 def test_canaries_are_seen_in_sums_of_the_workers() -> None:
     in_workers = audited(simulation={"workers": 2, "batching": "on", "group": 64})
     alone = audited(simulation={"workers": 0, "batching": "on", "group": 64})
