@@ -174,6 +174,8 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     generator = kwargs.get("generator")
     if generator is not None and goes_to == _NAME:
         raise Misplaced(f"{name}: a generator of {generator.device} draws on the device")
+    if held and name == "aten::embedding" and args[4:] == (True,):
+        raise NotImplementedError("gradients of an embedding are not sparse on the pretended device")
     if name in _COPIES:
         _note_copy(func, args, kwargs, tensors, goes_to)
     else:

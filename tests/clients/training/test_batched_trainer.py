@@ -30,6 +30,7 @@ from fed.clients.training import batches as group_steps
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
+from fed.clients.training.worker import on_device
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
 from fed.vectors.layout import Layout
@@ -124,7 +125,8 @@ class Task:
     def group_trainer(self, device: torch.device | None = None) -> BatchedTrainer:
         """A trainer of groups, with a module of its own, on the test's device unless another is given."""
         device = device or Current.device
-        return BatchedTrainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), device, self.private)
+        loss = on_device(self.loss, device)
+        return BatchedTrainer(copy.deepcopy(self.module), loss, self.local, self.phase(), device, self.private)
 
     def one_by_one(self) -> TrainedGroup:
         """Trained one client after another."""
@@ -288,6 +290,11 @@ def frozen() -> nn.Module:
     return module
 
 
+def with_constants(m: Any, x: Tensor) -> Tensor:
+    scores: Tensor = m.read(x * torch.arange(5.0, device=x.device))
+    return scores + torch.tensor([1.0, 2.0, 3.0], device=x.device)
+
+
 def writes_its_inputs(model: Any, inputs: Tensor) -> Tensor:
     scores: Tensor = model.read(inputs.mul_(0.5).add_(1.0))
     return scores
@@ -343,7 +350,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[Pair]]] = {
     "layer used twice": (lambda: Made(lambda m, x: m.read(m.layer(m.layer(x).tanh())), layer=nn.Linear(5, 5)), VECTORS),
     "inputs overwritten": (lambda: Made(writes_its_inputs), VECTORS),
     "detached": (lambda: Made(lambda m, x: m.read(x) * m.read.weight.detach().sum()), VECTORS),
-    "constants": (lambda: Made(lambda m, x: m.read(x * torch.arange(5.0)) + torch.tensor([1.0, 2.0, 3.0])), VECTORS),
+    "constants": (lambda: Made(with_constants), VECTORS),
     "no gradient inside": (lambda: Made(without_gradient), VECTORS),
 }
 
@@ -656,7 +663,7 @@ UNFIT: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", UNFIT)
 def test_a_model_that_cannot_be_batched_raises_an_error(name: str, keys: dict[str, Any]) -> None:
     """On the first step, whatever else the group would do."""
-    with pytest.raises((RuntimeError, InvalidModel, AttributeError)):
+    with pytest.raises((RuntimeError, InvalidModel, AttributeError, TypeError)):
         Task(UNFIT[name]().double(), samples((7, 2, 20)), local(**keys)).in_a_group()
 
 
