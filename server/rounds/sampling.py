@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from pydantic import PositiveInt
@@ -64,6 +64,24 @@ class CohortDraw(NamedTuple):
         return self.generator.choice(len(samples), size=count, replace=False, p=samples / samples.sum())
 
 
+class _AsSeen:
+    """Fleet whose available clients stay those of one moment, since places in their list must not move meanwhile.
+
+    Args:
+        fleet: fleet, whose real nodes come and go.
+    """
+
+    def __init__(self, fleet: "Fleet") -> None:
+        self._fleet = fleet
+        self._available = fleet.available()
+
+    def available(self) -> Sequence[int | str]:
+        return self._available
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Hyperparameters, ABC):
     """Rule that draws cohorts.
@@ -103,8 +121,9 @@ class Sampling(Hyperparameters, ABC):
 
     def sample(self, draw: CohortDraw) -> list[int | str]:
         """Clients of a round, in the fleet's order."""
-        nodes = draw.fleet.available()
-        return [nodes[place] for place in sorted(self.places(draw))]
+        seen = _AsSeen(draw.fleet)
+        nodes = seen.available()
+        return [nodes[place] for place in sorted(self.places(draw._replace(fleet=cast("Fleet", seen))))]
 
     @abstractmethod
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:

@@ -50,6 +50,23 @@ def shares(drawn: list[list[int | str]], crowd: Crowd) -> np.ndarray:
     return np.array([sum(client in cohort for cohort in drawn) for client in crowd.available()]) / len(drawn)
 
 
+class Leaving(Crowd):
+    """Clients of whom one is gone, or is back, whenever somebody looks."""
+
+    _looks = 0
+
+    def available(self) -> Sequence[int | str]:
+        self._looks += 1
+        return [*super().available()][: 5 - self._looks % 2]
+
+
+@pytest.mark.parametrize("rule", [UniformSampling(), Weighted(), RoundRobin(), Poisson(), PowerOfChoice()])
+def test_clients_that_leave_meanwhile_end_no_draw(rule: Sampling) -> None:
+    crowd = Leaving([3, 1, 2, 9, 5])
+    for cohort in cohorts(rule, crowd, 5, 20):
+        assert set(cohort) <= set("abcde")
+
+
 @pytest.mark.parametrize("rule", [UniformSampling(), Weighted(), RoundRobin(), PowerOfChoice()])
 def test_cohort_has_its_size_and_the_fleets_order(rule: Sampling) -> None:
     for cohort in cohorts(rule, Crowd([3, 1, 2, 9, 5]), 3, 100):
