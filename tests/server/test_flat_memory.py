@@ -147,8 +147,8 @@ def test_a_servers_calls_leave_nothing_behind(tmp_path: Path, monkeypatch: pytes
     """Two nodes over real connections, in this process, which counts what the nodes hold too."""
     monkeypatch.setattr("fed.server.grpc.leases._MOST_DELIVERED", 100)
     authority = Authority.create(tmp_path / "keys", hosts=["127.0.0.1"])
-    first, last = 200, 1000
-    held = Held(first, last)
+    first, middle, last = 200, 600, 1000
+    held = Held(first, middle, last)
 
     def begin(port: int) -> None:
         for name in ("0", "1"):
@@ -168,8 +168,9 @@ def test_a_servers_calls_leave_nothing_behind(tmp_path: Path, monkeypatch: pytes
         )
     finally:
         tracemalloc.stop()
-    before, after = held.bytes
-    assert (after - before) / (last - first) < MOST_WITH_CALLS
+    # A table of Python's own, such as that of interned strings, may double once: what stays behind shows in both halves.
+    before, between, after = held.bytes
+    assert min((between - before) / (middle - first), (after - between) / (last - middle)) < MOST_WITH_CALLS
 
 
 @pytest.mark.long
