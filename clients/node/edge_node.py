@@ -5,6 +5,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -149,6 +150,8 @@ class EdgeNode(Dialler):
             farewell = self.dial(self._stopped)
         finally:
             self._transfers.over.set()
+            with suppress(OSError):  # the next start removes what cannot be removed now
+                self._remove_files()
         if farewell and self.secure is not None:
             self.training.forget()  # the run is over
         return farewell
@@ -157,8 +160,11 @@ class EdgeNode(Dialler):
         """Remove files whose transfer was cut off at the end of this process, or of an earlier one that was killed."""
         with os_errors_as(InvalidInput, f"{self.folder} cannot be written to", "give another --state"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for left in self.folder.iterdir():
-                left.unlink()
+            self._remove_files()
+
+    def _remove_files(self) -> None:
+        for left in self.folder.iterdir():
+            left.unlink(missing_ok=True)  # a delivery that has just ended removes its own
 
     def open(self, channel: grpc.Channel, said: Iterator[pb.FromNode]) -> Any:
         """Open the stream ``Attend`` on a connection."""

@@ -153,6 +153,23 @@ def test_training_node_stays_however_often_its_connection_breaks(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_answer_is_removed_where_the_run_ends_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has it, and says farewell before the node's own thread comes to remove it."""
+    has_ended = threading.Event()
+    monkeypatch.setattr(EdgeNode, "_say_answered", lambda *_: has_ended.wait(BOUND_S))
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        assert server.received.wait(BOUND_S)
+        yield OVER
+
+    words, server = attended(tmp_path, says, Trained())
+    left = list(tmp_path.iterdir())
+    has_ended.set()
+    assert (words, len(server.delivered), left) == ("enough", 1, [])
+
+
 def test_a_question_before_the_first_round_is_no_task(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     table = {"features": dict.fromkeys("abc", "real"), "target": "d"}
