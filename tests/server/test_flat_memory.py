@@ -168,7 +168,7 @@ def test_a_servers_calls_leave_nothing_behind(tmp_path: Path, monkeypatch: pytes
         )
     finally:
         tracemalloc.stop()
-    # A table of Python's own, such as that of interned strings, may double once: what stays behind shows in both halves.
+    # A table of Python's own, as of interned strings, may double once: what stays behind shows in both halves.
     before, between, after = held.bytes
     assert min((between - before) / (middle - first), (after - between) / (last - middle)) < MOST_WITH_CALLS
 
