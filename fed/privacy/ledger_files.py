@@ -84,8 +84,8 @@ def whole(path: Path, own: Found, copy: Path | None, beside: Found) -> LedgerCha
         return own.chain
     if beside.chain.identity != own.chain.identity:
         raise InvalidLedger(
-            f"{copy} is the ledger of {beside.chain.identity!r}, and that of this run is {own.chain.identity!r}: put "
-            "the right one back, or remove it"
+            f"{copy} is the ledger of {beside.chain.identity!r}, and that of this run is {own.chain.identity!r}: "
+            "give an experiment that has changed another folder, or put the right ledger back"
         )
     if own.chain.begins(beside.chain):
         _log.warning(
