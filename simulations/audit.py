@@ -8,7 +8,7 @@ Names that end in _m have a number for each of m canaries. Shapes: see :mod:`fed
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,7 @@ from fed.simulations.sample_audit import AuditedRun, run_with_canaries
 from fed.simulations.simulation import Simulation
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
+from fed.vectors.torch_settings import one_thread
 from fed.wire.format import Outgoing
 
 __all__ = ["Audit", "audit"]
@@ -120,7 +121,7 @@ def audit(
         assert experiment.data is not None
         data = load(experiment.data, experiment.data_streams, experiment.table)
     leave_rerun()  # without a main guard every worker runs this line
-    with _one_thread():
+    with one_thread():
         if isinstance(privacy, LocalPrivacy) and privacy.unit == "sample":
             run = run_with_canaries(experiment, privacy, data, model, canaries)
         else:
@@ -133,17 +134,6 @@ def audit(
         delta=privacy.delta,
         confidence=confidence,
     )
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread of PyTorch, as simulations have it, for the same bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _run_with_clients(

@@ -6,8 +6,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 import copy
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import on_device
 from fed.vectors.layout import Layout
 from fed.vectors.tensors import torch
+from fed.vectors.torch_settings import one_thread
 
 __all__ = ["step_seconds"]
 
@@ -55,7 +55,7 @@ def step_seconds(
         clock: function that reads the seconds of processor time of this thread.
     """
     training = partial(_Training, recipe, context, samples, clock=clock)
-    with _one_thread():
+    with one_thread():
         tried = {1: training(size=1)}
         tried[1].step_s(_MOST_STEPS)  # the first steps are slower, and of an epoch's last, smaller batch, too
         alone_s = max(tried[1].step_s(_FEWEST_STEPS), 1e-9)
@@ -124,14 +124,3 @@ class _Training:
             orders = [partial(np.random.default_rng, 0)] * size
             self._trainer.train(*self._start, [self._samples] * size, orders, context, [int] * size)
         return (self._clock() - began_s) / (size * steps)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread, as runs do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
@@ -38,7 +38,10 @@ from fed.simulations.standardization import standardized
 from fed.storage.run import Run
 from fed.storage.run_folder import RunFolder
 from fed.vectors.computing_device import computing_on
-from fed.vectors.tensors import nn, torch
+from fed.vectors.torch_settings import one_thread
+
+if TYPE_CHECKING:
+    from fed.vectors.tensors import nn
 
 __all__ = ["simulate"]
 
@@ -115,9 +118,7 @@ def simulate(
     leave_rerun()  # without a main guard every worker runs this line
     keep_freed_memory()
     with contextlib.ExitStack() as stack:
-        # One thread gives the same bits however many processes share the machine, and is faster for small models.
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
+        stack.enter_context(one_thread())
         stack.enter_context(frozen_objects())
         folder = _folder(output, overwrite, resume)
         given_parts = {"data": data, "model": model, "loss": loss, "metric": metric, "app": app}
