@@ -7,7 +7,7 @@ import typer
 from fed.cli.documents import read_experiment
 from fed.cli.kinds import show_facts
 from fed.cli.options import File, Settings
-from fed.quantities import counted
+from fed.quantities import counted, epsilon_text
 
 if TYPE_CHECKING:
     from fed.simulations.audit import Audit
@@ -47,5 +47,5 @@ def _told(found: "Audit") -> list[tuple[str, str]]:
         ("canaries", f"{guesses.canaries}, of which coins put {found.included} into {counted(found.rounds, 'round')}"),
         ("guesses", f"{guesses.right} of {guesses.made} right"),
         ("bound", f"ε ≥ {guesses.epsilon:.3g} at {found.confidence * 100:.6g} %"),
-        ("claimed", f"ε = {found.claimed_epsilon:.3g} at δ = {found.delta:g}"),
+        ("claimed", f"ε = {epsilon_text(found.claimed_epsilon)} at δ = {found.delta:g}"),
     ]

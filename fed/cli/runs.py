@@ -19,7 +19,7 @@ from fed.cli.documents import read_experiment
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all
 from fed.errors import InvalidInput, is_interrupt, os_errors_as
-from fed.quantities import bytes_text, counted, duration_text, score_text
+from fed.quantities import bytes_text, counted, duration_text, epsilon_text, score_text
 from fed.storage.scores import LOSS, metrics_of
 
 __all__ = [
@@ -101,7 +101,10 @@ def to_run(command: str, options: RunOptions) -> "fed.Experiment | None":
     kept = RunFolder.existing(resume)
     if state_of(resume) is not RunState.FINISHED:
         return kept.experiment()
-    tell(resume, summary_of(resume) or {}, replace(options, report=False))
+    summary = summary_of(resume) or {}
+    if summary.get("reason"):
+        note(f"this run has ended, and does not go on: {summary['reason']}")
+    tell(resume, summary, replace(options, report=False))
     return None
 
 
@@ -217,6 +220,8 @@ def _outcome(summary: Mapping[str, Any]) -> str:
         score = summary.get(metric.final)
         parts += [f"test {metric.words} {score_text(score)}"] if score is not None else []
     parts += [f"{bytes_text(summary['bytes_up'])} up", f"{bytes_text(summary['bytes_down'])} down"]
+    if summary.get("epsilon") is not None:
+        parts += [f"ε = {epsilon_text(summary['epsilon'])} at δ = {summary['delta']:g}"]
     parts += [f"{summary['rounds_alone']} mixed with nobody"] if summary.get("rounds_alone") else []
     return ", ".join(parts)
 

@@ -150,6 +150,20 @@ def test_a_finished_run_prints_its_summary(run: Run, whole: dict[str, Any]) -> N
     assert {path: path.read_bytes() for path in Path("whole").rglob("*") if path.is_file()} == files
 
 
+def test_a_run_that_its_budget_has_ended_says_so_again(run: Run) -> None:
+    keys = {"data": {"kind": "digits", "clients": 10}, "rounds": {"count": 30, "cohort": 5}, "model": "logistic"}
+    keys["privacy"] = {"noise_multiplier": 1.0, "budget_epsilon": 10}
+    Path("private.yaml").write_text(json.dumps(keys), encoding="utf-8")
+    first = run("private.yaml", "--output", "run")
+    again = run("--resume", "run")
+    assert again.code == first.code == 0
+    assert again.out == first.out
+    assert " at δ = 1e-05" in first.out
+    reason = json.loads(Path("run/summary.json").read_text(encoding="utf-8"))["reason"]
+    assert "would pass privacy.budget_epsilon = 10" in reason
+    assert again.err == f"this run has ended, and does not go on: {reason}\n"
+
+
 def test_nodes_are_not_told_of_the_end_without_credentials(
     whole: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
