@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
+from numpy.lib.introspect import opt_func_info
+from numpy.typing import NDArray
 
 from fed.vectors.tensors import Tensor, torch
 
@@ -19,6 +21,9 @@ __all__ = ["Normals"]
 _NUMBERS_AT_ONCE = 1 << 16
 _FRACTION = (1 << 52) - 1
 _ONE = 0x3FF0_0000_0000_0000  # exponent of float64's numbers from 1 to 2
+_TARGET: str = opt_func_info(func_name="^tan$", signature="float64")["tan"]["dd"]["current"]
+# NumPy's tangent takes a fifth of PyTorch's time where it is made for AVX-512, and three times as long elsewhere.
+_IS_NUMPY_FASTER = not _TARGET.startswith("baseline")
 
 
 class Normals:
@@ -67,16 +72,31 @@ class Normals:
         # Numbers of 52 random bits, uniform in [1, 2).
         np.bitwise_and(bits, _FRACTION, out=bits)
         uniforms = np.bitwise_or(bits, _ONE, out=bits).view(np.float64)
-        # 2 − u is in (0, 1]: its logarithm is finite. NumPy's logarithm is the faster one, PyTorch's sine and cosine.
-        radius = np.subtract(2, uniforms[:, :, 0])
-        np.log(radius, out=radius)
-        radius *= -2
-        length = torch.from_numpy(np.sqrt(radius, out=radius))
-        turn = torch.from_numpy(uniforms[:, :, 1]).mul(2 * math.pi)  # a full turn ahead, which changes nothing
-        normals = torch.empty(bits.shape, dtype=torch.float64)
-        torch.mul(turn.cos(), length, out=normals[:, :, 0])
-        torch.mul(turn.sin_(), length, out=normals[:, :, 1])
-        return normals.flatten(2)
+        # 2 − u is in (0, 1]: its logarithm is finite.
+        length = np.subtract(2, uniforms[:, :, 0])
+        np.log(length, out=length)
+        length *= -2
+        np.sqrt(length, out=length)
+        # An angle's cosine and sine are 2 / (1 + t²) − 1 and 2 t / (1 + t²), where t is the tangent of its half.
+        half_angle = np.subtract(uniforms[:, :, 1], 1.5)
+        half_angle *= math.pi
+        tangent = _tangents(half_angle)
+        quotient = np.square(tangent)
+        quotient += 1
+        np.divide(length, quotient, out=quotient)
+        quotient *= 2
+        normals = np.empty(bits.shape)
+        np.subtract(quotient, length, out=normals[:, :, 0])
+        np.multiply(quotient, tangent, out=normals[:, :, 1])
+        return torch.from_numpy(normals).flatten(2)
+
+
+def _tangents(angles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Tangents, which overwrite the angles."""
+    if _IS_NUMPY_FASTER:
+        return np.tan(angles, out=angles)
+    torch.from_numpy(angles).tan_()
+    return angles
 
 
 def _keystream(key: bytes) -> CipherContext:

@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from fed.privacy import normals as normals_module
 from fed.privacy.clipping import grid_step
 from fed.privacy.dp_sgd import Inclusion, SamplePrivacy, noised_means, sampling_rate, task_releases
 from fed.privacy.normals import Normals
@@ -35,6 +37,20 @@ def test_draws_are_the_same_however_many_at_once(steps: int) -> None:
     for _ in range(3):
         assert np.array_equal(inclusion.next(), singly.next())
         assert torch.equal(normals.next(1)[0], alone.next(2)[1])
+
+
+@pytest.mark.parametrize("is_numpy_faster", [True, False])
+def test_normals_are_those_of_box_and_muller(monkeypatch: pytest.MonkeyPatch, *, is_numpy_faster: bool) -> None:
+    """Cosine and sine of the angle itself; the tangent of its half may be large, which costs no more than rounding."""
+    monkeypatch.setattr(normals_module, "_IS_NUMPY_FASTER", is_numpy_faster)
+    key = np.random.default_rng(2).bytes(32)
+    keystream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(2 * 5000 * 8))
+    fractions = (np.frombuffer(keystream, dtype="<u8").reshape(2, 5000) & np.uint64(2**52 - 1)) / 2.0**52
+    length = np.sqrt(-2 * np.log1p(-fractions[0]))
+    angle = 2 * math.pi * (fractions[1] - 0.5)
+    expected = np.concatenate([length * np.cos(angle), length * np.sin(angle)])
+    drawn = Normals([np.random.default_rng(2)], numbers=10_000, steps=1).next(1)[0]
+    np.testing.assert_allclose(drawn.numpy(), expected, rtol=0, atol=1e-14)
 
 
 def test_normals_are_independent_of_each_other() -> None:
