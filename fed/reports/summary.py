@@ -139,8 +139,9 @@ def row_of(
         ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s``, ``idle_share`` and ``uplink_pays_below_bytes_per_s``;
         the means of the last measured ``client_<name>_mean``, ``client_<name>_std`` and ``client_<name>_worst_decile``
         of every metric; of all tasks the shares ``late`` and ``failed``, and of all replies the mean ``staleness``;
-        ``status`` (finished, failed if any run failed, or interrupted if one is missing) and ``reason``: each once,
-        with the seeds.
+        ``epsilon``, the largest ε of a run, finished or not, and its ``delta``, both None without privacy; ``status``
+        (finished, failed if any run failed, or interrupted if one is missing) and ``reason``: each once, with the
+        seeds.
     """
     finished = {repetition: run for repetition, run in sorted(runs.items()) if has_finished(run)}
     # Runs often fail for one reason: it is told once, with the seeds.
@@ -166,6 +167,7 @@ def row_of(
         },
         **{key: spread(_last_measured(run["metrics"], key) for run in finished.values())[0] for key in of_clients},
         **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
+        **_privacy(run["summary"] for run in runs.values()),
         "status": "failed" if reasons else status,
         "reason": "; ".join(f"{_seeds(which)}: {reason}" for reason, which in reasons.items()) or None,
     }
@@ -239,6 +241,15 @@ def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
         "failed": failed / asked if asked else None,
         "staleness": stale / replied if replied else None,
     }
+
+
+def _privacy(summaries: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Largest ε of a run, with its δ; a run that failed has spent its ε, too."""
+    private = [summary for summary in summaries if summary.get("epsilon") is not None]
+    if not private:
+        return {"epsilon": None, "delta": None}
+    most = max(private, key=lambda summary: summary["epsilon"])
+    return {"epsilon": most["epsilon"], "delta": most["delta"]}
 
 
 def has_finished(run: Mapping[str, Any]) -> bool:

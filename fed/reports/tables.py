@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fed.quantities import bytes_text, count_text, duration_text, mean_text
+from fed.quantities import bytes_text, count_text, duration_text, epsilon_text, mean_text
 from fed.reports.conclusions import final_text
 from fed.reports.difference_texts import difference_text, interval_text
 from fed.reports.summary import ComparisonResult
@@ -14,7 +14,7 @@ from fed.storage.scores import CLIENT_FIGURES, NamedMetric
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Column", "columns", "difference_columns", "table"]
+__all__ = ["Column", "columns", "difference_columns", "epsilon_column", "table"]
 
 _WORD = 32
 """Length of a name's word beyond which it may break, so that it does not take the table for itself."""
@@ -45,6 +45,7 @@ def columns(result: ComparisonResult) -> list[Column]:
     shown = [
         Column("variant", [row["name"] for row in rows], is_number=False),
         *(_final(rows, metric) for metric in metrics),
+        *epsilon_column(rows),
     ]
     if target is not None:
         rounds = _values(rows, "rounds_to_target")
@@ -62,6 +63,24 @@ def columns(result: ComparisonResult) -> list[Column]:
     if any(row["status"] != "finished" for row in rows):
         shown.append(Column("status", [str(row["status"]) for row in rows], is_number=False))
     return shown
+
+
+def epsilon_column(rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """Column of the ε that one run of each variant has cost; none where no variant is private.
+
+    Args:
+        rows: figures of the variants; those that earlier versions wrote have no ε.
+    """
+    values = _values(rows, "epsilon")
+    deltas = {row["delta"] for row in rows if row.get("epsilon") is not None}
+    if not deltas:
+        return []
+    texts = ["–" if value is None else epsilon_text(value) for value in values]
+    if len(deltas) > 1:  # figures at several δ are not to be compared as they are
+        texts = [
+            text if text == "–" else f"{text} at δ = {row['delta']:.3g}" for text, row in zip(texts, rows, strict=True)
+        ]
+    return [Column("ε of a run", texts, values=values)]
 
 
 def difference_columns(result: ComparisonResult) -> list[Column]:

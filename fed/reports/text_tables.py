@@ -7,7 +7,7 @@ from fed.reports.conclusions import count_of_runs, final_text
 from fed.reports.difference_texts import difference_notes
 from fed.reports.private_runs import privacy_note
 from fed.reports.summary import ComparisonResult
-from fed.reports.tables import Column, difference_columns
+from fed.reports.tables import Column, difference_columns, epsilon_column
 
 __all__ = ["latex", "markdown"]
 
@@ -24,6 +24,8 @@ _LATEX = {
     "±": r"$\pm$",
     "–": "--",
     "²": r"\textsuperscript{2}",
+    "δ": r"$\delta$",
+    "ε": r"$\varepsilon$",
 }
 
 
@@ -73,12 +75,13 @@ def latex(result: ComparisonResult) -> str:
 
 
 def _columns(result: ComparisonResult) -> list[Column]:
-    """A row for each variant: the first metric, and where there are differences those to the baseline."""
+    """A row for each variant: the first metric, ε where there is one, and differences to the baseline."""
     metric = result.metrics()[0]
     names = [row["name"] for row in result.rows]
     shown = [
         Column("variant", names, is_number=False),
         Column(f"test {metric.words}", [final_text(row, metric) for row in result.rows]),
+        *epsilon_column(result.rows),
     ]
     of, *others = difference_columns(result) or [Column("variant", [])]
     for column in others:

@@ -265,6 +265,23 @@ def test_page_of_private_runs_says_what_they_cost_together() -> None:
     note = "ε = 4 at δ = 2e-05 for those whose data are in all of the 2 private runs (the sums of theirs)."
     assert note in " ".join("".join(Reading(comparison_report(result, {})).texts).split())
     assert "\\(the sums of theirs\\)" in markdown(result)
+    assert r"Privacy: $\varepsilon$ = 4 at $\delta$ = 2e-05" in latex(result)
+
+
+def test_table_has_epsilon_of_private_variants() -> None:
+    runs = {name: [record(0.5), record(0.6)] for name in "ABC"}
+    assert "ε of a run" not in {column.heading for column in columns(result_of(runs))}
+    spent = [(("A", 0), 1.9994), (("A", 1), 2.5), (("B", 0), 3.0)]
+    for (name, seed), epsilon in spent:
+        runs[name][seed]["summary"] |= {"epsilon": epsilon, "delta": 1e-5}
+    result = result_of(runs)
+    (column,) = [column for column in columns(result) if column.heading == "ε of a run"]
+    assert column.texts == ["2.5", "3", "–"]
+    assert column.values == [2.5, 3.0, None]
+    assert "ε of a run" in "".join(Reading(comparison_report(result, {})).texts)
+    assert r"\varepsilon$ of a run" in latex(result)
+    runs["B"][0]["summary"]["delta"] = 1e-6
+    assert "3 at δ = 1e-06" in markdown(result_of(runs))
 
 
 @pytest.mark.usefixtures("undrawn")
