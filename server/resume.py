@@ -9,6 +9,7 @@ from fed.clients.fingerprint import EARLIER_MODULES, code_sha256, model_sha256
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput, located
+from fed.privacy.noise import budget_only_ends
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
@@ -27,6 +28,8 @@ __all__ = [
 
 MAY_DIFFER = frozenset({"name", "checkpoints", "fixed", "tracking", "simulation.workers", "simulation.executor"})
 """Keys that change no bit of the results."""
+
+_BUDGET = "privacy.budget_epsilon"
 _log = logging.getLogger(__name__)
 
 
@@ -112,8 +115,9 @@ def newest_checkpoint(
     experiment = fingerprint["experiment"]
     begun = folder.experiment(objects)
     file = str(folder.path / "experiment.yaml")
+    may_differ = _may_differ(fingerprint)
     # Batching, where it is not given, follows from the model, which comes first.
-    check_alike(experiment, begun.dump(), where=file, may_differ={*MAY_DIFFER, "simulation"})
+    check_alike(experiment, begun.dump(), where=file, may_differ={*may_differ, "simulation"})
     rounds = folder.recorded_rounds()
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
     if kept is None:
@@ -125,14 +129,26 @@ def newest_checkpoint(
         _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
         with located(where):
             written = _completed(written_by["experiment"], objects)
-        check_alike(experiment, written, where=where, may_differ={*MAY_DIFFER, "simulation"})
+        check_alike(experiment, written, where=where, may_differ={*may_differ, "simulation"})
         check_alike(fingerprint["shapes"], written_by["shapes"], where=where)
     check_parts(parts, folder)
     # Compared once more, now with the batching: without a checkpoint nothing else has compared it.
     # A run of an earlier version has not written down on which device it was.
-    free = {*MAY_DIFFER, "simulation.device"} if begun.simulation.device == "auto" else MAY_DIFFER
+    free = {*may_differ, "simulation.device"} if begun.simulation.device == "auto" else may_differ
     check_alike(experiment, begun.dump(), where=file, may_differ=free)
     return kept
+
+
+def _may_differ(fingerprint: Mapping[str, Any]) -> Collection[str]:
+    """Keys in which a run that is resumed may differ from what it began with.
+
+    Args:
+        fingerprint: fingerprint of the run, from :func:`run_fingerprint`.
+    """
+    is_simulated = fingerprint["shapes"]["clients"] is not None
+    if is_simulated and budget_only_ends(fingerprint["experiment"].get("privacy")):
+        return MAY_DIFFER | {_BUDGET}
+    return MAY_DIFFER
 
 
 def _check_may_begin_again(every: int | None, rounds: int, folder: RunFolder) -> None:

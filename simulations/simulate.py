@@ -83,7 +83,8 @@ def simulate(
         overwrite: True if a run that the folder holds is replaced.
         resume: True if the run that the folder holds continues, from its newest whole checkpoint, or from the beginning
             if it ended before its first one. It ends with the same bits as a run that was never interrupted. Data,
-            model, loss and metric that were given to it must be given again.
+            model, loss and metric that were given to it must be given again. The experiment must be the same, but for
+            ``privacy.budget_epsilon`` with ``unit: client``.
         observers: listeners to the run's events (:mod:`fed.server.observer`), each in a thread of its own, so that a
             slow or failing one costs nothing; one that is wrapped as ``Essential`` is called in line.
 
@@ -160,6 +161,9 @@ def simulate(
         executor = stack.enter_context(hired(simulation, estimate))
         loop = _loop(simulation, executor, fingerprint, folder, told)
         if kept is not None:
+            assert folder is not None
+            assert begun is not None
+            _note_budget(folder, begun, experiment)
             loop.restore(*kept)
         elif folder is not None and parts is not None:
             folder.begin(simulation.experiment, given, parts.kept())
@@ -175,6 +179,15 @@ def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFold
             raise InvalidInput("resume needs the folder of a run, got none: give fed.simulate(…, output=…)")
         return None
     return RunFolder.existing(Path(output)) if resume else RunFolder(Path(output), overwrite=overwrite)
+
+
+def _note_budget(folder: RunFolder, begun: Experiment, experiment: Experiment) -> None:
+    """Write the budget with which a run goes on into its folder, if it is another one than it began with."""
+    if experiment.privacy is None or begun.privacy is None:
+        return
+    budget = experiment.privacy.make().budget_epsilon
+    if budget != begun.privacy.make().budget_epsilon:
+        folder.keep_experiment(begun.override({"privacy.budget_epsilon": budget}))
 
 
 def _ledger(

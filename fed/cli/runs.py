@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 import fed
-from fed.cli.documents import read_experiment
+from fed.cli.documents import changes, read_experiment
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all
 from fed.errors import InvalidInput, is_interrupt, os_errors_as
@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _RUNS = Path("runs")
+_BUDGET = "privacy.budget_epsilon"  # with another one a simulation may go on
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
 
 
@@ -93,19 +94,34 @@ def to_run(command: str, options: RunOptions) -> "fed.Experiment | None":
             raise InvalidInput(f"fed {command} needs an experiment, got none: give a file, or --resume DIR")
         return read_experiment(options.file, options.settings)
     # The run goes on with the experiment in its folder: other values would not be those of its checkpoints.
-    if options.file is not None or options.settings or options.output is not None or options.overwrite:
-        raise InvalidInput("--resume takes the experiment from the run's folder: give that folder and no other options")
+    settings = changes(options.settings or ())
+    may_be_set = {_BUDGET} if command == "simulate" else set()
+    if options.file is not None or options.output is not None or options.overwrite or not settings.keys() <= may_be_set:
+        but = f", but for --set {_BUDGET}=…" if may_be_set else ""
+        raise InvalidInput(
+            f"--resume takes the experiment from the run's folder: give that folder and no other options{but}"
+        )
     from fed.storage.run_folder import RunFolder, state_of
     from fed.storage.run_reader import RunState, summary_of
 
     kept = RunFolder.existing(resume)
-    if state_of(resume) is not RunState.FINISHED:
-        return kept.experiment()
+    begun = kept.experiment()
+    experiment = begun.override(settings) if settings else begun
+    if state_of(resume) is not RunState.FINISHED or experiment.dump() != begun.dump():
+        return experiment
     summary = summary_of(resume) or {}
-    if summary.get("reason"):
-        note(f"this run has ended, and does not go on: {summary['reason']}")
+    if reason := summary.get("reason"):
+        way_out = f"; a larger budget lets it: --set {_BUDGET}=…" if may_be_set and _ends_by_budget(begun) else ""
+        note(f"this run has ended, and does not go on: {reason}{way_out}")
     tell(resume, summary, replace(options, report=False))
     return None
+
+
+def _ends_by_budget(experiment: "fed.Experiment") -> bool:
+    """True if a simulation of this experiment goes on with a larger budget of privacy."""
+    from fed.privacy.noise import budget_only_ends
+
+    return budget_only_ends(experiment.dump()["privacy"])
 
 
 def tell(directory: Path, summary: Mapping[str, Any], options: RunOptions) -> None:

@@ -134,9 +134,11 @@ class Ledger:
 
         Raises:
             InvalidLedger: if the ledger has been cut or changed, and its copy does not have what is missing.
-            InvalidInput: if another process writes it, or it cannot be written to.
+            InvalidInput: if it cannot be written to, or another process writes it; where noise is repeated it waits
+                for that process.
         """
-        with held(folder, "let one run at a time release what is private"):
+        # Variants of a comparison may share one, and go on one after the other.
+        with held(folder, "let one run at a time release what is private", waits=repeats_noise):
             with os_errors_as(InvalidLedger, f"{folder} cannot be written to", "make room there"):
                 folder.chmod(0o700)
             path = folder / LEDGER_FILE

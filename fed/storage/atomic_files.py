@@ -1,6 +1,7 @@
 """Atomic files: each is seen whole or not at all, even after a crash or a loss of power."""
 
 import errno
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,8 @@ from filelock import FileLock, Timeout
 from fed.errors import InvalidInput
 
 __all__ = ["LOCK", "held", "replaced", "sync_folder", "unfinished", "write_atomically"]
+
+_log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 """Name of the file by which a process locks a folder. The file of a killed process locks nothing."""
@@ -89,7 +92,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, remedy: str) -> Iterator[None]:
+def held(folder: Path, remedy: str, *, waits: bool = False) -> Iterator[None]:
     """Lock a folder against all other processes that lock it, and make it where it does not exist.
 
     The system unlocks it when the process is killed.
@@ -97,6 +100,7 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
     Args:
         folder: folder to lock.
         remedy: advice for a user who finds it locked, besides waiting.
+        waits: True if it waits until no other process has it, and says so.
 
     Raises:
         InvalidInput: if another process has it, or it cannot be written to.
@@ -108,12 +112,12 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
         >>> Path("state").exists()
         False
     """
-    # No waiting: another run may take days.
+    # Unless it is asked for, no waiting: another run may take days.
     lock = FileLock(folder / LOCK, timeout=0)
     was_there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        _acquire(lock, folder, waits=waits)
     except Timeout:  # is an OSError too, so that it must come first
         raise InvalidInput(f"{folder} is in use by another process: wait until that has ended, or {remedy}") from None
     except OSError as error:
@@ -127,3 +131,13 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
         if not was_there:
             with suppress(OSError):  # it is no longer empty
                 folder.rmdir()
+
+
+def _acquire(lock: FileLock, folder: Path, *, waits: bool) -> None:
+    try:
+        lock.acquire()
+    except Timeout:
+        if not waits:
+            raise
+        _log.warning("%s is in use by another process: waiting until that has ended", folder)
+        lock.acquire(timeout=-1)

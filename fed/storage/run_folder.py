@@ -116,9 +116,18 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             clear_run(self.path)
             write_atomically(self.path / "environment.json", to_json(found, indent=2).encode())
-            write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
+            self.keep_experiment(experiment)
             for name in self.LINES:
                 write_atomically(self.path / name, b"")
+
+    def keep_experiment(self, experiment: Experiment) -> None:
+        """Write the experiment that is run.
+
+        Raises:
+            InvalidInput: if it cannot be written.
+        """
+        with written_to(self.path):
+            write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
 
     def experiment(self, objects: Mapping[str, Any] = MappingProxyType({})) -> Experiment:
         """The experiment that was run.

@@ -28,6 +28,7 @@ from fed.errors import InvalidExperiment
 from fed.privacy.accounting import epsilon
 from fed.privacy.clipping import clipped
 from fed.privacy.kinds import privacy_of
+from fed.privacy.ledger import Ledger
 from fed.privacy.noise import SeededNoise, SystemNoise
 from fed.privacy.releases import Release
 from fed.protocol.protocol_pb2 import Answer
@@ -421,6 +422,61 @@ def test_a_run_ends_before_it_passes_its_budget() -> None:
     assert run.summary["status"] == "finished"
     assert "round 4 would pass privacy.budget_epsilon" in run.summary["reason"]
     assert_no_later_round(run)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "budgets"),
+    [
+        (CENTRAL, (9.0, 13.0)),
+        (LOCAL, (25.0, None)),
+        (
+            {"kind": "dp_ftrl", "clip": 0.3, "noise_multiplier": 2.0, "min_separation": 1, "max_participations": 5},
+            (4.0, 90.0),
+        ),
+    ],
+    ids=["central", "local", "dp_ftrl"],
+)
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_goes_on_with_a_larger_budget(
+    privacy: dict[str, Any], budgets: tuple[float, float | None], resume: bool, tmp_path: Path
+) -> None:
+    """It has the bits and the ε of a run that had the larger one from the beginning, and each round counts once."""
+    first, then = (
+        experiment(rounds={"count": 5}, checkpoints={"every": 2}, privacy={**privacy, "budget_epsilon": budget})
+        for budget in budgets
+    )
+    folder = tmp_path / "run"
+    halted = simulate(first, output=folder)
+    gone_on = simulate(then, output=folder if resume else tmp_path / "again", resume=resume)
+    whole = simulate(then.override({"name": "whole"}))
+    assert 0 < len(halted.metrics) < len(whole.metrics)
+    assert halted.summary["epsilon"] < gone_on.summary["epsilon"] == whole.summary["epsilon"]
+    assert gone_on.summary["releases"] == whole.summary["releases"]
+    assert gone_on.directory is not None
+    assert_same(gone_on.directory, whole)
+    entries = Ledger.read(gone_on.directory / "ledger.jsonl").entries
+    assert [entry.round for entry in entries] == [line["round"] for line in whole.metrics]
+    if resume:
+        kept = fed.Experiment.load(folder / "experiment.yaml")
+        assert kept.dump()["privacy"]["budget_epsilon"] == budgets[1]
+
+
+def test_a_smaller_budget_ends_a_run_at_once(tmp_path: Path) -> None:
+    given = experiment(checkpoints={"every": 1}, privacy={**CENTRAL, "budget_epsilon": 9.0})
+    begun = simulate(given, output=tmp_path / "run")
+    ended = simulate(given.override({"privacy.budget_epsilon": 1.0}), output=tmp_path / "run", resume=True)
+    assert ended.summary["epsilon"] == begun.summary["epsilon"] > 1
+    assert len(ended.metrics) == len(begun.metrics)
+
+
+def test_another_budget_for_samples_is_another_experiment(tmp_path: Path) -> None:
+    """It decides which clients are asked, and so what is released."""
+    keys = {**LOCAL, "unit": "sample", "noise_multiplier": 2.0, "budget_epsilon": 100.0}
+    given = experiment(privacy=keys, checkpoints={"every": 1}, rounds={"count": 1})
+    simulate(given, output=tmp_path / "run")
+    larger = given.override({"privacy.budget_epsilon": 200.0})
+    with pytest.raises(InvalidExperiment, match="budget_epsilon is 100"):
+        simulate(larger, output=tmp_path / "run", resume=True)
 
 
 def assert_no_later_round(run: fed.Run) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable
@@ -153,6 +154,7 @@ def test_a_finished_run_prints_its_summary(run: Run, whole: dict[str, Any]) -> N
 def test_a_run_that_its_budget_has_ended_says_so_again(run: Run) -> None:
     keys = {"data": {"kind": "digits", "clients": 10}, "rounds": {"count": 30, "cohort": 5}, "model": "logistic"}
     keys["privacy"] = {"noise_multiplier": 1.0, "budget_epsilon": 10}
+    keys["checkpoints"] = {"every": 2}
     Path("private.yaml").write_text(json.dumps(keys), encoding="utf-8")
     first = run("private.yaml", "--output", "run")
     again = run("--resume", "run")
@@ -161,7 +163,19 @@ def test_a_run_that_its_budget_has_ended_says_so_again(run: Run) -> None:
     assert " at δ = 1e-05" in first.out
     reason = json.loads(Path("run/summary.json").read_text(encoding="utf-8"))["reason"]
     assert "would pass privacy.budget_epsilon = 10" in reason
-    assert again.err == f"this run has ended, and does not go on: {reason}\n"
+    larger = "; a larger budget lets it: --set privacy.budget_epsilon=…"
+    assert again.err == f"this run has ended, and does not go on: {reason}{larger}\n"
+    assert run("--resume", "run", "--set", "privacy.budget_epsilon=10").err == again.err
+    assert run("--resume", "run", "--set", "rounds.count=40").code == 2
+    whole = run("private.yaml", "--output", "whole", "--set", "privacy.budget_epsilon=20")
+    later = run("--resume", "run", "--set", "privacy.budget_epsilon=20")
+    assert later.code == 0
+    assert outcome(later.out) == outcome(whole.out) != outcome(first.out)
+
+
+def outcome(said: str) -> str:
+    """Line on a run's outcome, without its time."""
+    return re.sub(" in [^,]+,", ",", said.splitlines()[0])
 
 
 def test_nodes_are_not_told_of_the_end_without_credentials(

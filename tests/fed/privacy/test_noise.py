@@ -81,6 +81,13 @@ def test_another_experiment_has_other_noise() -> None:
     assert drawn({"seed": 0, "local": {"lr": 0.2}, "name": "a"}) != first
 
 
+@pytest.mark.parametrize(("keys", "is_same"), [({}, True), ({"unit": "client"}, True), ({"unit": "sample"}, False)])
+def test_a_budget_that_ends_a_run_changes_no_noise(keys: dict[str, object], is_same: bool) -> None:
+    tight, wide = (drawn({"seed": 0, "privacy": {**keys, "budget_epsilon": budget}}) for budget in (1.0, 2.0))
+    assert (tight == wide) == is_same
+    assert drawn({"seed": 0, "privacy": {**keys, "delta": 1e-6}}) != drawn({"seed": 0, "privacy": keys})
+
+
 def test_rounds_have_noise_of_their_own() -> None:
     source = SeededNoise.of(Streams(0), {})
     first, second = (source.generator("of the sum", number).standard_normal(1000) for number in (1, 2))

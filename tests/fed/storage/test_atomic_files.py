@@ -1,11 +1,13 @@
 """Whole files: what reaches the disk, and in which order."""
 
 import errno
+import logging
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,28 @@ def test_folder_lock_lasts_until_its_process_ends_or_dies(tmp_path: Path) -> Non
         with held(folder, "choose another"):
             (folder / "mine").touch()
         assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+def test_a_lock_that_waits_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = threading.Event()
+    order: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.set()  # type: ignore[method-assign]  # the handler is this test's own
+    logging.getLogger("fed.storage.atomic_files").addHandler(handler)
+
+    def wait() -> None:
+        with held(tmp_path, "choose another", waits=True):
+            order.append("other")
+
+    other = threading.Thread(target=wait)
+    with held(tmp_path, "choose another"):
+        other.start()
+        assert said.wait(10)
+        order.append("first")
+    other.join(10)
+    logging.getLogger("fed.storage.atomic_files").removeHandler(handler)
+    assert order == ["first", "other"]
+    assert "is in use by another process: waiting until that has ended" in caplog.text
 
 
 def test_a_folder_that_was_held_for_nothing_is_as_before(tmp_path: Path) -> None:
