@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import re
 import shlex
 import signal
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _RUNS = Path("runs")
+_A_MOMENT_S = 0.01
 _BUDGET = "privacy.budget_epsilon"  # with another one a simulation may go on
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
 
@@ -217,12 +220,22 @@ def stopped_in_order() -> Iterator[None]:
         yield
         return
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    before = {number: signal.signal(number, _interrupt) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; within ``copyreg``, whose bare ``except`` would swallow it, a moment later."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "copyreg":
+            threading.Timer(_A_MOMENT_S, os.kill, [os.getpid(), number]).start()
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def all_to_standard_error(as_json: bool) -> contextlib.AbstractContextManager[object]:

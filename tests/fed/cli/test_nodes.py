@@ -1,10 +1,12 @@
 """``fed server`` and ``fed client``: what they refuse, and what they say would leave a node."""
 
+import copy
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from fed.cli.main import main
+from fed.cli.runs import stopped_in_order
 from fed.clients.node.edge_node import EdgeNode
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
@@ -326,6 +329,26 @@ def test_an_interrupt_that_pydantic_has_wrapped_is_one(
     monkeypatch.setattr("fed.server.grpc.deploy.serve", serve)
     assert main(SERVER) == 130
     assert capsys.readouterr().err == "stopped; fed server --resume run goes on\n"
+
+
+def test_an_interrupt_while_an_object_is_copied_is_not_lost() -> None:
+    """The first copy of a class's object writes to the class, and whatever goes wrong there is ignored by Python."""
+
+    class Interrupting(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            assert name == "__slotnames__"
+            os.kill(os.getpid(), signal.SIGINT)
+
+    class Copied(metaclass=Interrupting):
+        pass
+
+    @stopped_in_order()
+    def copied() -> None:
+        copy.copy(Copied())
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        copied()
 
 
 def test_a_server_in_the_background_obeys_an_interrupt(folder: Path) -> None:
