@@ -40,7 +40,9 @@ from fed.clients.training.sample_gradients import (
     clipped_sums,
     gradients_by_layer,
     gradients_of_each,
+    seen_by_layers,
 )
+from fed.clients.training.sample_mixing import mixes_samples
 from fed.clients.training.stateless_model import StatelessModel
 from fed.errors import InvalidModel, first_line
 from fed.privacy.dp_sgd import Inclusion, SamplePrivacy, noised_means, sampling_rate
@@ -142,6 +144,7 @@ class PrivateTrainer(TorchTrainer):
         self._is_recordable = is_recordable(self.module)
         self._ways: dict[tuple[object, ...], _Way] = {}
         self._functions: dict[tuple[object, ...], Function] = {}
+        self._tried: set[tuple[object, ...]] = set()
         self._ignores = False
         # About the deviation of a batch's size: a handful of shapes, and few empty places.
         self._bucket = max(4, 1 << self.local.batch_size.bit_length() // 2)
@@ -315,6 +318,8 @@ class PrivateTrainer(TorchTrainer):
         mask = uploaded(torch.from_numpy(mask_KB).to(dtype), self.device)
         batch = self._batch(group, index_KB)
         state = stack.tensors(len(index_KB))
+        if way.is_tapped:
+            self._try_apart(way, state, batch)
         if way.draws or not (self._is_recordable or stack.rows > 1):
             return self._sums_and_squares(way, state, batch, mask)
         leaves = [*trees.leaves(batch[0]), *trees.leaves(batch[1])]
@@ -322,6 +327,33 @@ class PrivateTrainer(TorchTrainer):
         if key not in self._functions:
             self._functions[key] = self._recorded(way, state, batch, mask)
         return self._functions[key](*state, *leaves, mask)
+
+    def _try_apart(self, way: _Way, state: Sequence[Tensor], batch: Pair) -> None:
+        """Refuse a model that treats each sample by itself in some batches, and not in one of this form."""
+        leaves = [*trees.leaves(batch[0]), *trees.leaves(batch[1])]
+        key = (self._ignores, way, *((leaf.shape[1:], leaf.dtype) for leaf in leaves))
+        if key in self._tried:
+            return
+        try:
+            is_apart = not self._mixes(way, state, batch)
+        except OtherUse:
+            is_apart = False
+        if not is_apart:
+            raise _unfit("a model must treat each sample as if it were alone, in a batch of any size")
+        self._tried.add(key)
+
+    def _mixes(self, way: _Way, state: Sequence[Tensor], batch: Pair) -> bool:
+        """True if samples of the first client's batch change what layers see of each other."""
+        own = [part[:1] for part in state]
+        inputs, targets = (trees.mapped(lambda leaf: leaf[:1], part) for part in batch)
+
+        def seen(batch: Pair) -> list[Tensor]:
+            with seeded_torch(0, self.device), torch.enable_grad():
+                taps = LayerTaps(trees.leaves(batch[0])[0].shape[1])
+                outputs = self._outputs(own, batch[0], way, taps)
+                return seen_by_layers(self._losses(outputs, batch[1]), taps.calls)
+
+        return mixes_samples(seen, (inputs, targets))
 
     def _recorded(self, way: _Way, state: list[Tensor], batch: Pair, mask_KB: Tensor) -> Function:
         inputs, targets = batch
@@ -378,6 +410,8 @@ class PrivateTrainer(TorchTrainer):
         except OtherUse:
             return one_by_one
         tapped = _Way(is_tapped=True, held=sum(part.held for part in by_layer.values()), draws=draws)
+        if self._mixes(tapped, state, batch):
+            return one_by_one
         return tapped if draws or _agree(each, by_layer) else one_by_one
 
     def _sums_and_squares(self, way: _Way, state: Sequence[Tensor], batch: Pair, mask_KB: Tensor) -> tuple[Tensor, ...]:

@@ -24,6 +24,7 @@ __all__ = [
     "clipped_sums",
     "gradients_by_layer",
     "gradients_of_each",
+    "seen_by_layers",
 ]
 
 
@@ -402,15 +403,33 @@ def gradients_by_layer(losses_KB: Tensor, calls: Sequence[_Tapped]) -> dict[int,
     Returns:
         Place of a parameter → its gradients; those that the losses do not depend on are left out.
     """
-    deltas = torch.autograd.grad(losses_KB.sum(), [call.y for call in calls], allow_unused=True)
     found: dict[int, list[SampleGradients]] = {}
-    for call, delta in zip(calls, deltas, strict=True):
+    for call, delta in zip(calls, _deltas(losses_KB, calls), strict=True):
         if delta is None:
             continue
         for place, gradients in zip((call.weight, call.bias), call.rule(call.a, delta, call.options), strict=False):
             if place is not None:
                 found.setdefault(place, []).append(gradients)
     return {place: _joined(uses) for place, uses in found.items()}
+
+
+def seen_by_layers(losses_KB: Tensor, calls: Sequence[_Tapped]) -> list[Tensor]:
+    """Inputs of the layers that :class:`LayerTaps` has noted, and the gradients of their outputs, [K, B, ...].
+
+    Args:
+        losses_KB: each sample's loss.
+        calls: calls of layers.
+    """
+    pairs = zip(calls, _deltas(losses_KB, calls), strict=True)
+    return [part for call, delta in pairs if delta is not None for part in (call.a, delta)]
+
+
+def _deltas(losses_KB: Tensor, calls: Sequence[_Tapped]) -> Sequence[Tensor | None]:
+    """Gradients of the outputs of layers; None where the losses do not depend on one."""
+    deltas: Sequence[Tensor | None] = torch.autograd.grad(
+        losses_KB.sum(), [call.y for call in calls], allow_unused=True
+    )
+    return deltas
 
 
 def gradients_of_each(losses: Tensor, parameters: Mapping[int, Tensor], samples: int) -> dict[int, SampleGradients]:

@@ -193,6 +193,66 @@ def test_sample_is_alone_in_a_model_that_mixes() -> None:
     assert parts["last.bias"].any()
 
 
+class _Attending(nn.Module):
+    """A model in which each sample of a batch looks at all."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.dropout = nn.Dropout(dropout)
+        self.last = nn.Linear(6, _CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.dropout(self.first(x)) if self.dropout.p else self.first(x)
+        scores: Tensor = self.last((hidden @ hidden.T).softmax(-1) @ hidden)
+        return scores
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-9], ids=["beside equal samples", "beside dropout"])
+def test_attention_over_a_batch_is_found(dropout: float) -> None:
+    """A sample moves the sum by its own gradient at most, where the first ones are equal or the model draws, too."""
+    torch.manual_seed(1)
+    module = _Attending(dropout).double()
+    inputs, targets = _samples((6,), 12, is_text=False)
+    inputs[:3] = inputs[0]
+    targets[:3] = targets[0]
+    changed = inputs.clone()
+    changed[9] *= 300
+    clip = 0.5
+    one, other = (
+        _trained(_trainer(module, clip=clip, batch_size=12, steps=1, lr=1.0), [(held, targets)])[0]
+        for held in (inputs, changed)
+    )
+    assert float((one - other).norm()) * 12 <= 2 * clip
+
+
+class _BySize(nn.Module):
+    """A model that centres large batches alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, _CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(x - x.mean(0) if len(x) > 3 else x)
+        return scores
+
+
+class _UsedOtherwiseBySize(_BySize):
+    """A model that uses a parameter otherwise in large batches."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(x) if len(x) <= 3 else x @ self.last.weight.T
+        return scores
+
+
+@pytest.mark.parametrize("make", [_BySize, _UsedOtherwiseBySize])
+def test_model_that_mixes_large_batches_is_refused(make: type[nn.Module]) -> None:
+    held = _samples((6,), 12, is_text=False)
+    with pytest.raises(InvalidModel, match="treat each sample as if it were alone, in a batch of any size"):
+        _trained(_trainer(make().double(), batch_size=12, steps=1), [held])
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gru", "branching"])
 def test_group_trains_as_its_clients_alone(name: str, dtype: torch.dtype, tolerance: float) -> None:
