@@ -61,19 +61,20 @@ class _Outer(NamedTuple):
     Args:
         a: the layer's input.
         delta: δ.
-        delta_squares: squared norms of δ, [K, B].
+        delta_norms: norms of δ, [K, B].
     """
 
     a: Tensor
     delta: Tensor
-    delta_squares: Tensor
+    delta_norms: Tensor
 
     @property
     def held(self) -> int:
         return self.a.shape[-1] + self.delta.shape[-1]
 
     def squares(self) -> Tensor:
-        return _squares(self.a) * self.delta_squares
+        # Norms before squares: the square of a small one is zero, and a large one beside it would count for nothing.
+        return (_norms(self.a) * self.delta_norms).square()
 
     def weighted(self, factors_KB: Tensor) -> Tensor:
         return ((self.delta * factors_KB.unsqueeze(-1)).transpose(1, 2) @ self.a).flatten(1)
@@ -89,14 +90,14 @@ class _OfBias(NamedTuple):
     """Gradients δ of the bias beside it."""
 
     delta: Tensor
-    delta_squares: Tensor
+    delta_norms: Tensor
 
     @property
     def held(self) -> int:
         return self.delta.shape[-1]
 
     def squares(self) -> Tensor:
-        return self.delta_squares
+        return self.delta_norms.square()
 
     def weighted(self, factors_KB: Tensor) -> Tensor:
         return (factors_KB.unsqueeze(1) @ self.delta).squeeze(1)
@@ -131,16 +132,24 @@ class _Each(NamedTuple):
 
 
 def _squares(vectors: Tensor) -> Tensor:
-    """Squared norms of the last dimension, found part by part: PyTorch's own norm of many float32 numbers is too small.
+    """Squared norms of the last dimension."""
+    return _norms(vectors).square()
 
-    Of ten million equal ones it lacks four thousandths, and a gradient would be longer than the clip by as much.
+
+def _norms(vectors: Tensor) -> Tensor:
+    """Norms of the last dimension, never too small, as PyTorch's own norm of float32 numbers may be.
+
+    Of ten million equal numbers that lacks two thousandths, and a gradient would be longer than the clip by as much: it
+    is found part by part. Numbers whose squares float32 does not hold count for nothing: as much is added as they may
+    be, which is nothing beside usual ones.
     """
-    whole = vectors.shape[-1] // _ADDED_AT_ONCE * _ADDED_AT_ONCE
+    numbers = vectors.shape[-1]
+    whole = numbers // _ADDED_AT_ONCE * _ADDED_AT_ONCE
     if whole == 0:
         norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-        return norms.square()
+        return norms.add_(math.sqrt(numbers * torch.finfo(vectors.dtype).tiny))
     parts = vectors[..., :whole].reshape(*vectors.shape[:-1], -1, _ADDED_AT_ONCE)
-    return _squares(torch.linalg.vector_norm(parts, dim=-1)) + _squares(vectors[..., whole:])
+    return torch.hypot(_norms(torch.linalg.vector_norm(parts, dim=-1)), _norms(vectors[..., whole:]))
 
 
 _Rule: TypeAlias = Callable[..., tuple[SampleGradients, ...]]
@@ -149,8 +158,8 @@ _Rule: TypeAlias = Callable[..., tuple[SampleGradients, ...]]
 
 def _linear(a: Tensor, delta: Tensor, options: Mapping[str, Any]) -> tuple[SampleGradients, ...]:
     if a.ndim == 3:
-        squares_KB = _squares(delta)
-        return _Outer(a, delta, squares_KB), _OfBias(delta, squares_KB)
+        norms_KB = _norms(delta)
+        return _Outer(a, delta, norms_KB), _OfBias(delta, norms_KB)
     a_KBTF = a.flatten(2, -2)
     delta_KBTD = delta.flatten(2, -2)
     return _Each((delta_KBTD.transpose(2, 3) @ a_KBTF).flatten(2)), _Each(delta_KBTD.sum(2))

@@ -391,6 +391,27 @@ def test_one_sample_moves_the_sum_by_the_clip_at_most(name: str, value: float) -
         assert torch.equal(sums([4], changed), torch.zeros_like(start))
 
 
+class _Faint(nn.Module):
+    """A model whose inputs' squares are no numbers, and whose gradient is one all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, _CLASSES, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(x * 1e-23) * 1e19
+        return scores
+
+
+@pytest.mark.parametrize("clip", [1e-5, 1e-20])
+def test_faint_inputs_do_not_pass_a_small_clip(clip: float) -> None:
+    module = _Faint()
+    nn.init.zeros_(module.last.weight)
+    inputs, targets = _samples((6,), 1, is_text=False)
+    trainer = _trainer(module, clip=clip, batch_size=1, steps=1, lr=1.0)
+    assert float(_trained(trainer, [(inputs.float(), targets)]).double().norm()) <= clip
+
+
 @pytest.mark.parametrize("numbers", [1, 1023, 1024, 5000, 3_000_000])
 @pytest.mark.parametrize("value", [1e-3, 1e3])
 def test_long_gradients_are_no_longer_than_the_clip(numbers: int, value: float) -> None:
