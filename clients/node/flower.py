@@ -178,7 +178,7 @@ class FlowerNode:
                 raise InvalidInput("a node on Flower's engine trains on data, got an app: run it as Flower's own app")
             if description.privacy is not None:
                 raise InvalidInput(
-                    "a node on Flower's engine keeps no ledger of privacy, and could not keep to its owner's budget, "
+                    "a node on Flower's engine keeps no ledger of privacy, and could not keep to its owner's limits, "
                     "got privacy in its data file: run fed client, or leave the section out"
                 )
             self._experiment = description.experiment_of_node(self._experiment)

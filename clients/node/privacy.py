@@ -1,4 +1,4 @@
-"""A node's own account of privacy: what it has contributed to, its owner's budget, and the coordinator's ledger."""
+"""A node's own account of privacy: what it has contributed to, its owner's limits, and the coordinator's ledger."""
 
 import hashlib
 from collections import Counter
@@ -44,14 +44,14 @@ class PrivateNode:
         name: name of the node.
         folder: folder of the node's state.
         authority_pem: certificate of the authority; None where the node goes without credentials.
-        budget: the owner's budget; None: no limit.
+        limits: the owner's limits; None: there are none.
 
     Raises:
         InvalidLedger: if the node's ledger has been cut or changed.
     """
 
     def __init__(
-        self, name: str, folder: Path, *, authority_pem: bytes | None = None, budget: NodePrivacy | None = None
+        self, name: str, folder: Path, *, authority_pem: bytes | None = None, limits: NodePrivacy | None = None
     ) -> None:
         self._name = name
         self._folder = folder / "privacy"
@@ -59,7 +59,7 @@ class PrivateNode:
         place = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
         self._copy = ledger_folder(f"node {place}") / LEDGER_FILE
         self._federation = federation_of(authority_pem)
-        self._budget = budget
+        self._limits = limits
         self._stack = ExitStack()
         self._ledger: Ledger | None = None
         self._settings: Privacy | None = None
@@ -103,7 +103,7 @@ class PrivateNode:
             samples: number of the node's samples, by which its own steps are counted where these are private.
 
         Raises:
-            ClientRefusal: if the owner has a budget, and the plan does not say what it costs.
+            ClientRefusal: if the owner asks for privacy, or for more of it than the plan has.
             InvalidExperiment: if the plan has an ε of which there is no noise for so many samples.
             InvalidLedger: if the node's ledger has been cut or changed.
         """
@@ -116,13 +116,14 @@ class PrivateNode:
             self._of_samples.noise_of(samples)  # an ε that no noise spends is refused with the plan
         self._kind = "" if experiment.privacy is None else experiment.privacy.kind
         if self._settings is None:
-            if self._budget is not None:
+            if self._limits is not None:
                 raise ClientRefusal(
-                    "this node's owner has a budget of privacy, and the plan has no section privacy: leave privacy out "
-                    "of the node's file, or the run",
+                    "this node's owner asks for privacy, and the plan has no section privacy: leave privacy out of the "
+                    "node's file, or the run",
                     Reason.NO_PRIVACY,
                 )
             return
+        self._check_limits(self._settings)
         if len(plan.run) > _MOST_LETTERS:
             raise ClientRefusal(
                 f"the server's name of the run must have at most {_MOST_LETTERS} letters, got {len(plan.run)}: is it a "
@@ -163,8 +164,8 @@ class PrivateNode:
                 Reason.OTHER_LEDGER,
             )
         releases = self._releases(assignment)
-        if self._budget is not None:
-            self._check_budget(self._budget.budget_epsilon, self._budget.delta, releases, whose="its owner allows")
+        if self._limits is not None and self._limits.budget_epsilon is not None:
+            self._check_budget(self._limits.budget_epsilon, self._limits.delta, releases, whose="its owner allows")
         # What a node's own steps cost its samples it counts as the server must, and need not believe it.
         if self._of_samples is not None and self._settings.budget_epsilon is not None:
             self._check_budget(
@@ -206,6 +207,30 @@ class PrivateNode:
         steps = assignment.steps if assignment.HasField("steps") else None
         phases = _phases(self._experiment)
         return releases_of_task(self._samples, self._experiment.local, phases, self._of_samples, steps=steps)
+
+    def _check_limits(self, settings: Privacy) -> None:
+        """Refuse a plan whose privacy is of another kind, or has less noise, than the owner asks for."""
+        if self._limits is None:
+            return
+        kinds = self._limits.kinds
+        if kinds is not None and self._kind not in kinds:
+            raise ClientRefusal(
+                f"this node takes part only in runs whose privacy is of kind {' or '.join(kinds)} (privacy.kinds in "
+                f"its file), and the plan's is {self._kind}",
+                Reason.HIDES_TOO_LITTLE,
+            )
+        least = self._limits.least_noise_multiplier
+        if least is None:
+            return
+        of_samples = self._of_samples
+        noise = settings.noise_multiplier if of_samples is None else of_samples.noise_of(self._samples)
+        if noise is None or noise < least:
+            found = "not said" if noise is None else f"{noise:g}"
+            raise ClientRefusal(
+                f"this node takes part only where privacy.noise_multiplier is at least {least:g} "
+                f"(privacy.least_noise_multiplier in its file), and the plan's is {found}",
+                Reason.HIDES_TOO_LITTLE,
+            )
 
     def _check_budget(self, budget: float, delta: float, releases: Mapping[Release, int], whose: str) -> None:
         """Refuse releases beyond a budget.

@@ -276,7 +276,7 @@ def _attend(
         training: process that trains.
         folder: folder of the node's state.
         allow: modules whose ``python:`` kinds the server may name.
-        own: node's data or app, and its owner's budget.
+        own: node's data or app, and its owner's limits on privacy.
         sessions: function that makes the node's sessions under secure aggregation; None: it takes part without it.
     """
     from fed.clients.node.edge_node import EdgeNode
@@ -296,7 +296,7 @@ def _attend(
         folder.chmod(0o700)  # it may be there from an earlier version
         secure = sessions() if sessions else None  # only now: its record is in the folder that is held
         authority_pem = credentials.authority_pem if credentials else None
-        private = PrivateNode(name, folder, authority_pem=authority_pem, budget=own.privacy)
+        private = PrivateNode(name, folder, authority_pem=authority_pem, limits=own.privacy)
         node = EdgeNode(
             server,
             channel,

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from fed.config.device_names import DeviceName
 from fed.config.document import Document
-from fed.config.registry import DATA, DataSection
+from fed.config.registry import DATA, PRIVACIES, DataSection
 from fed.config.sections import FixedSection
 from fed.config.validation import Section
 from fed.errors import InvalidInput
@@ -24,13 +24,39 @@ _KINDS_OF_FILES = ("csv", "parquet", "npz")
 
 
 class NodePrivacy(Section):
-    """Owner's limit on what may be learned of the node's data, over all runs that it takes part in."""
+    """Owner's limits on what may be learned of the node's data, in all runs that it takes part in.
 
-    budget_epsilon: PositiveFloat
+    Example:
+        >>> NodePrivacy(kinds=["local", "distributed"], least_noise_multiplier=1.0).budget_epsilon is None
+        True
+    """
+
+    budget_epsilon: PositiveFloat | None = None
     """ε that all releases with messages of this node may cost together: the node refuses a task that would pass it.
-    It counts no amplification by sampling, for it cannot rely on what others do not know."""
+    It counts no amplification by sampling, for it cannot rely on what others do not know. Null for no budget."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of that ε."""
+    kinds: Annotated[list[str], Field(min_length=1)] | None = None
+    """Kinds of privacy that the node takes part in, such as local and distributed, under which it need not trust the
+    coordinator; null for all."""
+    least_noise_multiplier: PositiveFloat | None = None
+    """Smallest noise_multiplier of a plan that the node takes part in; null for any."""
+
+    @field_validator("kinds")
+    @classmethod
+    def _hold_kinds(cls, kinds: list[str] | None) -> list[str] | None:
+        for kind in kinds or ():
+            if kind not in PRIVACIES.builtin and not kind.startswith("python:"):
+                raise ValueError(f"each must be one of {', '.join(PRIVACIES.builtin)}, got {kind}: choose among these")
+        return kinds
+
+    @model_validator(mode="after")
+    def _hold_delta(self) -> Self:
+        if self.budget_epsilon is None and "delta" in self.model_fields_set:
+            raise ValueError(
+                f"delta is that of budget_epsilon, got delta {self.delta:g} and no budget: give both or neither"
+            )
+        return self
 
 
 class NodeData(Document):
@@ -61,7 +87,8 @@ class NodeData(Document):
     """File of this node with the parameters that are not trained; null: the server sends them once, where its own are
     others than the model makes."""
     privacy: NodePrivacy | None = None
-    """Budget of privacy of this node, over all runs; null for none. With one it takes part in private runs alone."""
+    """Limits of this node's owner on privacy, over all runs; null for none. With some, if only {}, the node takes part
+    in private runs alone."""
 
     @classmethod
     def load(cls, path: str | Path, objects: Mapping[str, Any] = MappingProxyType({})) -> Self:

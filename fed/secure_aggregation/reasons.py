@@ -25,7 +25,7 @@ class Reason(StrEnum):
     NO_MESSAGE = "the node could not make a message of this task: its log has the reason"
     OTHER_MODEL = "the model is not the one that the round's clients have agreed on"
     LACKS_MODEL = "the node does not have the earlier model that the differences belong to, and needs the whole model"
-    NO_PRIVACY = "the plan promises no privacy, and this node's owner has set a budget of it"
+    NO_PRIVACY = "the plan promises no privacy, and this node's owner asks for it"
     OTHER_LEDGER = "the server's ledger of privacy is older than the one that the node remembers: put the newest back"
     BUDGET_SPENT = "the task would pass a budget of privacy: the node's log says which"
     SCORES_NOTHING = "the node scores no model, since scores are numbers of one client, which secure aggregation hides"

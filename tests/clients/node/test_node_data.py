@@ -40,6 +40,21 @@ def test_a_dealt_source_without_a_client_is_refused(keys: dict[str, Any], named:
     assert NodeData(data=cast(Any, {"kind": "digits", "clients": 1, "partition": "iid"})).client is None
 
 
+@pytest.mark.parametrize(
+    ("privacy", "refusal"),
+    [
+        ({"kinds": ["locall"]}, "each must be one of central, local, distributed, dp_ftrl, got locall"),
+        ({"kinds": []}, "privacy.kinds"),
+        ({"delta": 1e-6}, "got delta 1e-06 and no budget: give both or neither"),
+        ({"least_noise_multiplier": 0}, "privacy.least_noise_multiplier"),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(privacy: dict[str, Any], refusal: str) -> None:
+    keys: dict[str, Any] = {"data": {"kind": "digits"}, "client": 0, "privacy": privacy}
+    with pytest.raises(InvalidExperiment, match=refusal):
+        NodeData(**keys)
+
+
 def test_a_fold_of_the_nodes_own_source_is_tested(tmp_path: Path) -> None:
     inputs, labels = np.arange(18, dtype=np.float32).reshape(9, 2), np.arange(9) % 3
     np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)

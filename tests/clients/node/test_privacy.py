@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def test_budget_ends_tasks_over_runs_and_starts(tmp_path: Path) -> None:
     release = Release(noise_multiplier=2.0)
     budget = NodePrivacy(budget_epsilon=epsilon({release: 3}, 1e-6) + 1e-9, delta=1e-6)
     for count in range(1, 4):
-        with node(tmp_path, budget=budget) as found:
+        with node(tmp_path, limits=budget) as found:
             found.record(task(count))
     with (
-        node(tmp_path, budget=budget) as found,
+        node(tmp_path, limits=budget) as found,
         pytest.raises(ClientRefusal, match="takes no part any more") as refused,
     ):
         found.check(task(4))
@@ -86,7 +87,7 @@ def test_plan_whose_epsilon_no_noise_spends_is_refused(tmp_path: Path) -> None:
 def test_node_with_a_budget_takes_part_in_private_runs_alone(tmp_path: Path) -> None:
     with (
         pytest.raises(ClientRefusal, match="no section privacy") as refused,
-        node(tmp_path, is_private=False, budget=NodePrivacy(budget_epsilon=1.0)),
+        node(tmp_path, is_private=False, limits=NodePrivacy(budget_epsilon=1.0)),
     ):
         pass
     assert refused.value.reason is Reason.NO_PRIVACY
@@ -94,6 +95,36 @@ def test_node_with_a_budget_takes_part_in_private_runs_alone(tmp_path: Path) -> 
         found.record(task(None))
         assert found.seen is None
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("limits", "keys", "refusal"),
+    [
+        ({"kinds": ["central", "local"]}, {}, None),
+        ({"kinds": ["local"]}, {}, "of kind local .privacy.kinds in its file., and the plan's is central"),
+        ({"kinds": ["local", "distributed"]}, {}, "of kind local or distributed"),
+        ({"least_noise_multiplier": 2.0}, {}, None),
+        ({"least_noise_multiplier": 2.1}, {}, r"at least 2\.1 .privacy.least_noise_multiplier in its file., .* is 2"),
+        ({"least_noise_multiplier": 1.0}, {"noise_multiplier": None, "epsilon": 1.0}, "the plan's is not said"),
+        ({"least_noise_multiplier": 2.0}, {"kind": "local", "unit": "sample"}, None),
+        ({"least_noise_multiplier": 2.1}, {"kind": "local", "unit": "sample"}, "the plan's is 2"),
+        ({}, {}, None),
+    ],
+)
+def test_plan_is_held_to_what_the_owner_accepts(
+    limits: dict[str, Any], keys: dict[str, Any], refusal: str | None, tmp_path: Path
+) -> None:
+    found = PrivateNode("ann", tmp_path, limits=NodePrivacy(**limits))
+    privacy = {"kind": "central", "noise_multiplier": 2.0, "clip": 0.5, **keys}
+    plan = partial(found.prepare, Experiment(data=None, privacy=privacy), PLAN, samples=64)
+    if refusal is None:
+        plan()
+        found.record(task(1))
+    else:
+        with pytest.raises(ClientRefusal, match=refusal) as refused:
+            plan()
+        assert refused.value.reason is Reason.HIDES_TOO_LITTLE
+    found.close()
 
 
 @pytest.mark.parametrize("later", [task(1), task(2, b"b"), task(None)], ids=["fewer entries", "others", "none at all"])
@@ -144,17 +175,17 @@ def test_each_federation_has_a_ledger_of_its_own(tmp_path: Path) -> None:
 def test_folder_that_was_put_back_forgets_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     budget = NodePrivacy(budget_epsilon=epsilon({Release(noise_multiplier=2.0): 3}, 1e-5) + 1e-9)
-    with node(folder, budget=budget) as found:
+    with node(folder, limits=budget) as found:
         found.record(task(1))
     shutil.copytree(folder, tmp_path / "older")
-    with node(folder, budget=budget) as found:
+    with node(folder, limits=budget) as found:
         found.record(task(2))
         found.record(task(3))
     for restored in (tmp_path / "older", None):
         shutil.rmtree(folder)
         if restored is not None:
             shutil.copytree(restored, folder)
-        with node(folder, budget=budget) as found:
+        with node(folder, limits=budget) as found:
             assert found.seen == Head(3, (b"a" * 32).hex())
             with pytest.raises(ClientRefusal, match="takes no part any more"):
                 found.check(task(4))

@@ -28,13 +28,15 @@ RELEASE = Release(noise_multiplier=1.0)
 LEDGER = Path("ledger.jsonl")
 
 
-def private(name: str = "run", cohort: int | str = "all", **given: Any) -> fed.Experiment:
+def private(
+    name: str = "run", cohort: int | str = "all", deadline_s: float | None = None, **given: Any
+) -> fed.Experiment:
     """Two rounds over three clients with central noise."""
     return fed.Experiment(
         name=name,
         data={"kind": "digits", "clients": 3},
         model={"kind": "mlp", "hidden": [8]},
-        rounds={"count": 2, "cohort": cohort},
+        rounds={"count": 2, "cohort": cohort, "deadline_s": deadline_s},
         privacy={"kind": "central", "clip": 0.3, "noise_multiplier": 1.0, **given},
         checkpoints={"every": 1, "keep": 2},
     )
@@ -43,7 +45,7 @@ def private(name: str = "run", cohort: int | str = "all", **given: Any) -> fed.E
 def served(
     folder: Path,
     name: str = "run",
-    budgets: Mapping[int, NodePrivacy] | None = None,
+    limits: Mapping[int, NodePrivacy] | None = None,
     observers: Sequence[Any] = (),
     resume: bool = False,
     **given: Any,
@@ -54,7 +56,7 @@ def served(
     data = load(experiment.data, Streams(experiment.seed))
     nodes: list[ThreadedNode] = []
     accounts = {
-        client: PrivateNode(str(client), folder / f"node-{client}", budget=(budgets or {}).get(client))
+        client: PrivateNode(str(client), folder / f"node-{client}", limits=(limits or {}).get(client))
         for client in range(3)
     }
 
@@ -137,10 +139,28 @@ def test_run_ends_before_the_round_that_would_pass_the_budget(tmp_path: Path) ->
 
 def test_node_refuses_what_would_pass_its_own_budget(tmp_path: Path) -> None:
     budget = NodePrivacy(budget_epsilon=epsilon({RELEASE: 1}, 1e-5) + 0.01)
-    run = served(tmp_path, budgets={0: budget})
+    run = served(tmp_path, limits={0: budget})
     assert [line["failed"] for line in run.metrics] == [0, 1]
     assert Ledger.read(tmp_path / "node-0" / "privacy" / LEDGER).releases() == {RELEASE: 1}
     assert "allows" not in str(run.summary)  # what its owner has spent elsewhere is nobody's business
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the node that refuses
+@pytest.mark.parametrize(
+    "limits",
+    [NodePrivacy(kinds=["local", "distributed"]), NodePrivacy(kinds=["central"], least_noise_multiplier=2.0)],
+    ids=["kind", "noise"],
+)
+def test_node_refuses_weaker_privacy_than_its_owner_asks_for(
+    limits: NodePrivacy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    # A task that it was given while it left would be waited for, as that of a node that is away for a moment.
+    run = served(tmp_path, limits={0: limits}, deadline_s=5.0)
+    assert {line["replied"] for line in run.metrics} == {2}
+    assert caplog.text.count(f"client 0 takes no part: {Reason.HIDES_TOO_LITTLE}") == 1
+    assert not (tmp_path / "node-0" / "privacy" / LEDGER).exists()
+    assert (tmp_path / "node-1" / "privacy" / LEDGER).exists()
 
 
 def test_server_with_an_older_ledger_is_refused_as_nodes_join(tmp_path: Path) -> None:
