@@ -22,6 +22,7 @@ from fed.clients.training.devices import device_of
 from fed.clients.training.executor import Executor
 from fed.clients.training.float32_products import note_without_tf32
 from fed.clients.training.groups import Groups
+from fed.clients.training.private_costs import noise_by_size
 from fed.clients.training.work_items import Train, Wants
 from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
@@ -102,8 +103,7 @@ class Simulation:
         self.streams = self.prepared.streams
         self.data = self.prepared.data
         if (of_samples := self.prepared.recipe.sample_privacy) is not None:
-            for size in {self.data.size_of(client) for client in self.data.clients}:
-                of_samples.noise_of(size)  # found once, for all processes
+            noise_by_size(of_samples, map(self.data.size_of, self.data.clients))  # found once, for all processes
         self.held_out = self.prepared.held_out
         check_scored_by_both(experiment, has_test_set=self.prepared.recipe.test is not None)
         # Of clients on demand this is not known before they are read.

@@ -1,5 +1,6 @@
 """Costs of a client's tasks where its samples are private: each of its local steps is a release."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from fed.privacy.dp_sgd import SamplePrivacy, sampling_rate, task_releases
 from fed.privacy.kinds import Policy, privacy_of
 from fed.privacy.local import LocalPrivacy
 from fed.privacy.releases import Release
+from fed.processes.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from fed.privacy.plan import PrivacyPlan
@@ -19,11 +21,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ClientPlans",
     "NoiseBySize",
+    "noise_by_size",
     "plans_of_clients",
     "releases_of_task",
     "sample_privacy_of",
     "steps_of_task",
 ]
+
+
+_log = logging.getLogger(__name__)
+_LONG_S = 1.0  # after which a user wonders what is done
 
 
 def steps_of_task(samples: int, local: Local, phases: Iterable[Phase], steps: int | None = None) -> int:
@@ -154,7 +161,26 @@ def plans_of_clients(experiment: Experiment, sizes: Iterable[int]) -> "dict[int,
     privacy = sample_privacy_of(experiment, phases)
     assert plans is not None
     assert privacy is not None
-    return {size: plans.of(size, privacy.noise_of(size)) for size in sizes}
+    return {size: plans.of(size, noise) for size, noise in noise_by_size(privacy, sizes).items()}
+
+
+def noise_by_size(privacy: SamplePrivacy, sizes: Iterable[int]) -> dict[int, float]:
+    """Number of samples → noise multiplier; one line is logged where finding them takes long.
+
+    Args:
+        privacy: clip and noise of the steps.
+        sizes: numbers of samples of clients, each at least 1.
+    """
+    left = sorted(set(sizes))
+    began_s = SYSTEM_CLOCK.monotonic_s()
+    is_said = False
+    found: dict[int, float] = {}
+    for size in left:
+        if not is_said and SYSTEM_CLOCK.monotonic_s() - began_s > _LONG_S:
+            is_said = True
+            _log.info("finding the noise for privacy.epsilon, for each of %d numbers of samples", len(left))
+        found[size] = privacy.noise_of(size)
+    return found
 
 
 def _client_plans(experiment: Experiment, phases: Sequence[Phase]) -> ClientPlans | None:

@@ -10,7 +10,7 @@ import typer
 import fed
 from fed.cli.documents import read_comparison
 from fed.cli.options import Json, Output, Overwrite, Settings
-from fed.cli.progress import ComparisonProgress, Lines, display
+from fed.cli.progress import ComparisonProgress, Lines, display, saying_long_steps
 from fed.cli.runs import all_to_standard_error, folder, note, print_file, stopped_in_order, watched
 from fed.cli.tables import console
 from fed.errors import InvalidInput, located
@@ -80,6 +80,7 @@ def compare(
         total = len(comparison.variants()) * len(comparison.repetitions())
         watch = ComparisonProgress(shown, lambda name: _expect(name, comparison), total=total, jobs=processes)
         with folder(comparison.name, resume or output, overwrite) as directory, watched(watch, bar, directory, json):
+            bar.enter_context(saying_long_steps(shown))
             _say_what_comes_first(shown, resume)
             result = fed.compare(
                 comparison,

@@ -10,6 +10,8 @@ import typer
 from fed.cli.documents import read_experiment
 from fed.cli.kinds import show_facts
 from fed.cli.options import File, Settings
+from fed.cli.progress import display, saying_long_steps
+from fed.cli.runs import note
 from fed.cli.tables import console, listed
 from fed.errors import InvalidInput, OutputExists, os_errors_as
 
@@ -86,12 +88,14 @@ def privacy(
         clients=clients,
         samples=tuple(samples or ()),
     )
-    sheet = _sheet(experiment, asked, file)
+    with saying_long_steps(display()):
+        sheet = _sheet(experiment, asked, file)
     text = json.dumps(sheet.values, indent=2, ensure_ascii=False)
     if to is not None:
         content = sheet.as_markdown() if to.suffix == ".md" else f"{text}\n"
         with os_errors_as(InvalidInput, f"{to} cannot be written", "choose another --to"):
             to.write_text(content, encoding="utf-8")
+        note(f"sheet in {to}")
     if as_json:
         typer.echo(text)
         return

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,12 @@ __all__ = [
     "SimulationProgress",
     "display",
     "say_all",
+    "saying_long_steps",
     "score_in_words",
 ]
+
+_LONG_STEPS = "fed.clients.training.private_costs"
+"""Logger of what may take seconds before a run begins."""
 
 _LONG_S = 10.0
 """Seconds; a run that is expected to take longer is announced."""
@@ -124,6 +128,23 @@ def say_all(shown: Lines) -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(_Said(shown))
     logger.propagate = False  # else handlers of the root logger print it again
+
+
+@contextlib.contextmanager
+def saying_long_steps(shown: Lines) -> Iterator[None]:
+    """Block within which is shown what takes long before a run begins."""
+    logger = logging.getLogger(_LONG_STEPS)
+    if logging.getLogger("fed").level == logging.INFO:  # it is shown with all that is logged
+        yield
+        return
+    handler = _Said(shown)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
 
 
 def score_in_words(line: Mapping[str, Any]) -> str:

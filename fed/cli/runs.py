@@ -19,7 +19,7 @@ import typer
 import fed
 from fed.cli.documents import changes, read_experiment
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
-from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all
+from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all, saying_long_steps
 from fed.errors import InvalidInput, is_interrupt, os_errors_as
 from fed.quantities import bytes_text, counted, duration_text, epsilon_text, score_text
 from fed.storage.scores import LOSS, metrics_of
@@ -67,7 +67,7 @@ def simulate(
         say_all(shown)
     with stopped_in_order(), folder(experiment.name, resume or output, overwrite) as directory:
         watch = SimulationProgress(shown, directory)
-        with watched(watch, shown.running(), directory, json):
+        with watched(watch, shown.running(), directory, json), saying_long_steps(shown):
             run = fed.simulate(
                 experiment, output=directory, overwrite=overwrite, resume=resume is not None, observers=[watch]
             )

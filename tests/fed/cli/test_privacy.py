@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fed.clients.training import private_costs
 from fed.privacy.accounting import epsilon
 from fed.privacy.releases import Release
 from tests.fed.cli.commands import Run, runner
@@ -117,13 +118,21 @@ def test_sheet_of_samples_says_whose_cost_it_is(run: Run, tmp_path: Path) -> Non
     told = "privacy={kind: local, unit: sample, clip: 1, epsilon: 5}"
     sheet = tmp_path / "sheet.md"
     code, out, err = run("private.yaml", "--set", told, "--samples", "32", "--samples", "64", "--to", str(sheet))
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, f"sheet in {sheet}\n")
     page = sheet.read_text()
     for text in ("one sample of one client", "noise_multiplier by client, for ε = 5 of each", "(DP-SGD)"):
         assert text in page
     for text in ("which loses most of 2 clients", "| 32 samples | 32 | 0.5 | 2 |", "| 64 samples | 64 | 0.25 | 4 |"):
         assert text in page
     assert "Clients, over 30 rounds:" in out
+
+
+def test_search_for_noise_that_takes_long_is_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "privacy={kind: local, unit: sample, clip: 1, epsilon: 5}"
+    arguments = ["private.yaml", "--set", told, "--samples", "32", "--samples", "64", "--samples", "32"]
+    assert run(*arguments).err == ""
+    monkeypatch.setattr(private_costs, "_LONG_S", 0.0)
+    assert run(*arguments).err == "finding the noise for privacy.epsilon, for each of 2 numbers of samples\n"
 
 
 @pytest.mark.parametrize(
