@@ -17,6 +17,7 @@ import numpy as np
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held
 from fed.clients.data.held import samples_at, size_of
+from fed.clients.training.clipped_gradients import GradientWay
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.group_reading import GroupReading
 from fed.clients.training.local_context import LocalContext
@@ -239,7 +240,7 @@ class _AuditedTrainer(PrivateTrainer):
         self,
         stack: StackedStates,
         group: GroupReading,
-        way: Any,
+        way: GradientWay,
         begins: Sequence[int],
         batches: Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]],
     ) -> Tensor:
@@ -250,13 +251,13 @@ class _AuditedTrainer(PrivateTrainer):
         counting = [places[self.canaries.included_m[places]] for places in batches]
         return super()._sums(stack, group, way, begins, counting)
 
-    def _of_each(self, stack: StackedStates, group: GroupReading, way: Any) -> Tensor:
+    def _of_each(self, stack: StackedStates, group: GroupReading, way: GradientWay) -> Tensor:
         """Gradient of each canary at the step's model, as long as the clip lets it be."""
         count = len(self.canaries.included_m)
         rows = []
         for first in range(0, count, _AT_ONCE):
             places = np.arange(first, min(first + _AT_ONCE, count))
-            gradients = self._gradients(way, stack.tensors(1), self._batch(group, places[None]))
+            gradients = self._gradients.of_samples(way, stack.tensors(1), self._batch(group, places[None]))
             parts = [
                 gradients[place].each()[0].flatten(1) if place in gradients else torch.zeros(len(places), part.size)
                 for place, part in enumerate(self.layout.trained)
@@ -267,7 +268,7 @@ class _AuditedTrainer(PrivateTrainer):
         clipped_mP: Tensor = found_mP * (self.canaries.clip / norms_m1.clamp(min=self.canaries.clip))
         return clipped_mP
 
-    def _told(self, gradient_KQ: Tensor, gaps_Q: Tensor) -> None:
+    def _note_release(self, gradient_KQ: Tensor, gaps_Q: Tensor) -> None:
         """Score the canaries by a step's noised gradient."""
         if not self._is_theirs:
             return

@@ -30,7 +30,7 @@ from fed.clients.training.group_reading import GroupReading, group_reading
 from fed.clients.training.interpreted import Function
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import TorchTrainer
-from fed.clients.training.op_graphs import record, told_of_recording
+from fed.clients.training.op_graphs import record_batch, told_of_recording
 from fed.clients.training.optimizers import optimizer_for
 from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.clients.training.stateless_model import StatelessModel
@@ -457,18 +457,11 @@ class BatchedTrainer(TorchTrainer):
 
     def _record(self, state: list[Tensor], batch: GroupBatch, draws: GroupDraws | None) -> Function:
         inputs, targets, weights_KB, _ = batch
-        count = len(trees.leaves(inputs))
-
-        def gradients_and_losses(*tensors: Tensor) -> tuple[Tensor, ...]:
-            *leaves, weights_KB = tensors[len(state) :]
-            own = trees.with_leaves(inputs, leaves[:count]), trees.with_leaves(targets, leaves[count:])
-            return self._gradients_and_losses(tensors[: len(state)], own, weights_KB, draws)
-
-        examples = [*state, *trees.leaves(inputs), *trees.leaves(targets), weights_KB]
+        gradients_and_losses = partial(self._gradients_and_losses, draws=draws)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # vmap takes some operations one by one
             with torch.enable_grad(), _rehearsed(draws):  # training runs under no_grad
-                recording = record(gradients_and_losses, examples, draws)
+                recording = record_batch(gradients_and_losses, state, (inputs, targets), weights_KB, draws)
             if not recording.keeps(len(state)):
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
             if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in recording.graph.nodes):

@@ -3,6 +3,8 @@
 A replay runs neither the user's Python nor PyTorch's dispatch to autograd and vmap, which cost a millisecond for a
 small model. On a CPU, PyTorch's interpreter replays what draws nothing; Python replays the rest. PyTorch's own
 ``make_fx`` makes the same list, but imports its compiler first, which takes seconds.
+
+Shapes: see :mod:`fed.vectors.layout`.
 """
 
 import operator
@@ -14,13 +16,15 @@ from typing import Any, cast
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from fed.clients.data import Pair
 from fed.clients.training.dispatch_mode import DispatchMode
 from fed.clients.training.draws import is_draw, is_in_place, tensors_of
 from fed.clients.training.group_draws import GroupDraws
 from fed.clients.training.interpreted import Function, interpreted
+from fed.vectors import trees
 from fed.vectors.tensors import torch
 
-__all__ = ["Recording", "record", "told_of_recording"]
+__all__ = ["Recording", "record", "record_batch", "told_of_recording"]
 
 _ATEN = torch.ops.aten
 
@@ -78,6 +82,36 @@ def record(
     with recorder:
         results = function(*inputs)
     return recorder.recording(results)
+
+
+def record_batch(
+    function: Callable[[Sequence[Tensor], Pair, Tensor], Sequence[Tensor]],
+    state: Sequence[Tensor],
+    batch: Pair,
+    weights_KB: Tensor,
+    draws: GroupDraws | None = None,
+) -> "Recording":
+    """Record a function of states, a batch and its samples' weights.
+
+    The recording takes the tensors of the states, the leaves of inputs and of targets, and the weights, in this order.
+
+    Args:
+        function: function as :func:`record` needs it.
+        state: a tensor for each part of the layout.
+        batch: inputs and targets.
+        weights_KB: weight of each sample.
+        draws: draws of the group's clients, if the function draws.
+    """
+    inputs, targets = batch
+    first = len(state)
+    middle = first + len(trees.leaves(inputs))
+
+    def of_tensors(*tensors: Tensor) -> Sequence[Tensor]:
+        own_inputs = trees.with_leaves(inputs, tensors[first:middle])
+        own_targets = trees.with_leaves(targets, tensors[middle:-1])
+        return function(tensors[:first], (own_inputs, own_targets), tensors[-1])
+
+    return record(of_tensors, [*state, *trees.leaves(inputs), *trees.leaves(targets), weights_KB], draws)
 
 
 @contextmanager

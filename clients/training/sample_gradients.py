@@ -1,4 +1,4 @@
-"""Clipped gradients: the sum of each client's gradients sample by sample, each cut to a norm, in one backward pass.
+"""Sample gradients: gradients of single samples, and their sums with each cut to a norm, in one backward pass.
 
 In a linear layer, a convolution, a norm or an embedding, a sample's gradient follows from the layer's input a and from
 the gradient δ of the loss with respect to its output. For a linear layer on vectors it is δ aᵀ, whose norm is ‖δ‖ ‖a‖:

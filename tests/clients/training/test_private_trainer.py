@@ -177,7 +177,7 @@ def test_layers_of_usual_models_need_no_gradients_of_samples() -> None:
         module, held = _made(name)
         trainer = _trainer(module, batch_size=6, steps=1)
         _trained(trainer, [held])
-        (way,) = trainer._ways.values()
+        (way,) = trainer._gradients._ways.values()
         assert way.is_tapped is is_tapped
 
 
