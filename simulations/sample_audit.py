@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Held
+from fed.clients.data import ClientId, FederatedData, Held
 from fed.clients.data.held import samples_at, size_of
 from fed.clients.training.clipped_gradients import GradientWay
 from fed.clients.training.flat import StackedStates
@@ -23,17 +23,18 @@ from fed.clients.training.group_reading import GroupReading
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.private_trainer import ClientDraws, PrivateTrainer
 from fed.config.experiment import Experiment
-from fed.errors import BudgetSpent, InvalidExperiment
+from fed.errors import InvalidExperiment
 from fed.privacy.dp_sgd import sampling_rate
 from fed.privacy.local import LocalPrivacy
 from fed.server.rounds.coordinated import Coordinated
+from fed.simulations.audited_run import AuditedRun, names_beside, rounds_within_budget, with_canaries
 from fed.simulations.choice import hired
 from fed.simulations.simulation import Simulation
 from fed.vectors import trees
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = ["AuditedRun", "log_odds", "run_with_canaries"]
+__all__ = ["log_odds", "run_with_canary_samples"]
 
 _Bits = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
@@ -45,23 +46,7 @@ _LEAST_NOISE = 1e-4  # over the clip: sums of float32 are no more exact
 _FLAT = 1e-6  # of the largest square of a gradient: directions in which there is less are none
 
 
-class AuditedRun(NamedTuple):
-    """Run with canaries, of an audit.
-
-    Args:
-        scores_m: score of each canary, larger for those that are in.
-        included_m: True for canaries whose coin put them in.
-        rounds: number of rounds of the run.
-        claimed_epsilon: ε that the run claims, under ``unit: sample`` for the canaries' client.
-    """
-
-    scores_m: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-    included_m: _Bits
-    rounds: int
-    claimed_epsilon: float
-
-
-def run_with_canaries(
+def run_with_canary_samples(
     experiment: Experiment, privacy: LocalPrivacy, data: FederatedData, model: Any, canaries: int
 ) -> AuditedRun:
     """Run an experiment with one client more, whose samples are canaries, in as many rounds as one client can be in.
@@ -79,11 +64,9 @@ def run_with_canaries(
         InvalidExperiment: if the model has too few parameters, or too many for so many canaries.
     """
     policy = experiment.rounds.make()
-    population = len(data.clients)
-    others = data.clients[: policy.cohort_of(population) - 1]
     given: dict[str, Any] = {
         "adversaries": None,
-        "rounds.count": privacy.participations(policy, population),
+        "rounds.count": privacy.participations(policy, len(data.clients)),
         "rounds.cohort": "all",
         "privacy.max_participations": None,
         "simulation.workers": 0,  # in this process, where the steps can be heard
@@ -91,13 +74,35 @@ def run_with_canaries(
         "simulation.batching": "off",
     }
     changed = experiment.override(given)
-    name = _new_name(data.clients)
     streams = Streams(experiment.seed)
     samples = _crafted(data, canaries, streams.generator("canaries", "samples"))
-    simulation = Simulation(changed, _with_client(data, others, name, samples), model)
+    others = data.clients[: policy.cohort_of(len(data.clients)) - 1]
+    (client,) = names_beside(data.clients, 1, "canaries")
+    simulation = Simulation(changed, with_canaries(data, others, [client], samples), model)
+    _check_size(simulation.layout.parameters, canaries)
     of_samples = simulation.recipe.sample_privacy
     assert of_samples is not None
-    parameters = simulation.layout.parameters
+    heard = _Canaries(
+        client=client,
+        included_m=streams.generator("canaries", "coins").integers(0, 2, canaries).astype(bool),
+        clip=of_samples.clip,
+        rate=sampling_rate(canaries, changed.local.batch_size * changed.local.accumulate),
+        scores_m=np.zeros(canaries),
+    )
+    simulation.recipe = replace(simulation.recipe, make_private=partial(_AuditedTrainer, canaries=heard))
+    with contextlib.ExitStack() as stack:
+        executor = stack.enter_context(hired(simulation))
+        federation = simulation.federation(executor)
+        assert isinstance(federation, Coordinated)
+        rounds = len([*rounds_within_budget(federation, changed.rounds.make().count)])
+        account = federation.coordinator.account
+        assert account is not None
+        claimed = account.summary()["epsilon_by_client"].get(str(client), 0.0)
+    return AuditedRun(scores_m=heard.scores_m, included_m=heard.included_m, rounds=rounds, claimed_epsilon=claimed)
+
+
+def _check_size(parameters: int, canaries: int) -> None:
+    """Refuse a model that cannot tell so many canaries apart, or whose gradients of all of them are too large."""
     if parameters < _PARAMETERS_A_CANARY * canaries:
         raise InvalidExperiment(
             f"an audit of samples needs a model of at least {_PARAMETERS_A_CANARY} parameters a canary, got "
@@ -108,53 +113,6 @@ def run_with_canaries(
             f"an audit of samples holds a gradient of each canary, of at most {_MOST_NUMBERS} numbers together, got "
             f"{parameters} parameters and {canaries} canaries: give fewer canaries"
         )
-    local = changed.local
-    heard = _Canaries(
-        client=name,
-        included_m=streams.generator("canaries", "coins").integers(0, 2, canaries).astype(bool),
-        clip=of_samples.clip,
-        rate=sampling_rate(canaries, local.batch_size * local.accumulate),
-        scores_m=np.zeros(canaries),
-    )
-    simulation.recipe = replace(simulation.recipe, make_private=partial(_AuditedTrainer, canaries=heard))
-    with contextlib.ExitStack() as stack:
-        executor = stack.enter_context(hired(simulation))
-        federation = simulation.federation(executor)
-        assert isinstance(federation, Coordinated)
-        rounds = _run(federation, changed.rounds.make().count)
-        account = federation.coordinator.account
-        assert account is not None
-        claimed = account.summary()["epsilon_by_client"].get(str(name), 0.0)
-    return AuditedRun(scores_m=heard.scores_m, included_m=heard.included_m, rounds=rounds, claimed_epsilon=claimed)
-
-
-def _run(federation: Coordinated, count: int) -> int:
-    """Run all rounds that the budget allows, and return their number."""
-    for number in range(1, count + 1):
-        try:
-            federation.round(number)
-        except BudgetSpent:
-            return number - 1
-    return count
-
-
-def _new_name(clients: Sequence[ClientId]) -> ClientId:
-    """Id of a client that is none of these, of their type."""
-    if isinstance(clients[0], str):
-        longest = max(len(str(client)) for client in clients)
-        return f"canaries {0:0{longest}}"
-    return 1 + max(int(client) for client in clients)
-
-
-def _with_client(data: FederatedData, others: Sequence[ClientId], name: ClientId, samples: Held) -> FederatedData:
-    """Data of some clients, and of one more."""
-    if isinstance(data.train, dict):
-        return replace(data, train={**{client: data.train[client] for client in others}, name: samples})
-    return replace(data, train=ClientsOnDemand((*others, name), partial(_read, data, name, samples)))
-
-
-def _read(data: FederatedData, name: ClientId, samples: Held, client: ClientId) -> Held:
-    return samples if client == name else data.read(client)
 
 
 def _crafted(data: FederatedData, count: int, generator: np.random.Generator) -> Held:

@@ -127,9 +127,6 @@ class PrivateTrainer(TorchTrainer):
     The model must treat each sample as if it were alone, its forward pass must be the same sequence of operations every
     time, and it may not change its buffers.
 
-    Attributes:
-        most_together: None: groups are never halved.
-
     Args:
         privacy: clip and noise.
     """
@@ -138,7 +135,6 @@ class PrivateTrainer(TorchTrainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.most_together: int | None = None
         in_training(self.module)
         self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=True))
         self._plan = cache(self._planned)
