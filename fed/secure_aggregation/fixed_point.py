@@ -262,7 +262,7 @@ class FixedPoint:
 
     def _read_private(self, noise: LaneNoise, lanes_M: np.ndarray, clients: int) -> SumOfClients:
         """Mean under differential privacy, where each client weighs 1: by its word one could outweigh the noise."""
-        units_M = torch.from_numpy(noise.folded(lanes_M, self.l2_units, clients))
+        units_M = torch.from_numpy(noise.folded(lanes_M, self.l2_units, self.most_clients))
         return SumOfClients(
             mean_M=units_M.mul_(self._steps_M).div_(clients),
             clients=clients,

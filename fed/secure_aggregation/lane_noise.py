@@ -66,24 +66,25 @@ class LaneNoise:
         noise = self.noise_multiplier / math.sqrt(most_clients * self.least_honest)
         return min(levels / (1 + _ROOM * noise), _MOST_UNITS)
 
-    def folded(self, lanes_M: np.ndarray, l2_units: float, clients: int) -> np.ndarray:
+    def folded(self, lanes_M: np.ndarray, l2_units: float, most_clients: int) -> np.ndarray:
         r"""Sums in units: those that no messages have are folded back, where the coordinator has yet to add noise.
 
         .. math:: \operatorname{sign}(x) \max(\min(|x|, 2 B - |x|), 0), \qquad B = n ⌊Δ_2⌋
 
         A message moves what is read by no more than its own length, whatever others have added: the function rises and
-        falls by one unit a unit, and is 0 where a lane wraps.
+        falls by one unit a unit, and is 0 where a lane wraps. It is the same whoever drops out: if it followed from the
+        number of clients in the sum, one client more would move each number.
 
         Args:
             lanes_M: sums, signed integers.
             l2_units: Δ₂.
-            clients: n, number of clients in the sums.
+            most_clients: n, largest number of clients in a sum.
         """
         units_M = lanes_M.astype(np.float64)
         if self.noise_multiplier:
             return units_M
         size_M = np.abs(units_M)
-        return np.copysign(np.minimum(size_M, np.maximum(2.0 * clients * int(l2_units) - size_M, 0.0)), units_M)
+        return np.copysign(np.minimum(size_M, np.maximum(2.0 * most_clients * int(l2_units) - size_M, 0.0)), units_M)
 
     def rate(self, l2_units: float) -> float:
         """Rate of the two Poisson draws of a client's noise.
