@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 
 from fed.cli.main import main
+from fed.clients.training.private_costs import plans_of_clients
 from fed.config import registry, yaml
 from fed.config.components import Family
 from fed.config.experiment import Experiment
+from fed.privacy.accounting import epsilon
+from fed.privacy.kinds import privacy_of
+from fed.privacy.noise_for_epsilon import with_noise
 from fed.quantities import bytes_text
 from fed.simulations.devices import Device
 from fed.simulations.simulate import simulate
@@ -198,6 +202,26 @@ def test_the_logger_shown_takes_the_table_of_a_comparison(tmp_path: Path) -> Non
     logger.begin(TrackedRun(name="two: the table", group="two", tags={"algorithm": "all"}))
     logger.end("finished", {"A/final_test_loss": 0.5})
     assert (tmp_path / "rounds.txt").read_text().startswith("two, two: the table, all, from 0\nfinished")
+
+
+_PRIVATE = {name: text for text, name in FILE.findall((ROOT / "docs" / "privacy.md").read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("name", _PRIVATE)
+def test_private_examples_promise_something(name: str) -> None:
+    """An ε of 10 is weak, as the page says, and nobody should begin with more."""
+    experiment = Experiment(**yaml.parse(_PRIVATE[name]))
+    assert experiment.data is not None
+    clients = experiment.data.clients
+    assert clients is not None
+    settings = privacy_of(with_noise(experiment, clients))
+    assert settings is not None
+    if settings.unit == "sample":
+        (plan,) = plans_of_clients(experiment, [1797 * 8 // 10 // clients]).values()
+        assert plan.sampling < 0.2
+    else:
+        plan = settings.plan(experiment.rounds.make(), clients)
+    assert epsilon(plan.releases(), plan.delta) <= 10
 
 
 @pytest.mark.parametrize("page", SHOWING, ids=lambda page: page.stem)
