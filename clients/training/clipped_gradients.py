@@ -16,18 +16,11 @@ from fed.clients.scoring.losses import of_each_client, of_each_sample
 from fed.clients.scoring.measures import Loss
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.embeddings import PaddedEmbeddings
+from fed.clients.training.layer_taps import LayerTaps, OtherUse, gradients_by_layer, seen_by_layers
 from fed.clients.training.op_graphs import record_batch, told_of_recording
 from fed.clients.training.recorded_gradients import is_recordable
 from fed.clients.training.recurrent_layers import RecurrentLayers
-from fed.clients.training.sample_gradients import (
-    LayerTaps,
-    OtherUse,
-    SampleGradients,
-    clipped_sums,
-    gradients_by_layer,
-    gradients_of_each,
-    seen_by_layers,
-)
+from fed.clients.training.sample_gradients import SampleGradients, clipped_sums, gradients_of_each
 from fed.clients.training.sample_mixing import mixes_samples
 from fed.clients.training.stateless_model import StatelessModel
 from fed.errors import InvalidModel, first_line
