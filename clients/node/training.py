@@ -211,7 +211,7 @@ class NodeTraining:
         answer = pb.Answer(task=assignment.task, began_anew=are_lost and bool(states.names))
         if trained.diverged or trained.failed:
             ((_, reason),) = trained.diverged or trained.failed
-            if not self._is_hushed:
+            if not self._hides_failures:
                 return pb.Failed(task=assignment.task, reason=reason, diverged=bool(trained.diverged))
             counted = lost = before
             message: Sequence[Tensor] = ()
@@ -301,7 +301,7 @@ class NodeTraining:
         return answer
 
     @property
-    def _is_hushed(self) -> bool:
+    def _hides_failures(self) -> bool:
         """True if a task that fails has an answer like any other: masks hide it, or the client's own noise."""
         return self.fixed is not None or self._adds_own_noise
 
@@ -357,7 +357,7 @@ class NodeTraining:
             began_s = self._clock.monotonic_s()
             trained, tensors = self._work.train(train, given)
         except Exception as error:
-            if not self._is_hushed:
+            if not self._hides_failures:
                 raise
             reason = f"its training has failed: {error_with_line(error)}"
             return train, Trained((), (), diverged=((self._client, reason),)), ()

@@ -168,7 +168,7 @@ def _sheet_of_clients(experiment: "fed.Experiment", asked: _Asked) -> "PrivacySh
     chosen = privacy_of(with_noise(experiment, clients))
     assert chosen is not None
     plan = chosen.plan(experiment.rounds.make(), clients)
-    plan = replace(plan, key_multiplier=chosen.multiplier_of_plan, budget_epsilon=asked.budget or plan.budget_epsilon)
+    plan = replace(plan, key_multiplier=chosen.key_multiplier, budget_epsilon=asked.budget or plan.budget_epsilon)
     if asked.cohorts and plan.sampling == 1:
         raise InvalidInput(_NO_COHORT)
     if asked.cohorts and max(asked.cohorts) > plan.clients:

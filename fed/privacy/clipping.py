@@ -10,13 +10,13 @@ from fed.vectors.tensors import Tensor, torch
 __all__ = [
     "LARGEST_CLIP",
     "SMALLEST_CLIP",
+    "bits_behind",
     "clipped",
     "grid_step",
     "is_within",
     "joint_norm",
     "largest_norm",
     "mean_of_clipped",
-    "were_short",
 ]
 
 SMALLEST_CLIP = 1e-100
@@ -111,8 +111,8 @@ def mean_of_clipped(update_KM: Tensor, clip: float, unit: float = 1.0) -> Tensor
     return (_scales(update_KM, clip, unit).flatten() / len(update_KM)) @ update_KM
 
 
-def were_short(update_KM: Tensor, clip: float) -> Tensor:
-    """½ for each message that was short enough, −½ for the others, [K, 1] in float64.
+def bits_behind(update_KM: Tensor, clip: float) -> Tensor:
+    """The number b − ½ behind each message, [K, 1] in float64: ½ if it was no longer than the clip, −½ if it was.
 
     Args:
         update_KM: messages [K, M], in float64.

@@ -136,8 +136,8 @@ class Privacy(Hyperparameters, ABC):
         return self.noise_multiplier
 
     @property
-    def multiplier_of_plan(self) -> float:
-        """The noise multiplier z over that of a release, which is over the release's sensitivity."""
+    def key_multiplier(self) -> float:
+        """The key ``noise_multiplier``, which is over the clip, over z of a release, which is over its sensitivity."""
         return 1.0
 
     def needs(self) -> Sequence[Term]:

@@ -46,7 +46,7 @@ class LocalPrivacy(Privacy):
     sees_single: ClassVar[bool] = True
 
     @property
-    def multiplier_of_plan(self) -> float:
+    def key_multiplier(self) -> float:
         """2, for neighbours of which one client's data are replaced; of samples 1."""
         return 1.0 if self.unit == "sample" else 2.0
 
@@ -111,7 +111,7 @@ class LocalPrivacy(Privacy):
 
     def release(self, sampling: float, fixed: FixedPoint | None = None) -> Release:
         """A Gaussian release of sensitivity 2C: a client's data are replaced by others."""
-        return Release(noise_multiplier=self.multiplier / self.multiplier_of_plan)
+        return Release(noise_multiplier=self.multiplier / self.key_multiplier)
 
     def protection(self, source: NoiseSource) -> Protection | None:
         """The clip, and Gaussian noise of standard deviation z·C; None under ``unit: sample``."""
@@ -136,7 +136,7 @@ class LocalPrivacy(Privacy):
         return PrivacyPlan(
             kind="local",
             mechanism="Gaussian noise, rounded onto a grid and added to its message by each client",
-            noise_multiplier=(self.noise_multiplier or 2.0) / self.multiplier_of_plan,
+            noise_multiplier=(self.noise_multiplier or 2.0) / self.key_multiplier,
             rounds=rounds.count,
             delta=self.delta,
             amplification="none is claimed, for the coordinator knows who takes part",

@@ -38,6 +38,6 @@ def with_noise(experiment: Experiment, population: int) -> Experiment:
         found = noise_multiplier_for(settings.plan(rounds, population), settings.epsilon)
     except ValueError as error:
         raise InvalidExperiment(f"privacy.epsilon cannot be reached: {error}") from None
-    noise = found * settings.multiplier_of_plan
+    noise = found * settings.key_multiplier
     resolved = experiment.override({"privacy.epsilon": None, "privacy.noise_multiplier": noise})
     return with_noise(resolved, population)  # for its checks

@@ -10,10 +10,10 @@ from fed.errors import InvalidPayload
 from fed.privacy.clipping import (
     LARGEST_CLIP,
     SMALLEST_CLIP,
+    bits_behind,
     clipped,
     grid_step,
     mean_of_clipped,
-    were_short,
 )
 from fed.privacy.noise import NoiseSource, deviations_in_steps, gaussian_units
 from fed.vectors.tensors import Tensor, torch
@@ -66,7 +66,7 @@ class Protection:
         unit = self._unit(clip)
         clipped_KM = clipped(update_KM, self.clip, unit)
         if self.bit_weight:
-            clipped_KM = torch.cat([clipped_KM, were_short(update_KM, unit)], 1)
+            clipped_KM = torch.cat([clipped_KM, bits_behind(update_KM, unit)], 1)
         if self.source is None:
             return clipped_KM
         step = grid_step(self.clip)
@@ -92,7 +92,7 @@ class Protection:
         """
         unit = self._unit(clip)
         mean_M = mean_of_clipped(update_KM, self.clip, unit)
-        return torch.cat([mean_M, were_short(update_KM, unit).mean(0)]) if self.bit_weight else mean_M
+        return torch.cat([mean_M, bits_behind(update_KM, unit).mean(0)]) if self.bit_weight else mean_M
 
     def _unit(self, clip: float | None) -> float:
         """Value of 1 in a message."""
