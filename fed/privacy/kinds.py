@@ -41,6 +41,8 @@ NOT_COVERED = (
 )
 
 _WAY_OUT = "set privacy to null"
+_LEAST_CLIP = 1e-12  # squares of messages that are longer are numbers, of gradients in float32 too
+_MOST_CLIP = 1e12  # sums of clipped gradients in float32 are numbers
 
 
 class Policy(Protocol):
@@ -82,7 +84,7 @@ class Privacy(Hyperparameters, ABC):
         unit: share of the data that one person may have: all data of a client, or one of its samples.
     """
 
-    clip: PositiveFloat | Literal["adaptive"] = 1.0
+    clip: Annotated[float, Field(ge=_LEAST_CLIP, le=_MOST_CLIP)] | Literal["adaptive"] = 1.0
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
     first_clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = 0.1
     bit_weight: Annotated[float, Field(ge=SMALLEST_WEIGHT, le=LARGEST_WEIGHT)] | None = None

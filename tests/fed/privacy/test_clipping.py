@@ -9,15 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fed.errors import InvalidExperiment
 from fed.privacy.central import CentralPrivacy
 from fed.privacy.clipping import clipped, grid_step, is_within, largest_norm, mean_of_clipped
+from fed.privacy.distributed import DistributedPrivacy
+from fed.privacy.kinds import Privacy
+from fed.privacy.local import LocalPrivacy
 
-CLIPS = [1e-3, 0.7, 1.0, 1.5, 4.0, 300.0]
+CLIPS = [1e-12, 1e-3, 0.7, 1.0, 1.5, 4.0, 300.0, 1e12]
 NUMBERS = st.floats(width=64, allow_nan=True, allow_infinity=True)
 
 
 def row(*numbers: float) -> Tensor:
     return torch.tensor([numbers], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("clip", [1e-200, 1e38])
+@pytest.mark.parametrize("kind", [CentralPrivacy, LocalPrivacy, DistributedPrivacy])
+def test_clips_whose_squares_are_no_numbers_are_refused(kind: type[Privacy], clip: float) -> None:
+    """Of a longer message the norm may be 0, and of a sum of gradients infinite: the noise would hide neither."""
+    with pytest.raises(InvalidExperiment, match="clip must be"):
+        kind(clip=clip, noise_multiplier=1.0)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8), st.sampled_from(CLIPS))
