@@ -9,7 +9,7 @@ from fed.clients.fingerprint import EARLIER_MODULES, code_sha256, model_sha256
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput, located
-from fed.privacy.noise import budget_only_ends
+from fed.privacy.experiment_digest import BUDGET_KEY, budget_only_ends
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import summary_of
@@ -29,7 +29,6 @@ __all__ = [
 MAY_DIFFER = frozenset({"name", "checkpoints", "fixed", "tracking", "simulation.workers", "simulation.executor"})
 """Keys that change no bit of the results."""
 
-_BUDGET = "privacy.budget_epsilon"
 _log = logging.getLogger(__name__)
 
 
@@ -147,7 +146,7 @@ def _may_differ(fingerprint: Mapping[str, Any]) -> Collection[str]:
     """
     is_simulated = fingerprint["shapes"]["clients"] is not None
     if is_simulated and budget_only_ends(fingerprint["experiment"].get("privacy")):
-        return MAY_DIFFER | {_BUDGET}
+        return MAY_DIFFER | {BUDGET_KEY}
     return MAY_DIFFER
 
 

@@ -188,16 +188,7 @@ def _sheet_of_samples(experiment: "fed.Experiment", asked: _Asked) -> "PrivacySh
 
     if asked.cohorts:
         raise InvalidInput(_NO_COHORT)
-    sizes: dict[int | str, int] = {f"{number} samples": number for number in asked.samples}
-    if not sizes:
-        if experiment.data is None:
-            raise InvalidInput(
-                "data: null says no client's number of samples, by which privacy.unit sample costs it: give --samples"
-            )
-        from fed.simulations.simulation import Simulation
-
-        data = Simulation(experiment).data
-        sizes = {client: data.size_of(client) for client in data.clients}
+    sizes = _sizes(experiment, asked)
     population = asked.clients or len(sizes)
     told = experiment if asked.samples and asked.clients is None else with_noise(experiment, population)
     plans = plans_of_clients(told, {*sizes.values()})
@@ -207,3 +198,17 @@ def _sheet_of_samples(experiment: "fed.Experiment", asked: _Asked) -> "PrivacySh
     assert chosen is not None
     costs = sample_costs_of(plans, sizes, noise_multipliers=asked.noises, target=chosen.epsilon)
     return sample_sheet_of(costs, experiment.name)
+
+
+def _sizes(experiment: "fed.Experiment", asked: _Asked) -> dict[int | str, int]:
+    """Client → number of its samples, as the options or the experiment's data say."""
+    if asked.samples:
+        return {f"{number} samples": number for number in asked.samples}
+    if experiment.data is None:
+        raise InvalidInput(
+            "data: null says no client's number of samples, by which privacy.unit sample costs it: give --samples"
+        )
+    from fed.simulations.simulation import Simulation
+
+    data = Simulation(experiment).data
+    return {client: data.size_of(client) for client in data.clients}

@@ -21,6 +21,7 @@ from fed.cli.documents import changes, read_experiment
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, RunOptions, Settings
 from fed.cli.progress import ComparisonProgress, SimulationProgress, display, say_all, saying_long_steps
 from fed.errors import InvalidInput, is_interrupt, os_errors_as
+from fed.privacy.experiment_digest import BUDGET_KEY, budget_only_ends
 from fed.quantities import bytes_text, counted, duration_text, epsilon_text, score_text
 from fed.storage.scores import LOSS, metrics_of
 
@@ -39,7 +40,6 @@ __all__ = [
 
 _RUNS = Path("runs")
 _A_MOMENT_S = 0.01
-_BUDGET = "privacy.budget_epsilon"  # with another one a simulation may go on
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
 
 
@@ -98,9 +98,9 @@ def to_run(command: str, options: RunOptions) -> "fed.Experiment | None":
         return read_experiment(options.file, options.settings)
     # The run goes on with the experiment in its folder: other values would not be those of its checkpoints.
     settings = changes(options.settings or ())
-    may_be_set = {_BUDGET} if command == "simulate" else set()
+    may_be_set = {BUDGET_KEY} if command == "simulate" else set()
     if options.file is not None or options.output is not None or options.overwrite or not settings.keys() <= may_be_set:
-        but = f", but for --set {_BUDGET}=…" if may_be_set else ""
+        but = f", but for --set {BUDGET_KEY}=…" if may_be_set else ""
         raise InvalidInput(
             f"--resume takes the experiment from the run's folder: give that folder and no other options{but}"
         )
@@ -114,17 +114,11 @@ def to_run(command: str, options: RunOptions) -> "fed.Experiment | None":
         return experiment
     summary = summary_of(resume) or {}
     if reason := summary.get("reason"):
-        way_out = f"; a larger budget lets it: --set {_BUDGET}=…" if may_be_set and _ends_by_budget(begun) else ""
+        may_go_on = may_be_set and budget_only_ends(begun.dump()["privacy"])
+        way_out = f"; a larger budget lets it: --set {BUDGET_KEY}=…" if may_go_on else ""
         note(f"this run has ended, and does not go on: {reason}{way_out}")
     tell(resume, summary, replace(options, report=False))
     return None
-
-
-def _ends_by_budget(experiment: "fed.Experiment") -> bool:
-    """True if a simulation of this experiment goes on with a larger budget of privacy."""
-    from fed.privacy.noise import budget_only_ends
-
-    return budget_only_ends(experiment.dump()["privacy"])
 
 
 def tell(directory: Path, summary: Mapping[str, Any], options: RunOptions) -> None:

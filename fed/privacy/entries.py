@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from fed.privacy.releases import Release
 
-__all__ = ["Cost", "DamagedChain", "Head", "LedgerChain", "LedgerEntry", "counted", "uncontained"]
+__all__ = ["Cost", "DamagedChain", "Head", "LedgerChain", "LedgerEntry", "releases_together", "uncontained"]
 
 _VERSION = 1
 
@@ -267,7 +267,7 @@ def _canonical(keys: Mapping[str, Any]) -> bytes:
     return json.dumps(keys, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def counted(costs: Iterable[Cost]) -> Counter[Release]:
+def releases_together(costs: Iterable[Cost]) -> Counter[Release]:
     """Releases of several costs together, as if one client bore all."""
     total: Counter[Release] = Counter()
     for cost in costs:

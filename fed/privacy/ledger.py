@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from platformdirs import user_state_path
 
 from fed.errors import InvalidLedger, LedgerFailed, os_errors_as
-from fed.privacy.entries import Cost, Head, LedgerChain, LedgerEntry, counted, uncontained
+from fed.privacy.entries import Cost, Head, LedgerChain, LedgerEntry, releases_together, uncontained
 from fed.privacy.ledger_files import MAKE_ROOM, Found, add_line, found_at, say_of_copy, whole
 from fed.privacy.releases import Release
 from fed.storage.atomic_files import held, write_atomically
@@ -71,7 +71,7 @@ class Ledger:
         path: file of the ledger; None: it is in memory alone.
         copy: file of the copy beside the run; None: there is none.
         repeats_noise: True if a round that is done again has the noise that it had before, as in a simulation: what it
-            releases again is then the same, and not counted twice.
+            releases again is then the same, and not releases_together twice.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Ledger:
         if not self.holds(head):
             raise InvalidLedger(
                 f"the ledger of privacy has {self.head.count} entries, and {where} is of another one with {head.count}:"
-                " put the newest ledger back, for without it what has been released would be counted too low"
+                " put the newest ledger back, for without it what has been released would be releases_together too low"
             )
 
     def releases(self, *, run: str | None = None, last_round: int | None = None) -> Counter[Release]:
@@ -234,7 +234,7 @@ class Ledger:
         total: Counter[Release] = Counter()
         for entry in self._chain.entries:
             if (run is None or entry.run == run) and (last_round is None or entry.round <= last_round):
-                total.update(counted(entry.costs))
+                total.update(releases_together(entry.costs))
         return total
 
     def for_client(self, client: int | str) -> Counter[Release]:

@@ -3,8 +3,6 @@
 Shapes: see :mod:`fed.vectors.layout`.
 """
 
-import hashlib
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,46 +12,11 @@ import numpy as np
 
 from fed.errors import InvalidInput
 from fed.privacy.clipping import grid_step, joint_norm
+from fed.privacy.experiment_digest import experiment_sha256
 from fed.vectors.randomness import Streams
 from fed.vectors.tensors import Tensor, torch
 
-__all__ = [
-    "NoiseSource",
-    "SeededNoise",
-    "SystemNoise",
-    "budget_only_ends",
-    "deviations_in_steps",
-    "experiment_sha256",
-    "gaussian_units",
-]
-
-_BESIDE = ("name", "checkpoints", "tracking", "simulation")  # sections that change no sum
-
-
-def experiment_sha256(experiment: Mapping[str, Any]) -> str:
-    """Digest of an experiment without its name and what else changes no sum, in hexadecimal digits.
-
-    Args:
-        experiment: keys of the experiment.
-    """
-    named = {key: value for key, value in experiment.items() if key not in _BESIDE}
-    if secure := named.get("secure_aggregation"):  # the protocol and its arithmetic alone have the same bits
-        named["secure_aggregation"] = {key: value for key, value in secure.items() if key != "mode"}
-    if budget_only_ends(named.get("privacy")):
-        named["privacy"] = {**named["privacy"], "budget_epsilon": None}
-    text = json.dumps(named, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def budget_only_ends(privacy: Any) -> bool:
-    """True if the budget of a section ``privacy`` decides when a run ends, and nothing that is released before.
-
-    Under ``unit: sample`` it decides who is asked as well, for each client has spent another part of it.
-
-    Args:
-        privacy: keys of the section, or None.
-    """
-    return isinstance(privacy, Mapping) and privacy.get("unit", "client") == "client"
+__all__ = ["NoiseSource", "SeededNoise", "SystemNoise", "deviations_in_steps", "gaussian_units"]
 
 
 class NoiseSource(Protocol):
