@@ -452,7 +452,7 @@ class EdgeNode(Dialler):
         if self.private is not None:
             self.private.check(held.assignment)
         # Another attempt sends the message of the first one again, which is no other release if the noise is the same.
-        is_recorded = self.secure is not None and self.secure.holds(held.own_sha256)
+        is_recorded = self.secure is not None and self.secure.holds(held.own_sha256, held.assignment)
         try:
             done = self._train(held)
         except TrainingProcessDied as error:
@@ -489,7 +489,7 @@ class EdgeNode(Dialler):
     def _train(self, held: _Held) -> pb.Answer | pb.Failed | Hidden | None:
         """Train; None if the task has been withdrawn. A message that is asked for again is not trained again."""
         assignment = held.assignment
-        if self.secure is not None and self.secure.holds(held.own_sha256):
+        if self.secure is not None and self.secure.holds(held.own_sha256, assignment):
             return self._masked(held, pb.Answer(task=assignment.task), self.secure)
         began_s = self.clock.monotonic_s()
         spec = self.training.spec.of(assignment)

@@ -228,14 +228,15 @@ class SecureNode:
         """
         return self._carry_out(lambda: self._participant.failed(Reason.NODE_FAILED, problem))
 
-    def holds(self, own_sha256: bytes) -> bool:
-        """True if the message of this task is there, so that it need not be trained again.
+    def holds(self, own_sha256: bytes, assignment: pb.Assignment) -> bool:
+        """True if the message of this task is there and may be masked, so that it need not be trained again.
 
         Args:
             own_sha256: the own digest of the task.
+            assignment: the task, as the server told it for this attempt.
         """
         with self._changed:
-            return self._participant.holds(own_sha256)
+            return self._participant.holds(own_sha256, assignment)
 
     def trained(self, own_sha256: bytes, lanes: Tensor) -> Sequence[pb.FromSession]:
         """Take the node's message of a task; returns the messages to the server.

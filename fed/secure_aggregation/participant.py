@@ -5,6 +5,7 @@ It takes events and gives commands. Its driver carries them out in their order, 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
@@ -21,6 +22,8 @@ from fed.secure_aggregation.terms import Identities, Terms
 from fed.vectors.tensors import Tensor
 
 __all__ = ["AgreedPlan", "Participant"]
+
+_MOST_SUMS = 2  # of one message with noise of its own: an honest server makes two attempts of a round
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ class AgreedPlan:
     fixed: FixedPoint
     identities: Identities
 
+    @property
+    def has_noise(self) -> bool:
+        """True if each message has noise of the client's own, which the sums that it is in would share."""
+        noise = self.fixed.noise
+        return noise is not None and noise.noise_multiplier > 0
+
     def is_told_by(self, plan: Plan) -> bool:
         """True if a plan differs from this one in nothing but the fields that are not agreed on.
 
@@ -46,6 +55,10 @@ class AgreedPlan:
             plan: a plan of the server.
         """
         return _names(self.plan) == _names(plan)
+
+
+_Session: TypeAlias = tuple[int, int, int]
+"""Start of the server, number of the task, and attempt."""
 
 
 @dataclass
@@ -92,7 +105,9 @@ class Participant:
     """A client's part in the sessions of its runs.
 
     A message is masked for the task that it was made for, and for no other: run, plan, round and all that the task
-    carries are compared by their digest. A client that has revealed shares joins no other sum of that round.
+    carries are compared by their digest. A client that has revealed shares joins no other sum of that round. A message
+    with noise of the client's own is masked in two sessions at most; for a third, the client makes another one, with
+    fresh noise. From sums that overlap the coordinator could else take the noise of some clients away.
 
     Args:
         name: the client's name.
@@ -119,6 +134,7 @@ class Participant:
         self._plan: AgreedPlan | None = None
         self._joined: _Joined | None = None
         self._message: tuple[bytes, Tensor] | None = None  # the last one, under the own digest of its task
+        self._sums: set[_Session] = set()  # in which it was masked
 
     def begin(self, plan: AgreedPlan) -> None:
         """Take a run's plan; a session of another plan is over, and its message forgotten."""
@@ -128,13 +144,15 @@ class Participant:
             self._message = None
         self._plan = plan
 
-    def holds(self, own_sha256: bytes) -> bool:
-        """True if the message of this task is there, so that it need not be trained again.
+    def holds(self, own_sha256: bytes, assignment: Assignment) -> bool:
+        """True if the message of this task is there and may be masked, so that it need not be trained again.
 
         Args:
             own_sha256: the own digest of the task.
+            assignment: the task, as the server told it for this attempt.
         """
-        return self._message is not None and self._message[0] == own_sha256
+        is_there = self._message is not None and self._message[0] == own_sha256
+        return is_there and self._may_be_in(_session_of(assignment))
 
     def assigned(self, assignment: Assignment) -> list[Command]:
         """Join the session of a task, with fresh keys; that of an earlier one is over.
@@ -183,6 +201,7 @@ class Participant:
             lanes: the message, signed integers of R bits, which stay as they are.
         """
         self._message = (own_sha256, lanes)
+        self._sums.clear()
         return self._masked()
 
     def told(self, message: ToSession) -> list[Command]:
@@ -280,15 +299,22 @@ class Participant:
         if joined is None or joined.client.phase is not ClientPhase.MASKING or message is None:
             return []
         own_sha256, lanes = message
-        if own_sha256 != joined.digests.own:
-            return []  # made for another task: it is not masked here
+        session = _session_of(joined)
+        if own_sha256 != joined.digests.own or not self._may_be_in(session):
+            return []  # made for another task, or in other sums: it is not masked here
         entry = self._revealed.of_message(joined.round, lanes)
         # Clients whose training diverged have the message that adds nothing again, and nobody may learn of that.
         if self._revealed.holds(entry) and not self._agreed_plan().fixed.adds_nothing(lanes):
             return self._ended(joined, Reason.REVEALED, "this very message is in a sum that was revealed")
         joined.message_entry = entry
+        self._sums.add(session)
         # A copy, since another attempt masks the same message with other keys.
         return self._guarded(joined, lambda: [Deliver(own_sha256, joined.client.mask(lanes.clone()))])
+
+    def _may_be_in(self, session: _Session) -> bool:
+        """True if the message may be masked in a session, whatever other sums it is in."""
+        is_bounded = self._plan is not None and self._plan.has_noise
+        return not is_bounded or session in self._sums or len(self._sums) < _MOST_SUMS
 
     def _guarded(self, joined: _Joined, act: Callable[[], list[Command]]) -> list[Command]:
         """Commands of an act, or the end of the session where it breaks a rule."""
@@ -352,3 +378,7 @@ def _refusal(assignment: Assignment, own_sha256: bytes, reason: Reason) -> list[
     """The end of a session that is not joined."""
     message = FromSession(task=assignment.task, attempt=assignment.attempt, aborted=reason)
     return [Ended(own_sha256, reason, str(reason)), Say(message)]
+
+
+def _session_of(told: Assignment | _Joined) -> _Session:
+    return told.task.start, told.task.number, told.attempt

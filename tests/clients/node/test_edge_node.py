@@ -647,7 +647,7 @@ class Sessions:
             self.joined_again.set()
         return ()
 
-    def holds(self, _: bytes) -> bool:
+    def holds(self, _: bytes, __: Assignment) -> bool:
         return self._holds
 
     def trained(self, _: bytes, __: torch.Tensor) -> Sequence[Any]:

@@ -156,9 +156,9 @@ def test_message_before_another_plan_is_forgotten() -> None:
     client.begin(PLAN)
     client.trained(table.own_sha256, LANES)
     client.begin(replace(PLAN, identities=Identities(IDENTITIES.keys, b"newer")))  # the same plan, with newer keys
-    assert client.holds(table.own_sha256)
+    assert client.holds(table.own_sha256, table.assignment)
     client.begin(replace(PLAN, plan=Plan(run="run", experiment="another")))
-    assert not client.holds(table.own_sha256)
+    assert not client.holds(table.own_sha256, table.assignment)
 
 
 def test_task_that_is_told_twice_ends_its_session() -> None:
@@ -194,7 +194,7 @@ def test_revealed_round_is_joined_no_more(again: Table) -> None:
     table = Table()
     table.reveal()
     before = table.clients[FIRST]
-    assert not before.holds(table.own_sha256)
+    assert not before.holds(table.own_sha256, table.assignment)
     restarted = Participant(FIRST, signer_of(FIRST), entropy_of(9), RevealedRounds(b"salt", list(before._revealed)))
     for client in (before, restarted):
         client.begin(again.plan)
@@ -227,6 +227,29 @@ def test_message_that_adds_nothing_is_masked_again(noise: LaneNoise | None) -> N
     again.deliver()
     (command,) = again.clients[FIRST].trained(again.own_sha256, nothing)
     assert isinstance(command, Deliver)
+
+
+@pytest.mark.parametrize(
+    ("noise", "is_bounded"),
+    [(None, False), (LaneNoise(1.0, 0.0, 2), False), (LaneNoise(1.0, 1.0, 2), True)],
+    ids=["plain", "of the coordinator", "own"],
+)
+def test_noise_of_a_message_is_in_two_sums_at_most(noise: LaneNoise | None, is_bounded: bool) -> None:
+    """An honest server makes two attempts; one that is started again gets a message with fresh noise."""
+    plan = replace(PLAN, fixed=replace(FIXED, noise=noise))
+    table = Table(plan=plan)
+    for attempt in range(4):
+        table = Table(plan=plan, assignment=assignment_of(attempt=attempt), clients=table.clients)
+        client = table.clients[FIRST]
+        is_fresh = attempt == 0 or (is_bounded and attempt == 2)
+        assert client.holds(table.own_sha256, table.assignment) != is_fresh
+        commands = table.deliver()[FIRST]
+        if is_fresh:
+            assert commands == []
+            commands = client.trained(table.own_sha256, LANES)
+        (command,) = commands
+        assert isinstance(command, Deliver)
+        assert client.holds(table.own_sha256, table.assignment)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -285,7 +308,7 @@ def test_withdrawn_task_is_forgotten() -> None:
     client.withdrawn(TaskId(start=1, number=99))
     assert client.trained(table.own_sha256, LANES)
     client.withdrawn(table.assignment.task)
-    assert not client.holds(table.own_sha256)
+    assert not client.holds(table.own_sha256, table.assignment)
 
 
 def test_fewer_steps_than_agreed_are_refused() -> None:

@@ -41,6 +41,7 @@ class View:
     Args:
         said: the messages of its stream, of all connections, without heartbeats: these come by the clock.
         delivered: the heads of its deliveries, with their bytes.
+        wanted: the files that it has downloaded, each as often as it has begun to.
         outbox: the messages for it.
         connections: the number of times that it has come.
         is_gone: True if its last stream has ended.
@@ -48,6 +49,7 @@ class View:
 
     said: list[pb.FromNode] = field(default_factory=list)
     delivered: list[tuple[pb.Answer, bytes]] = field(default_factory=list)
+    wanted: list[str] = field(default_factory=list)
     outbox: "queue.Queue[pb.ToNode | None]" = field(default_factory=queue.Queue)
     connections: int = 0
     is_gone: bool = False
@@ -149,6 +151,8 @@ class HostileCoordinator(CoordinationServicer):
 
     def Download(self, request: pb.Wanted, context: Any) -> Iterator[pb.Chunk]:  # noqa: N802
         """A published file."""
+        if not request.offset:
+            self._view_of(context).wanted.append(request.sha256)
         content = self._files[request.sha256][request.offset :]
         for begin in range(0, len(content), _CHUNK_BYTES):
             data = content[begin : begin + _CHUNK_BYTES]

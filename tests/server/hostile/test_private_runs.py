@@ -74,18 +74,27 @@ def test_clients_agree_on_all_that_scales_the_noise(
     refuses(run, tasks)
 
 
-@pytest.mark.parametrize(("kind", "entries"), [("distributed", 2), ("central", 1)])
-def test_node_counts_each_attempt_in_which_noise_is_shared(kind: str, entries: int, field: Field) -> None:
-    """Two sums with other clients have other noise around one message, and tell more of it than one."""
+@pytest.mark.parametrize(("kind", "entries", "messages"), [("distributed", 3, 2), ("central", 1, 1)])
+def test_node_counts_each_attempt_in_which_noise_is_shared(
+    kind: str, entries: int, messages: int, field: Field
+) -> None:
+    """Two sums with other clients have other noise around one message, and tell more of it than one.
+
+    A third sum gets a message with fresh noise, for which the node trains again.
+    """
     state = f"attempts of {kind}"
     program = field.start(GUEST, state=state)
     field.coordinator.wait_to_join([GUEST], field.coordinator.views[GUEST].connections + 1)
+    view = field.coordinator.views[GUEST]
+    before = len(view.wanted)
     run = Run(field.coordinator, state, {"privacy": {**PRIVACY, "kind": kind}})
     try:
         run.tell(NAMES)
         first = run.task(run.model(52), ledger=head())
         run.mask(dict.fromkeys(NAMES, first))
-        run.sum_of(dict.fromkeys(NAMES, again(first, first, attempt=1)))
+        run.mask(dict.fromkeys(NAMES, again(first, first, attempt=1)))
+        run.sum_of(dict.fromkeys(NAMES, again(first, first, attempt=2)))
+        assert view.wanted[before:].count(first.payload.sha256) == messages  # once for each training
     finally:
         program.kill()
     lines = (field.state(state) / "privacy" / "ledger.jsonl").read_text().splitlines()[1:]

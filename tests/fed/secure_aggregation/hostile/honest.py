@@ -92,7 +92,7 @@ class Honest:
         revealed = RevealedRounds(self._salt, self._disk)
         self._participant = Participant(self.name, self._identity, self._draw, revealed)
         self._plan: AgreedPlan | None = None
-        self._to_train: deque[tuple[bytes, torch.Tensor]] = deque()
+        self._to_train: deque[tuple[bytes, Assignment, torch.Tensor]] = deque()
         self._to_write: tuple[bytes, ...] = ()
         self.is_writing = False
         self.terms: Terms | None = None
@@ -129,15 +129,16 @@ class Honest:
             self.dealt, self._listed, self._senders = None, None, ()
         name, lanes = self._truth.message(self.name, self._plan, assignment)
         self._log.plain[self.name][lanes.tobytes()] = self._expected = name
-        self._to_train.append((digests_of(self._plan.plan, assignment).own, torch.from_numpy(lanes.copy())))
+        own_sha256 = digests_of(self._plan.plan, assignment).own
+        self._to_train.append((own_sha256, assignment, torch.from_numpy(lanes.copy())))
         return said
 
     def train(self) -> list[FromSession]:
         """End the training that has waited longest."""
         if not self._to_train:
             return []
-        own_sha256, lanes = self._to_train.popleft()
-        if self._participant.holds(own_sha256):
+        own_sha256, assignment, lanes = self._to_train.popleft()
+        if self._participant.holds(own_sha256, assignment):
             return []
         return self._carry_out(self._participant.trained(own_sha256, lanes))
 
