@@ -151,8 +151,10 @@ def facts_of(costs: Costs) -> list[tuple[str, str]]:
     """Names and texts of the sheet's lines: the promise, the mechanism, the trust model, and what is left out."""
     plan = costs.plan
     unit = "all data of one client" if plan.unit == "client" else "one sample of one client"
+    # A cohort of a fixed size would have another client in its place.
+    same_rounds = ", where the others take part in the same rounds" if plan.unit == "client" else ""
     neighbours = {
-        "add-or-remove-one": f"data sets with {unit} more or less",
+        "add-or-remove-one": f"data sets with {unit} more or less{same_rounds}",
         "replace-one": f"data sets in which {unit} is replaced by other data",
     }
     facts = [

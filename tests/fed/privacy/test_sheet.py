@@ -89,7 +89,9 @@ def test_sheet_says_all_that_a_guarantee_needs(changes: dict[str, Any], words: s
     page = sheet_of(costs, "digits").as_markdown()
     for fact in ("ε", "δ", "unit of privacy", "neighbourhood", "mechanism", "amplification", "composition"):
         assert f"- **{fact}**: " in page
-    for text in (plan.mechanism, plan.amplification, *plan.trust, *plan.not_covered, words, "20 rounds at most"):
+    neighbours = "one client more or less, where the others take part in the same rounds"
+    texts = plan.mechanism, plan.amplification, *plan.trust, *plan.not_covered, words, neighbours, "20 rounds at most"
+    for text in texts:
         assert text in page
     kept = json.loads(json.dumps(sheet_of(costs, "digits").values))
     assert kept["epsilon"] == costs.epsilon
