@@ -20,6 +20,8 @@ from fed.privacy.releases import Release
 __all__ = ["Cost", "DamagedChain", "Head", "LedgerChain", "LedgerEntry", "releases_together", "uncontained"]
 
 _VERSION = 1
+_NO_ENTRY = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)  # of untrusted lines
+_MOST_RELEASES = 2**40  # of one cost, far more than any has
 
 
 class DamagedChain(Exception):
@@ -62,8 +64,12 @@ class Cost:
 
     def __post_init__(self) -> None:
         """Refuse a cost that is none."""
-        if not self.releases or any(type(count) is not int or count < 1 for count in self.releases.values()):
-            raise ValueError(f"a cost must have releases, each at least once, got {dict(self.releases)}")
+        if not self.releases or any(
+            type(count) is not int or not 1 <= count <= _MOST_RELEASES for count in self.releases.values()
+        ):
+            raise ValueError(
+                f"a cost must have releases, each from once to {_MOST_RELEASES} times, got {dict(self.releases)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,19 +125,30 @@ class LedgerEntry:
             for release, count in cost["releases"]:
                 releases[Release.from_keys(release)] += count
             clients = None if cost["clients"] is None else tuple(cost["clients"])
+            if clients is not None and any(type(client) not in (int, str) for client in clients):
+                raise ValueError(f"a client must have a number or a name, got {clients}")
             costs.append(Cost(releases=releases, clients=clients))
         number = keys["round"]
         attempt = keys["attempt"]
         if type(number) is not int or type(attempt) is not int or not isinstance(keys["run"], str):
             raise ValueError(f"an entry must have a run, a round and an attempt, got {keys}")
+        content = keys["content"]
+        told = keys.get("told")
+        unit = keys.get("unit", "client")
+        if not (content is None or isinstance(content, str)) or not (told is None or isinstance(told, dict)):
+            raise ValueError(
+                f"an entry must have a content that is text and facts with names, got {content} and {told}"
+            )
+        if unit not in ("client", "sample"):
+            raise ValueError(f"an entry must be of a client or a sample, got {unit}")
         return cls(
             run=keys["run"],
             round=number,
             attempt=attempt,
             costs=tuple(costs),
-            content=keys["content"],
-            told=keys.get("told"),
-            unit=keys.get("unit", "client"),
+            content=content,
+            told=told,
+            unit=unit,
         )
 
 
@@ -234,13 +251,14 @@ class LedgerChain:
                 keys = json.loads(line)
                 found = chain.hashes[-1] == keys["previous"]
                 entry = LedgerEntry.from_keys(keys)
-            except (ValueError, KeyError, TypeError, AttributeError):
+                as_written = chain.line_of(entry)
+            except _NO_ENTRY:
                 raise DamagedChain(f"line {place} is no entry", len(lines)) from None
             if not found:
                 raise DamagedChain(f"line {place} does not follow the line before it", len(lines))
             chain.add(entry)
             # Each entry has one form, so that this compares its hash, too.
-            if chain.lines[-1] != line + b"\n":
+            if as_written != line + b"\n":
                 raise DamagedChain(f"line {place} is not as it was written", len(lines))
         return chain, bool(rest)
 
@@ -250,7 +268,7 @@ def _identity(line: bytes, lines: int) -> str:
         keys = json.loads(line)
         identity = keys["ledger"]
         version = keys["version"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except _NO_ENTRY:
         raise DamagedChain("line 1 names no ledger", lines) from None
     if version != _VERSION or not isinstance(identity, str):
         raise DamagedChain(f"line 1 must name a ledger of version {_VERSION}", lines)

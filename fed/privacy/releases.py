@@ -1,11 +1,23 @@
 """Releases: what the publication of one noisy sum costs those whose data are in it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-__all__ = ["Release"]
+__all__ = ["LARGEST_MULTIPLIER", "SMALLEST_DELTA", "SMALLEST_MULTIPLIER", "Release"]
+
+SMALLEST_MULTIPLIER = 1e-12
+"""Smallest noise multiplier of an experiment."""
+
+LARGEST_MULTIPLIER = 1e12
+"""Largest noise multiplier of an experiment."""
+
+SMALLEST_DELTA = 1e-30
+"""Smallest δ of an experiment."""
+
+_LEAST_NOISE = 1e-50  # its square is a number, and so is one over it
+_MOST_NOISE = 1e50
+_MOST_UNITS = 1e50  # of the fixed point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +49,22 @@ class Release:
 
     def __post_init__(self) -> None:
         """Refuse what is no mechanism."""
-        if not (0 < self.noise_multiplier < math.inf and 0 < self.sampling <= 1):
+        if not (_LEAST_NOISE <= self.noise_multiplier <= _MOST_NOISE and 0 < self.sampling <= 1):
             raise ValueError(
-                "a release must have noise_multiplier above 0 and sampling in (0, 1], got "
-                f"{self.noise_multiplier} and {self.sampling}"
+                f"a release must have noise_multiplier from {_LEAST_NOISE:g} to {_MOST_NOISE:g} and sampling in (0, "
+                f"1], got {self.noise_multiplier} and {self.sampling}"
             )
         if (self.skellam_l2 is None) != (self.skellam_l1 is None):
             raise ValueError(
                 f"a release has both skellam_l2 and skellam_l1, or neither, got {self.skellam_l2} and {self.skellam_l1}"
+            )
+        if self.skellam_l2 is None or self.skellam_l1 is None:
+            return
+        # A bound below 0 would take other releases back.
+        if not (0 < self.skellam_l2 <= _MOST_UNITS and 0 < self.skellam_l1 <= _MOST_UNITS):
+            raise ValueError(
+                f"skellam_l2 and skellam_l1 must be above 0, and at most {_MOST_UNITS:g}, got {self.skellam_l2} and "
+                f"{self.skellam_l1}"
             )
 
     def keys(self) -> dict[str, float]:

@@ -1,6 +1,8 @@
 """The ledger of privacy: counted whole, and never lower after cuts, restores, changes and full disks."""
 
+import hashlib
 import json
+import math
 import os
 import stat
 from collections import Counter
@@ -301,6 +303,57 @@ def test_lines_have_the_form_that_is_documented() -> None:
         "round": 3,
         "run": "r",
     }
+
+
+_ENTRY = {"attempt": 0, "content": None, "round": 1, "run": "r"}
+_GAUSSIAN: dict[str, object] = {"noise_multiplier": 1.0, "sampling": 1.0}
+_OF_NOBODY = object()
+
+
+def _forged(
+    release: dict[str, object] = _GAUSSIAN, count: int = 1, client: object = _OF_NOBODY, **keys: object
+) -> bytes:
+    """A ledger with one entry that nobody has written, whose hashes are right."""
+    chain = LedgerChain(IDENTITY)
+    cost = {"clients": None if client is _OF_NOBODY else [client], "releases": [[release, count]]}
+    entry = {**_ENTRY, "costs": [cost], "previous": chain.head.sha256, **keys}
+    unhashed = json.dumps(entry, sort_keys=True, separators=(",", ":"))
+    sha256 = hashlib.sha256(unhashed.encode()).hexdigest()
+    line = json.dumps({**entry, "hash": sha256}, sort_keys=True, separators=(",", ":"))
+    return chain.content + line.encode() + b"\n"
+
+
+_FORGERIES = {
+    # Which would take all other releases back:
+    "negative bound": _forged({**_GAUSSIAN, "skellam_l2": 1.0, "skellam_l1": -1e9}),
+    "no bound": _forged({**_GAUSSIAN, "skellam_l2": 0.0, "skellam_l1": 1.0}),
+    "bound that is no number": _forged({**_GAUSSIAN, "skellam_l2": math.nan, "skellam_l1": 1.0}),
+    "too much noise": _forged({**_GAUSSIAN, "noise_multiplier": 1e308}),
+    "too little noise": _forged({**_GAUSSIAN, "noise_multiplier": 1e-300}),
+    "too many releases": _forged(count=10**400),
+    "client that is a list": _forged(client=[1]),
+    "client that is null": _forged(client=None),
+    "content that is a list": _forged(content=[1]),
+    "facts that are a number": _forged(told=5),
+    "fact that is no number": _forged(told={"clip": math.nan}),
+    "other unit": _forged(unit="house"),
+    "deep line": LedgerChain(IDENTITY).content + b"[" * 100_000 + b"\n",
+    "deep first line": b"[" * 100_000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("forgery", _FORGERIES)
+def test_forged_entries_are_damage(forgery: str, tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    path.write_bytes(_FORGERIES[forgery])
+    with pytest.raises(InvalidLedger, match=r"has been damaged: line [12] "):
+        Ledger.read(path)
+
+
+def test_entry_of_another_hand_is_read_as_written(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    path.write_bytes(_forged(client="ann"))
+    assert Ledger.read(path).for_client("ann") == Counter({ONE: 1})
 
 
 def _is_full(_: int) -> None:
