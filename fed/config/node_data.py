@@ -34,7 +34,7 @@ class NodePrivacy(Section):
     budget_epsilon: PositiveFloat | None = None
     """ε that all releases with messages of this node may cost together: the node refuses a task that would pass it.
     It counts no amplification by sampling, for it cannot rely on what others do not know. Null for no budget."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(ge=1e-30, lt=1)] = 1e-5
     """δ of that ε."""
     kinds: Annotated[list[str], Field(min_length=1)] | None = None
     """Kinds of privacy that the node takes part in, such as local and distributed, under which it need not trust the

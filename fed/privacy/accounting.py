@@ -18,6 +18,7 @@ _LEAST_DELTA = 1e-10
 _MOST_ROUNDS = 10_000_000
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 1e6
+_LOG_OF_NOTHING = math.log(1e-9)  # of an ε of 0, where logarithms of ε are compared; no smaller one is sought
 
 
 def epsilon(releases: Mapping[Release, int], delta: float) -> float:
@@ -50,8 +51,13 @@ def _epsilon(releases: frozenset[tuple[Release, int]], delta: float) -> float:
     counts = dict(sorted(releases, key=repr))  # one order, and so the same bits whatever the mapping's
     if any(release.skellam_l2 is not None for release in counts):
         return epsilon_rdp(counts, delta)
-    sampled = {release: count for release, count in counts.items() if release.sampling < 1}
-    alone = [count / release.noise_multiplier**2 for release, count in counts.items() if release.sampling == 1]
+    # With hardly any noise a sampled release costs as much as any other, and its distribution is too wide to compute.
+    sampled = {
+        release: count
+        for release, count in counts.items()
+        if release.sampling < 1 and release.noise_multiplier >= _LEAST_NOISE
+    }
+    alone = [count / release.noise_multiplier**2 for release, count in counts.items() if release not in sampled]
     mu = math.sqrt(math.fsum(alone))
     if not sampled:
         return gaussian_epsilon(mu, delta)
@@ -93,6 +99,12 @@ def noise_multiplier_for(plan: PrivacyPlan, epsilon: float) -> float:
 
     # Rényi's bound is cheap and never below ε: its root lies above the one that is sought, and near it.
     aim = math.log(epsilon * (1 - _UNSPENT / 2))
+    unspent = (
+        f"no noise multiplier from {_LEAST_NOISE} to {_MOST_NOISE:,.0f} spends epsilon = {epsilon:g}: "
+        "choose another epsilon"
+    )
+    if aim <= _LOG_OF_NOTHING:
+        raise ValueError(unspent)
     low = _LEAST_NOISE
     if bound(low) > epsilon >= bound(_MOST_NOISE):
         high = _root(bound, aim, low=low, high=_MOST_NOISE, tolerance=0.02) * 1.05
@@ -100,10 +112,7 @@ def noise_multiplier_for(plan: PrivacyPlan, epsilon: float) -> float:
     while low > _LEAST_NOISE and _spent(plan, low) <= epsilon:
         low /= 2
     if low <= _LEAST_NOISE:
-        raise ValueError(
-            f"no noise multiplier from {_LEAST_NOISE} to {_MOST_NOISE:,.0f} spends epsilon = {epsilon:g}: "
-            "choose another epsilon"
-        )
+        raise ValueError(unspent)
     noise = _root(lambda noise: _spent(plan, noise), aim, low=low, high=high, tolerance=_UNSPENT / 10)
     while _spent(plan, noise) > epsilon:
         noise *= 1 + _UNSPENT / 10
@@ -126,7 +135,8 @@ def _root(
     from scipy.optimize import brentq
 
     def excess(log_noise: float) -> float:
-        return math.log(max(spent(math.exp(log_noise)), 1e-300)) - aim
+        found = spent(math.exp(log_noise))
+        return (math.log(found) if found > 0 else _LOG_OF_NOTHING) - aim
 
     return math.exp(float(brentq(excess, math.log(low), math.log(high), xtol=tolerance)))
 

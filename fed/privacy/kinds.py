@@ -23,7 +23,7 @@ from fed.privacy.noise import NoiseSource
 from fed.privacy.noisy_sum import NoisySum
 from fed.privacy.participation import ParticipationRule
 from fed.privacy.protection import Protection
-from fed.privacy.releases import Release
+from fed.privacy.releases import LARGEST_MULTIPLIER, SMALLEST_DELTA, SMALLEST_MULTIPLIER, Release
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.lane_noise import LaneNoise
 
@@ -88,9 +88,9 @@ class Privacy(Hyperparameters, ABC):
     quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
     first_clip: Annotated[float, Field(ge=SMALLEST_CLIP, le=LARGEST_CLIP)] = 0.1
     bit_weight: Annotated[float, Field(ge=SMALLEST_WEIGHT, le=LARGEST_WEIGHT)] | None = None
-    noise_multiplier: PositiveFloat | None = None
+    noise_multiplier: Annotated[float, Field(ge=SMALLEST_MULTIPLIER, le=LARGEST_MULTIPLIER)] | None = None
     epsilon: PositiveFloat | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(ge=SMALLEST_DELTA, lt=1)] = 1e-5
     budget_epsilon: PositiveFloat | None = None
     unit: Literal["client", "sample"] = "client"
 

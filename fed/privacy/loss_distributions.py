@@ -15,6 +15,9 @@ from fed.privacy.releases import Release
 
 __all__ = ["gaussian_epsilon", "sampled_epsilon"]
 
+_LARGEST_MU = 1e5
+"""μ above which ε is taken as its bound, which lies a few ten-thousandths above it: its difference from μ²/2 rounds."""
+
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """ε of Gaussian noise of standard deviation 1/μ on a sum of sensitivity 1, exactly.
@@ -34,6 +37,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     if mu == 0:
         return 0.0
+    # Φ(μ/2 − ε/μ) alone is less than δ there, because Φ(−t) ≤ exp(−t²/2).
+    highest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    if mu > _LARGEST_MU:
+        return highest
 
     def log_excess(epsilon: float) -> float:
         inner = float(log_ndtr(mu / 2 - epsilon / mu))
@@ -42,8 +49,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     if log_excess(0.0) <= 0:
         return 0.0
-    # Φ(μ/2 − ε/μ) alone is less than δ there, because Φ(−t) ≤ exp(−t²/2).
-    highest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
     return float(brentq(log_excess, 0.0, highest, rtol=1e-13, xtol=1e-300))
 
 

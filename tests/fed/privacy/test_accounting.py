@@ -17,6 +17,7 @@ from scipy.stats import norm
 from fed.errors import InvalidExperiment
 from fed.privacy import accounting, loss_distributions
 from fed.privacy.accounting import Accountant, epsilon, epsilon_rdp, noise_multiplier_for, rounds_within
+from fed.privacy.loss_distributions import gaussian_epsilon
 from fed.privacy.plan import PrivacyPlan
 from fed.privacy.releases import Release
 from fed.privacy.renyi import _ORDERS, _divergence
@@ -180,6 +181,20 @@ def test_epsilon_of_nothing_is_zero() -> None:
     assert epsilon({Release(noise_multiplier=1e6): 1}, 1e-3) == 0
 
 
+@pytest.mark.parametrize("noise", [1e-50, 1e-20, 1e-5, 1e-3, 1e20, 1e50])
+def test_any_noise_has_an_epsilon(noise: float) -> None:
+    """By its bound where there is hardly any noise, for which sampling does not count."""
+    always = epsilon({Release(noise_multiplier=noise): 3}, 1e-5)
+    sampled = epsilon({Release(noise_multiplier=noise, sampling=0.1): 3}, 1e-5)
+    assert sampled == always == pytest.approx(1.5 / noise**2, rel=0.02, abs=1e-9)
+
+
+def test_epsilon_of_hardly_any_noise_follows_the_closed_form() -> None:
+    """Above the last z that has it by less than the ten-thousandth that the bound may be too high."""
+    exact, bound = (gaussian_epsilon(mu, 1e-5) / mu**2 for mu in (1e5, 1.0001e5))
+    assert exact <= bound <= exact * (1 + 1e-4)
+
+
 def test_tiny_delta_takes_the_bound() -> None:
     releases = {Release(noise_multiplier=1.0, sampling=0.1): 20}
     assert epsilon(releases, 1e-11) == epsilon_rdp(releases, 1e-11)
@@ -272,7 +287,8 @@ def test_noise_spends_its_epsilon(changes: dict[str, Any], target: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("target", "message"), [(0.0, "must exceed 0"), (1e7, "no noise multiplier from 0.01"), (1e-9, "to 1,000,000")]
+    ("target", "message"),
+    [(0.0, "must exceed 0"), (1e7, "no noise multiplier from 0.01"), (1e-9, "to 1,000,000"), (1e-300, "to 1,000,000")],
 )
 def test_epsilons_without_noise_are_refused(target: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
