@@ -34,10 +34,21 @@ class Found(NamedTuple):
 
 
 def found_at(path: Path) -> Found:
-    """The file at this path, if it is there."""
+    """The file at this path, if it is there.
+
+    Raises:
+        InvalidLedger: if it cannot be read, is none, or is a link to a file that is not there.
+    """
     with os_errors_as(InvalidLedger, f"{path} cannot be read", "make it readable"):
         if not path.exists():
+            if path.is_symlink():  # perhaps onto a disk that is not mounted
+                raise InvalidLedger(
+                    f"{path} is a link to {path.readlink()}, which is not there: bring that back, for without it what "
+                    "has been released would be counted too low"
+                )
             return Found()
+        if not path.is_file():
+            raise InvalidLedger(f"{path} is no file: remove it, or put the ledger there")
         content = path.read_bytes()
     try:
         chain, is_torn = LedgerChain.read(content)

@@ -114,8 +114,8 @@ def held(folder: Path, remedy: str, *, waits: bool = False) -> Iterator[None]:
     """
     # Unless it is asked for, no waiting: another run may take days.
     lock = FileLock(folder / LOCK, timeout=0)
-    was_there = folder.exists()
     try:
+        was_there = folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         _acquire(lock, folder, waits=waits)
     except Timeout:  # is an OSError too, so that it must come first

@@ -254,6 +254,39 @@ def test_two_histories_after_a_restore_are_refused(tmp_path: Path) -> None:
         spent(tmp_path)
 
 
+def test_ledger_on_a_disk_that_is_away_is_refused(tmp_path: Path) -> None:
+    """A new one in its place would have ε begin at 0."""
+    spend(tmp_path, range(1, 4))
+    copy(tmp_path).unlink()
+    disk = tmp_path / "disk"
+    own(tmp_path).rename(disk)
+    own(tmp_path).symlink_to(disk)
+    assert spent(tmp_path) == 3
+    copy(tmp_path).unlink()
+    disk.rename(tmp_path / "unmounted")
+    with pytest.raises(InvalidLedger, match=r"is a link to .*disk, which is not there: bring that back"):
+        spent(tmp_path)
+    (tmp_path / "unmounted").rename(disk)
+    assert spent(tmp_path) == 3
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+@pytest.mark.parametrize("place", [own, copy])
+def test_what_is_no_file_is_refused(
+    make: Callable[[Path], None], place: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    spend(tmp_path, range(1, 2))
+    place(tmp_path).unlink()
+    make(place(tmp_path))
+    with pytest.raises(InvalidLedger, match=r"ledger.jsonl is no file: remove it, or put the ledger there"):
+        spent(tmp_path)
+
+
+def test_folder_that_no_system_takes_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be written to"), Ledger.open(tmp_path / ("a" * 300), "a", run="run"):
+        pass
+
+
 def test_full_disk_lets_nothing_be_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as ledger:
         ledger.append(1, [Cost(releases={ONE: 1})])
