@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fed.errors import BudgetSpent
-from fed.privacy.accounting import epsilon, epsilon_rdp
+from fed.privacy.accounting import epsilon, epsilon_rdp, most_costly
 from fed.privacy.entries import Cost
 from fed.privacy.releases import Release
 from fed.server.privacy_account import PrivacyAccount, in_order
@@ -55,10 +55,6 @@ class SampleAccount(PrivacyAccount):
             )
         return may
 
-    def epsilon(self) -> float:
-        """ε of the client that has lost most."""
-        return epsilon(self._releases(), self.privacy.delta)
-
     def estimate(self) -> float:
         """The same: it is computed for the few clients that may have lost most."""
         return self.epsilon()
@@ -93,17 +89,8 @@ class SampleAccount(PrivacyAccount):
         return Counter(self._of_all.releases) + self._of_client.get(client, Counter())
 
     def _releases(self) -> Counter[Release]:
-        """Releases of the client that has lost most, where Rényi's bound tells who cannot be that."""
+        """Releases of the client that has lost most."""
         of_all = Counter(self._of_all.releases)
         borne = [of_all, *(of_all + counts for counts in self._of_client.values())]
         different = {frozenset(counts.items()): counts for counts in borne}
-        bounds = {key: epsilon_rdp(counts, self.privacy.delta) for key, counts in different.items()}
-        most = 0.0
-        found: Counter[Release] = Counter()
-        for key in sorted(bounds, key=lambda key: -bounds[key]):
-            if bounds[key] <= most:
-                break
-            if (own := epsilon(different[key], self.privacy.delta)) > most:
-                most = own
-                found = different[key]
-        return found
+        return different[most_costly(different, self.privacy.delta)]

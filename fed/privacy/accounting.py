@@ -3,19 +3,21 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import TypeVar
 
 from fed.privacy.loss_distributions import gaussian_epsilon, sampled_epsilon
 from fed.privacy.plan import PrivacyPlan
 from fed.privacy.releases import Release
 from fed.privacy.renyi import epsilon_rdp
 
-__all__ = ["Accountant", "epsilon", "epsilon_rdp", "noise_multiplier_for", "rounds_within"]
+__all__ = ["Accountant", "epsilon", "epsilon_rdp", "most_costly", "noise_multiplier_for", "rounds_within"]
 
 _UNSPENT = 1e-3
 """Share of ε that a noise multiplier which is found may leave unspent."""
 _LEAST_DELTA = 1e-10
 """δ below which the rounding of Fourier transforms counts, and Rényi's bound is taken."""
 _MOST_ROUNDS = 10_000_000
+_Key = TypeVar("_Key")
 _LEAST_NOISE = 0.01
 _MOST_NOISE = 1e6
 _LOG_OF_NOTHING = math.log(1e-9)  # of an ε of 0, where logarithms of ε are compared; no smaller one is sought
@@ -79,6 +81,32 @@ def _interval(sampled: Mapping[Release, int], bound: float) -> float:
     widest_loss = 1 / (2 * least_noise**2) + 10 / least_noise
     step = max(step, widest_loss * 1e-6, 2.0**-18)
     return 2.0 ** math.floor(math.log2(step))
+
+
+def most_costly(candidates: Mapping[_Key, Mapping[Release, int]], delta: float) -> _Key:
+    """Key of the releases that cost most, where Rényi's bound, which is cheap, tells which cannot be these.
+
+    Args:
+        candidates: key → number of times that each release was made, of one key at least.
+        delta: δ in (0, 1).
+
+    Example:
+        >>> one = Release(noise_multiplier=1.0)
+        >>> most_costly({"a": {one: 2}, "b": {one: 3}}, delta=1e-5)
+        'b'
+    """
+    bounds = {key: epsilon_rdp(releases, delta) for key, releases in candidates.items()}
+    descending = sorted(bounds, key=lambda key: -bounds[key])
+    found = descending[0]
+    most = -1.0
+    for key in descending:
+        if bounds[key] <= most:
+            break
+        own = epsilon(candidates[key], delta)
+        if own > most:
+            most = own
+            found = key
+    return found
 
 
 def noise_multiplier_for(plan: PrivacyPlan, epsilon: float) -> float:

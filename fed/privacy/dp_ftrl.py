@@ -100,11 +100,7 @@ class FollowTheLeaderPrivacy(CentralPrivacy):
         rule = ParticipationRule(
             rounds=rounds.count, min_separation=separation, max_participations=self.max_participations
         )
-        if cohort * rounds.count > population * rule.times:
-            raise InvalidExperiment(
-                f"privacy.max_participations of {rule.times} allows {population * rule.times} participations of "
-                f"{population} clients, got {rounds.count} rounds of {cohort}: raise it, or have fewer rounds"
-            )
+        rule.check_clients(population, cohort)
         return {} if self.min_separation else {"privacy.min_separation": separation}
 
     def amplified(self, rounds: Policy, population: int) -> float:

@@ -84,19 +84,14 @@ class LocalPrivacy(Privacy):
         Raises:
             InvalidExperiment: if too few clients may take part in some rounds.
         """
+        rule = self.participation_rule(rounds.count)
+        if rule is not None:
+            rule.check_clients(population, rounds.cohort_of(population))
+            return super().fitted(rounds, population)
+        # The noise is found for so many: clients that come and go must not be asked more often.
         drawn = most_rounds(rounds, population)
-        if self.max_participations is None:
-            # The noise is found for so many: clients that come and go must not be asked more often.
-            is_bound = self.epsilon is not None and drawn < rounds.count
-            return {"privacy.max_participations": drawn} if is_bound else super().fitted(rounds, population)
-        cohort = rounds.cohort_of(population)
-        if cohort * rounds.count > population * self.max_participations:
-            raise InvalidExperiment(
-                f"privacy.max_participations of {self.max_participations} allows "
-                f"{population * self.max_participations} participations of {population} clients, got {rounds.count} "
-                f"rounds of {cohort}: raise it, or have fewer rounds"
-            )
-        return super().fitted(rounds, population)
+        is_bound = self.epsilon is not None and drawn < rounds.count
+        return {"privacy.max_participations": drawn} if is_bound else super().fitted(rounds, population)
 
     def participations(self, rounds: Policy, population: int) -> int:
         """Largest number of rounds that a client takes part in.

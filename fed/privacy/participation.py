@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fed.errors import RunFailed
+from fed.errors import InvalidExperiment, RunFailed
 
 __all__ = ["ParticipationRule", "Participations"]
 
@@ -50,6 +50,22 @@ class ParticipationRule:
         """The largest number of times that a client can take part."""
         fitting = math.ceil(self.rounds / max(self.min_separation, 1))
         return fitting if self.max_participations is None else min(self.max_participations, fitting)
+
+    def check_clients(self, population: int, cohort: int) -> None:
+        """Refuse a run for whose cohorts clients are too few.
+
+        Args:
+            population: number of clients.
+            cohort: number of clients of a round.
+
+        Raises:
+            InvalidExperiment: if they are.
+        """
+        if cohort * self.rounds > population * self.times:
+            raise InvalidExperiment(
+                f"privacy.max_participations of {self.times} allows {population * self.times} participations of "
+                f"{population} clients, got {self.rounds} rounds of {cohort}: raise it, or have fewer rounds"
+            )
 
 
 class Participations:

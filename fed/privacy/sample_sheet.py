@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fed.privacy.accounting import epsilon, epsilon_rdp
+from fed.privacy.accounting import most_costly
 from fed.privacy.plan import PrivacyPlan
 from fed.privacy.sheet import Costs, PrivacySheet, costs_of, facts_of, near, upward, values_of
 from fed.quantities import counted, epsilon_text
@@ -67,7 +67,8 @@ def sample_costs_of(
     if len(sizes) > _FEW:
         places = {"smallest": 0, "median": len(by_size) // 2, "largest": -1}
         shown = {name: sizes[by_size[place]] for name, place in places.items()}
-    most = _worst(plans)
+    delta = next(iter(plans.values())).delta
+    most = most_costly({size: plan.releases() for size, plan in plans.items()}, delta)
     noises = sorted(set(noise_multipliers)) or near([plans[size].noise_multiplier for size in shown.values()])
     costs = {size: costs_of(plans[size], noises) for size in {*shown.values(), most}}
     return SampleCosts(
@@ -76,21 +77,6 @@ def sample_costs_of(
         count=len(sizes),
         target=target,
     )
-
-
-def _worst(plans: Mapping[int, PrivacyPlan]) -> int:
-    """Number of samples of the client that loses most, where Rényi's bound tells who cannot be that."""
-    bounds = {size: epsilon_rdp(plan.releases(), plan.delta) for size, plan in plans.items()}
-    found = max(bounds, key=lambda size: bounds[size])
-    most = -1.0
-    for size in sorted(bounds, key=lambda size: -bounds[size]):
-        if bounds[size] <= most:
-            break
-        own = epsilon(plans[size].releases(), plans[size].delta)
-        if own > most:
-            most = own
-            found = size
-    return found
 
 
 def sample_sheet_of(costs: SampleCosts, name: str) -> PrivacySheet:
