@@ -225,6 +225,25 @@ def test_under_ef21_weights_are_what_the_sum_holds() -> None:
         fleet._received(TASK, Header(**{**said, "samples": 8, "weight": 8.0}), GOOD["tensors"])
 
 
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ([0.6, 0.0, -0.6, 0.5], None),
+        ([0.0, 0.0, 0.0, -0.5], None),
+        ([0.8, 0.0, -0.8, 0.5], "must be clipped to 1, got a longer one"),
+        ([0.6, 0.0, -0.6, 4.0], "must be ½ or −½, got 4"),
+        ([0.6, 0.0, -0.6, 0.0], "must be ½ or −½, got 0"),
+    ],
+)
+def test_private_messages_are_held_to_clip_and_bit(numbers: list[float], reason: str | None) -> None:
+    """Else one client could outweigh the noise, or move the clip as it likes."""
+    message = Format(torch.float32, (3,), has_bits=True, clip=1.0, hides_numbers=True, weighs_alike=True)
+    message = replace(message, parameters=3, weighs_samples=False)
+    tensors = [torch.tensor(numbers), torch.zeros(0, dtype=torch.int64)]
+    found = arrived(message, tensors=tensors, samples=1, weight=1.0, train_loss=0.0)
+    assert isinstance(found, Answer) if reason is None else reason in str(found)
+
+
 def test_of_votes_the_signs_count_and_no_weights() -> None:
     forged = [torch.tensor([-1e9, 0.0, 1e-30, 5.0]), GOOD["tensors"][1]]
     answer = arrived(replace(UPDATES, votes=True, weighs_samples=False), tensors=forged, weight=1e6)

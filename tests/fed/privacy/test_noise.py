@@ -68,11 +68,13 @@ def test_a_client_adds_noise_of_its_own(source: NoiseSource) -> None:
 
 @pytest.mark.parametrize("clients", [0, 1, 10, 30])
 def test_a_message_counts_once_however_many_answer(clients: int) -> None:
-    """Divided by the number that was expected, it counts as much in a sum of few."""
+    """Divided by the number that was expected, it counts as much in a sum of few; and sums are whole steps."""
     noisy = NoisySum(clip=1.0, noise_multiplier=1e-9, source=SystemNoise())
-    mean_M = torch.full((3,), 0.25 if clients else 0.0, dtype=torch.float64)
+    mean_M = torch.full((3,), 1 / 7 if clients else 0.0, dtype=torch.float64)
     released_M = noisy(mean_M, clients, expected=10.0, number=1)
     torch.testing.assert_close(released_M, mean_M * clients / 10, rtol=0, atol=1e-7)
+    steps_M = released_M * 10 / grid_step(1.0)
+    torch.testing.assert_close(steps_M, steps_M.round(), rtol=0, atol=1e-4)
 
 
 def test_the_system_repeats_nothing() -> None:
