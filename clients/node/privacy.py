@@ -171,6 +171,11 @@ class PrivateNode:
             self._check_budget(
                 self._settings.budget_epsilon, self._settings.delta, releases, whose="the plan's privacy section allows"
             )
+        # Its noise is found for the plan's rounds, and a server may ask it in more.
+        if self._of_samples is not None and self._settings.epsilon is not None:
+            epsilon = self._settings.epsilon
+            whose = "the plan's privacy section promises for the whole run"
+            self._check_budget(epsilon, self._settings.delta, releases, whose=whose, run=self._opened().run)
 
     def record(self, assignment: pb.Assignment) -> None:
         """Write down what a message will have cost, before it leaves.
@@ -232,7 +237,9 @@ class PrivateNode:
                 Reason.HIDES_TOO_LITTLE,
             )
 
-    def _check_budget(self, budget: float, delta: float, releases: Mapping[Release, int], whose: str) -> None:
+    def _check_budget(
+        self, budget: float, delta: float, releases: Mapping[Release, int], *, whose: str, run: str | None = None
+    ) -> None:
         """Refuse releases beyond a budget.
 
         Args:
@@ -240,10 +247,11 @@ class PrivateNode:
             delta: δ in (0, 1).
             releases: releases of a task, with their counts.
             whose: clause on who has set the budget.
+            run: name of the run that the budget is of; None: it is of all.
         """
         from fed.privacy.accounting import epsilon
 
-        total = self._opened().releases() + Counter(releases)
+        total = self._opened().releases(run=run) + Counter(releases)
         if (would_be := epsilon(total, delta)) > budget:
             raise ClientRefusal(
                 f"with this task the node would have contributed to releases of ε = {would_be:.4g} at δ = "

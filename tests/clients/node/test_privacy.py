@@ -76,6 +76,20 @@ def test_budget_of_the_plan_ends_what_own_steps_cost(tmp_path: Path) -> None:
     found.close()
 
 
+def test_epsilon_of_the_plan_holds_however_often_a_server_asks(tmp_path: Path) -> None:
+    """Noise is found for two rounds of a run, after which the next run has noise of its own."""
+    keys = {"kind": "local", "unit": "sample", "epsilon": 1.0, "clip": 0.5}
+    experiment = Experiment(data=None, privacy=keys, rounds={"count": 2}, local={"batch_size": 16})
+    found = PrivateNode("ann", tmp_path)
+    for run in ("first", "second"):
+        found.prepare(experiment, pb.Plan(run=run), samples=64)
+        for number in (1, 2):
+            found.record(task(2, number=number))
+        with pytest.raises(ClientRefusal, match="promises for the whole run 1: it takes no part any more"):
+            found.record(task(2, number=3))
+    found.close()
+
+
 def test_plan_whose_epsilon_no_noise_spends_is_refused(tmp_path: Path) -> None:
     keys = {"kind": "local", "unit": "sample", "clip": 0.5, "epsilon": 1e9}
     found = PrivateNode("ann", tmp_path)
