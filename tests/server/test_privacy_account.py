@@ -37,3 +37,14 @@ def test_no_client_passes_the_budget_unseen() -> None:
     PrivacyAccount(settings, federation(), rounds=9).begin(1, ["ann"], sampling=1.0, expected=1.0)
     with pytest.raises(BudgetSpent):
         PrivacyAccount(settings, federation(), rounds=9).begin(1, ["ann", "bob"], sampling=1.0, expected=2.0)
+
+
+@pytest.mark.parametrize(("sampling", "bears"), [(1.0, ["ann", "bob", "cy"]), (0.1, None)])
+def test_all_who_are_asked_bear_a_round(sampling: float, bears: list[str] | None) -> None:
+    """Where chance hides who is, all clients do, and the ledger names nobody."""
+    ledger = Ledger.in_memory("federation of a test", run="this one")
+    account = PrivacyAccount(CentralPrivacy(noise_multiplier=1.0), ledger, rounds=9)
+    account.begin(1, ["cy", "ann", "bob"], sampling=sampling, expected=3.0)
+    (entry,) = ledger.entries
+    release = Release(noise_multiplier=1.0, sampling=sampling)
+    assert entry.costs == (Cost(releases={release: 1}, clients=bears),)

@@ -86,6 +86,16 @@ def drawn(experiment: dict[str, object]) -> float:
     return float(SeededNoise.of(Streams(0), experiment).generator("of the sum", 1).standard_normal())
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_two_releases_share_noise(source: NoiseSource) -> None:
+    """Of rounds, clients and attempts: from two sums with one noise it could be taken off."""
+    noisy = NoisySum(clip=1.0, noise_multiplier=1.0, source=source)
+    protection = Protection(clip=1.0, noise_multiplier=1.0, source=source)
+    rows = protection(torch.zeros(4, 3, dtype=torch.float64), [1, 1, 2, 1], ["a", "b", "a", "a"], repeats=[0, 0, 0, 1])
+    draws = [*rows, *(noisy.noise_units(3, number, attempt) for number, attempt in [(1, 0), (1, 1), (1, 2), (2, 0)])]
+    assert len({tuple(draw_M.tolist()) for draw_M in draws}) == len(draws)
+
+
 def test_another_experiment_has_other_noise() -> None:
     first = drawn({"seed": 0, "local": {"lr": 0.1}, "name": "a"})
     assert drawn({"seed": 0, "local": {"lr": 0.1}, "name": "b"}) == first
