@@ -192,6 +192,17 @@ def test_apps_are_private_too() -> None:
     assert moved_N.norm() == pytest.approx(2 * 0.3, rel=1e-4)
 
 
+def test_each_message_counts_alike_however_many_were_drawn() -> None:
+    """All point one way, and are as long as the clip: in a cohort of one, none may count for those that are missing."""
+    rounds = {"count": 6, "cohort": 2, "sampling": "poisson"}
+    app = {"kind": None, "clients": 4}
+    run = simulate(fed.Experiment(app=app, rounds=rounds, privacy={**CENTRAL, "noise_multiplier": HUSHED}), app=Steady)
+    replied = [line["replied"] for line in run.metrics]
+    assert len({*replied}) > 1
+    (moved_N,) = run.model.state_dict().values()
+    assert moved_N.norm() == pytest.approx(sum(replied) / 2 * 0.3, rel=1e-4)
+
+
 class Steady:
     """A client whose update is far beyond the clip."""
 
