@@ -10,6 +10,7 @@ Shapes: see :mod:`fed.vectors.layout`.
 from collections.abc import Callable, Sequence
 
 from fed.clients.data import Pair
+from fed.clients.training.devices import uploaded
 from fed.vectors import trees
 from fed.vectors.tensors import Tensor, torch
 from fed.vectors.trees import Tree
@@ -25,11 +26,12 @@ def mixes_samples(seen: Callable[[Pair], Sequence[Tensor]], batch: Pair) -> bool
             the batch that it gets.
         batch: inputs and targets with leaves [K, B, ...], of which B ≥ 2.
     """
-    samples = trees.leaves(batch[0])[0].shape[1]
+    first = trees.leaves(batch[0])[0]
+    samples = first.shape[1]
     generator = torch.Generator().manual_seed(0)
     expected = seen(_copied(batch))
     for exchanged in (_shuffled, _of_the_largest):
-        order_B = torch.randperm(samples, generator=generator)
+        order_B = uploaded(torch.randperm(samples, generator=generator), first.device)
         others = order_B[: samples // 2]
         kept = order_B[samples // 2 :]
         inputs, targets = _copied(batch)
@@ -53,7 +55,7 @@ def _copied(batch: Pair) -> tuple[Tree, Tree]:
 def _shuffled(part: Tensor, whole: Tensor, generator: torch.Generator) -> Tensor:
     """Numbers of the batch at random places, in the form of a part of it."""
     places = torch.randint(whole.numel(), part.shape, generator=generator)
-    return whole.flatten()[places.to(whole.device)]
+    return whole.flatten()[uploaded(places, whole.device)]
 
 
 def _of_the_largest(part: Tensor, whole: Tensor, generator: torch.Generator) -> Tensor:
