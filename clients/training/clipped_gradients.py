@@ -177,7 +177,7 @@ class ClippedGradients:
         draws = False
         try:
             each = found(is_tapped=False, draws=False)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             if _DRAWS not in str(error):
                 raise _unfit(f"PyTorch must be able to compute it under vmap, got {first_line(error)}") from error
             draws = True
@@ -189,6 +189,10 @@ class ClippedGradients:
             by_layer = found(is_tapped=True, draws=draws)
         except OtherUse:
             return one_by_one
+        except RuntimeError as error:  # it has just been computed: something was kept from then
+            raise _unfit(
+                f"it must be computed anew each time, from its input alone, got {first_line(error)}"
+            ) from error
         tapped = one_by_one._replace(is_tapped=True, held=_held(by_layer))
         if self._mixes(tapped, state, batch):
             return one_by_one

@@ -253,6 +253,41 @@ def test_model_that_mixes_large_batches_is_refused(make: type[nn.Module]) -> Non
         _trained(_trainer(make().double(), batch_size=12, steps=1), [held])
 
 
+class _Remembering(nn.Module):
+    """A model that adds what it saw before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, _CLASSES)
+        self.before = torch.zeros(_CLASSES, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(x) + self.before
+        self.before = scores.detach().mean(0)
+        return scores
+
+
+class _Normalising(nn.Module):
+    """A model that normalises batches by a function, which no batch of one sample goes through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, _CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(nn.functional.batch_norm(x, None, None, training=True))
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"), [(_Remembering, "computed anew each time"), (_Normalising, "more than 1 value per channel")]
+)
+def test_model_of_other_samples_is_refused(make: type[nn.Module], rule: str) -> None:
+    held = _samples((6,), 12, is_text=False)
+    with pytest.raises(InvalidModel, match=rule):
+        _trained(_trainer(make().double(), batch_size=12, steps=1), [held])
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gru", "branching"])
 def test_group_trains_as_its_clients_alone(name: str, dtype: torch.dtype, tolerance: float) -> None:
