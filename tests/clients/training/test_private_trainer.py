@@ -442,8 +442,8 @@ class _Faint(nn.Module):
 def test_faint_inputs_do_not_pass_a_small_clip(clip: float) -> None:
     module = _Faint()
     nn.init.zeros_(module.last.weight)
-    inputs, targets = _samples((6,), 1, is_text=False)
-    trainer = _trainer(module, clip=clip, batch_size=1, steps=1, lr=1.0)
+    inputs, targets = _samples((6,), 3, is_text=False)  # of one sample alone no rule of a layer is used
+    trainer = _trainer(module, clip=clip, batch_size=3, steps=1, lr=1.0)
     assert float(_trained(trainer, [(inputs.float(), targets)]).double().norm()) <= clip
 
 
